@@ -102,7 +102,6 @@ class MineCommand:
         None, "file of a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins and max_score go by it"
     )
     workers: int | None = run_option(DataConfig, "workers")
-    examples: int = described(3, "questions whose negatives are printed, to look at", least=0)
 
 
 @dataclass

@@ -56,17 +56,6 @@ def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> li
     return _percentiles(means, len(size), seed) if len(hit) > 1 else None
 
 
-def group_means(values: np.ndarray | Sequence[float], groups: Sequence[Hashable]) -> np.ndarray:
-    """Return the mean of a metric within each group of queries, the groups in order of first appearance.
-
-    values (n,): the metric of each query. groups: the group of each query; a query with None is a group of its own. The
-    mean of the result gives all groups equal weight; the 95 % interval of this mean is
-    `interval(means, range(len(means)))`.
-    """
-    number = _numbered(groups)
-    return np.bincount(number, values) / np.bincount(number)
-
-
 def _percentiles(means: Means, size: int, seed: int, samples: int = SAMPLES) -> list[float]:
     """Return [low, high], the 95 % interval of a mean, from its means in `samples` random samples.
 

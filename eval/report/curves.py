@@ -15,9 +15,8 @@ History = Mapping[str, Mapping[float, float]]  # metric → step → value, in t
 
 # Starts of the names of training metrics that have a chart, or that other charts show as well
 CHARTED = """loss accuracy_ logit_scale mi_ log_k positive_score negative_score grad_norm lr samples_per_second
-data_time batch_time skipped uniformity_ alignment effective_negatives participation log_z_ staleness
-share_never_visited gamma tau_ zeta_ weights_kl zero_weights peak_ tflops_ mfu copy_time outside_towers exposed_
-launches""".split()
+data_time batch_time skipped uniformity_ effective_negatives participation log_z_ tau_
+zeta_ peak_ tflops_ mfu copy_time outside_towers exposed_ launches""".split()
 
 
 @dataclass(frozen=True)
@@ -144,30 +143,16 @@ def health_charts(history: History) -> Charts:
             {"x": "uniformity_x", "y": "uniformity_y"},
             level=("collapse", 0.0),
         ),
-        "Distance of pairs": chart(
-            "Alignment: mean squared distance of the two sides of a pair, on the unit sphere.", {"": "alignment"}
-        ),
         "Effective negatives": chart(
             "How many negatives an anchor's gradient really sees: e^entropy of their softmax, with the extremes.",
             {s: f"effective_negatives_{s} effective_negatives_min_{s} effective_negatives_max_{s}" for s in "xy"},
             log=True,
         ),
-        "Staleness of u": chart(
-            "Mean |log u − log ĝ|: how far the running mean of a sample lags behind its batch.", {"": "staleness"}
-        ),
-        "Samples never visited": chart(
-            "Share of the training samples whose u nothing has set yet.", {"": "share_never_visited"}
-        ),
-        "γ": chart("Share of the new batch in u, constant or as scheduled.", {"": "gamma"}),
         "Temperatures of samples": chart(
             "Median of τ_i in the batch, and where 80 % of them lie.", {"τ": "tau_p50 tau_p10 tau_p90"}
         ),
         "Weights of candidates": chart(
             "Median of ζ in the batch, and where 80 % of them lie.", {"ζ": "zeta_p50 zeta_p10 zeta_p90"}
-        ),
-        "Robust weights": chart(
-            "KL of the weights of negatives from uniform ones, and the share that are 0.",
-            {"KL": "weights_kl", "zero": "zero_weights"},
         ),
     }
     for metric, values in history.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dyad.eval.results.cases import Case, Item
+from dyad.eval.results.cases import Case, Item, excerpt
 from dyad.eval.results.summary import SYSTEMS, finite, marked, part, picture
 
 KINDS = {
@@ -14,7 +14,6 @@ KINDS = {
     "worst": "Worst: where it fails, and is sure",
 }
 LONGEST = 260  # characters of a text
-LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 BEFORE = 80  # characters before the first marked part of a text that is cut
 View = dict[str, Any]  # values for the template case.html.j2
 
@@ -70,7 +69,8 @@ def _item_view(item: Item, path: Path | None) -> View:
     In the result, picture: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
     it has no text.
     """
-    parts = _cut(item.get("text") or "", item.get("spans") or []) or [(item.get("id") or "", False)]
+    parts = [*marked(*excerpt(item.get("text") or "", item.get("spans") or [], LONGEST, BEFORE))]
+    parts = parts or [(item.get("id") or "", False)]
     return {
         "title": item.get("title") or "",
         "text": "".join(text for text, _ in parts),
@@ -79,24 +79,6 @@ def _item_view(item: Item, path: Path | None) -> View:
         "score": finite(item.get("score")),
         "right": bool(item.get("right")),
     }
-
-
-def _cut(text: str, spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
-    """Cut a text to at most LONGEST characters; return its parts as (text, whether it is marked). spans: [start, end)
-    to mark.
-
-    The result begins shortly before the first span if that span lies late in the text. A … stands at each cut.
-    """
-    parts, size = list(marked(text, spans)), len(text)
-    if size <= LONGEST:
-        return parts
-    unmarked = len(parts[0][0]) if not parts[0][1] and len(parts) > 1 else 0
-    first = max(0, min(unmarked - BEFORE, size - LONGEST))
-    last = first + LONGEST
-    last = last if last == size else max(text.rfind(" ", 0, last), last - LONGEST_WORD)
-    first = min(text.find(" ", first) + 1 or first, first + LONGEST_WORD) if first else 0
-    shown = marked(text[first:last], [(start - first, end - first) for start, end in spans])
-    return [*([("…", False)] if first else []), *shown, *([("…", False)] if last < size else [])]
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:

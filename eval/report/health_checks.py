@@ -55,12 +55,6 @@ CHECKS = {
         "python -m data check SHARD for the shards that it names",
         fine=("Every sample could be used", "None had to be replaced by another one."),
     ),
-    "gradient_spikes > 0": Check(
-        "The gradient spikes",
-        "Its norm is {usual_norm} as a rule and was {largest_norm} once: such a step can undo many.",
-        "optim.clip_norm=1, or a longer optim.warmup",
-        fine=("The gradient is calm", "Its norm is {usual_norm} as a rule, {largest_norm} at most."),
-    ),
     "at_lower_clamp > 0": Check(
         "The temperature is at its clamp",
         "τ has come down to {clamp} and is held there: the gradient comes from ever fewer negatives, often from wrong "
@@ -125,12 +119,6 @@ CHECKS = {
         fine=("Data come fast enough", "{waiting_share:.1%} of the time went by waiting for them."),
         fails_above=0.5,
     ),
-    "relative_throughput < 0.7": Check(
-        "Training slowed down",
-        "{rates}",
-        "Look for other jobs, memory that swaps, or throttling",
-        fine=("Throughput is steady", "{rates}"),
-    ),
     "nothing_evaluated > 0": Check(
         "Nothing was evaluated",
         "A falling loss does not say whether anything is found.",
@@ -142,16 +130,6 @@ CHECKS = {
         "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more steps",
         fine=("{dataset}: better than chance", "{metric} {value}, chance {chance}."),
         fails_above=0,
-    ),
-    "below_largest_class > 0": Check(
-        "{dataset}: below the largest class",
-        "{accuracy:.3f} are right; always answering the most frequent class gives {largest_class:.3f}.",
-        "Prompts and class names of the task file; classes that the training captions never name",
-    ),
-    "one_class_takes_all > 0": Check(
-        "{dataset}: one class takes all",
-        "“{top_class}” is the answer for {answered:.0%} of the pictures and right for {occurring:.0%}.",
-        "Prompts that are alike for all classes but the name; more prompts for each class",
     ),
     "behind_untrained > 0": Check(
         "{dataset}: behind itself before training",

@@ -17,10 +17,8 @@ from dyad.train.panels import Score
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
 ENOUGH = 8  # values; of fewer no trend is computed
 RECENT = 3  # values at the end whose median is the value now
-SPIKE = 10  # a spike of the gradient norm, as a multiple of its median
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
 DROP = 0.02  # fall from the best evaluation that counts if there is no interval
-TAKES_ALL = 0.5  # share of the answers of one class
 
 
 # ---- numbers of the training -----------------------------------------------------------------------------------------
@@ -33,7 +31,7 @@ def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
     run = _Training(options, history)
-    return run.direct() | run.loss() | run.steps() | run.gradient() | run.temperature() | run.embeddings()
+    return run.direct() | run.loss() | run.steps() | run.temperature() | run.embeddings()
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class _Training:
         }
 
     def steps(self) -> Numbers:
-        """Return quantity → number or text about the training steps: the count and share of skipped steps, the count of
-        replaced samples, and the throughput at the end of the run divided by that of its first half.
+        """Return quantity → number about the training steps: the count and share of skipped steps, and the count of
+        replaced samples.
 
         Quantities whose metrics the run has not recorded are left out.
         """
@@ -114,28 +112,7 @@ class _Training:
         if replaced := self.values("substituted"):
             samples = max(self.history.get("samples_seen", {}).values(), default=0)
             found |= {"substituted": int(max(replaced)), "samples_seen": samples}
-        rates = self.values("samples_per_second")
-        if len(rates) >= ENOUGH:
-            before, now = median(rates[: len(rates) // 2]), median(rates[-(len(rates) // 4) :])
-            words = f"{_short(before)} pairs a second in the first half, {_short(now)} at the end."
-            found |= {"relative_throughput": now / before if before else 1.0, "rates": words}
         return found
-
-    def gradient(self) -> Numbers:
-        """Return {"gradient_spikes": 1 or 0, "usual_norm", "largest_norm": the median and the maximum as text}.
-
-        "gradient_spikes" is 1 if the largest gradient norm is above SPIKE times the median. The result is {} if the run
-        has recorded fewer than ENOUGH norms, or if there are spikes but optim.clip_norm clips gradients, so that spikes
-        do no harm.
-        """
-        norms = self.values("grad_norm")
-        if len(norms) < ENOUGH:
-            return {}
-        usual, largest = median(norms), max(norms)
-        spikes = largest > SPIKE * usual
-        if spikes and self.options.get("optim.clip_norm") is not None:
-            return {}
-        return {"gradient_spikes": int(spikes), "usual_norm": _short(usual), "largest_norm": _short(largest)}
 
     def temperature(self) -> Numbers:
         """Check whether the learnt temperature of the objective has reached its lower limit (the option
@@ -178,21 +155,17 @@ class _Training:
 
 
 def result_numbers(result: Result) -> Numbers:
-    """Compare the headline metric of a result with the chance level (the score of a random ranking), with the accuracy
-    of always answering the largest class, and with baselines.
+    """Compare the headline metric of a result with the chance level (the score of a random ranking), and
+    with baselines.
 
     Returns quantity → number, or a text that a health check shows.
     """
     name = headline(result["metrics"])
     value, low, _, chance = score(result, name)
-    found: Numbers = {"dataset": result["dataset"], "metric": label(name)} | _confusion(result)
+    found: Numbers = {"dataset": result["dataset"], "metric": label(name)}
     if value is not None and chance is not None:
         found |= {"value": number(value), "chance": number(chance)}
         found["no_better_than_chance"] = int((value if low is None else low) <= chance)
-        largest = score(result, "majority_class_share").chance
-        if name == "acc1" and largest is not None:
-            below = int(chance < value < largest)
-            found |= {"below_largest_class": below, "accuracy": value, "largest_class": largest}
     for baseline, system in part(result, "baselines").items():
         ahead, low, high, _ = lead(system, name)
         if ahead is not None:
@@ -202,24 +175,6 @@ def result_numbers(result: Result) -> Numbers:
             if behind or is_ahead:
                 found[f"behind_{baseline}"] = int(behind)
     return found
-
-
-def _confusion(result: Result) -> Numbers:
-    """Find the most often predicted class in the confusion matrix of a result; return {} if the result has no matrix.
-
-    Returns {"one_class_takes_all": 1 if the class is predicted for over half of the pictures and more than twice as
-    often as it occurs, else 0; "answered", "occurring": its share of the predictions and of the pictures; "top_class":
-    its name}.
-    """
-    matrix = part(result, "confusion")
-    answers = [sum(column) for column in zip(*matrix.get("counts", ()), strict=True)]
-    if not sum(answers):
-        return {}
-    top = answers.index(max(answers))
-    answered, occurring = answers[top] / sum(answers), sum(matrix["counts"][top]) / sum(answers)
-    takes_all = int(answered > max(TAKES_ALL, 2 * occurring))
-    top_class = matrix["classes"][top]
-    return {"one_class_takes_all": takes_all, "answered": answered, "occurring": occurring, "top_class": top_class}
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:

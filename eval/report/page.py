@@ -1,6 +1,5 @@
 """Renders the HTML report of a run: collects its properties, metrics and charts for templates/report.html.j2."""
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -178,8 +177,8 @@ def _summary(run: RunFolder) -> str:
     sides = "questions and passages" if options.get("task") == "question_passage" else "pictures and texts"
     size, seconds = finite(options.get("global_batch_size")) or 0, _trained_seconds(run)
     return (
-        f"A dual encoder of {sides}, trained on {_data_location(options.get('data.train'))} with the objective "
-        f"{_joined(options.get('objective.name')) or '?'}: {run.step:,} steps of {size:,.0f} pairs"
+        f"A dual encoder of {sides}, trained on {_joined(options.get('data.train')) or 'unknown data'} with the "
+        f"objective {_joined(options.get('objective.name')) or '?'}: {run.step:,} steps of {size:,.0f} pairs"
         f"{f' in {_duration(seconds)}' if seconds else ''}."
     )
 
@@ -273,19 +272,6 @@ def _duration(seconds: float) -> str:
 def _joined(value: Any) -> str:
     """Convert a configuration value to text; the values of a list are separated by commas."""
     return ", ".join(map(str, _list(value)))
-
-
-def _data_location(value: Any) -> str:
-    """Return where the data lie, as text for a sentence: a path, the folder of a shard pattern, or the number of
-    sources.
-
-    value: the option data.train.
-    """
-    sources = list(map(str, _list(value)))
-    if len(sources) != 1 or "::" in sources[0]:
-        return f"{len(sources)} sources" if sources else "data unknown"
-    plain = re.split(r"[{*?[]", sources[0])[0]
-    return plain if plain == sources[0] else plain.rpartition("/")[0] or plain
 
 
 def _list(value: Any) -> list[Any]:

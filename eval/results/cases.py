@@ -17,6 +17,7 @@ ANSWERS = 5  # answers of each system in one case
 RIGHT = 3  # right answers in one case
 LONGEST = 600  # characters of a text
 BEFORE = 200  # characters before the first span of a text that is cut
+LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 
 
 class Item(TypedDict, total=False):
@@ -97,19 +98,23 @@ def best_items(query_D: np.ndarray, items_mD: np.ndarray, count: int = ANSWERS) 
     return [(i, float(score_m[i])) for i in np.argsort(-score_m, kind="stable")[:count].tolist()]
 
 
-def excerpt(text: str, spans: Sequence[tuple[int, int]] = ()) -> tuple[str, list[tuple[int, int]]]:
-    """Cut a text to at most LONGEST characters; return (the part, the spans in this part). spans: [start, end) in
-    `text`.
+def excerpt(
+    text: str, spans: Sequence[Sequence[int]] = (), longest: int = LONGEST, before: int = BEFORE
+) -> tuple[str, list[tuple[int, int]]]:
+    """Cut a text to at most `longest` characters; return (the part, the spans in this part). spans: [start, end) in
+    `text`. before: characters before the first span of a text that is cut.
 
     The part begins shortly before the first span if that span lies late in the text. A … stands at each cut.
     """
     start = 0
-    if spans and spans[0][1] > LONGEST:
-        start = text.rfind(" ", 0, max(0, spans[0][0] - BEFORE)) + 1
-    shown = text[start : start + LONGEST]
-    before, after = "…" if start else "", "…" if start + LONGEST < len(text) else ""
-    moved = [(begin - start + len(before), min(end - start, LONGEST) + len(before)) for begin, end in spans]
-    return before + shown + after, [(begin, end) for begin, end in moved if begin < end]
+    if spans and spans[0][1] > longest:
+        start = text.rfind(" ", 0, max(0, spans[0][0] - before)) + 1
+    stop = min(start + longest, len(text))
+    if stop < len(text) and (blank := text.rfind(" ", stop - LONGEST_WORD, stop)) > 0:
+        stop = blank
+    first, last = "…" if start else "", "…" if stop < len(text) else ""
+    moved = [(begin - start + len(first), min(end, stop) - start + len(first)) for begin, end in spans]
+    return first + text[start:stop] + last, [(begin, end) for begin, end in moved if begin < end]
 
 
 def _of_different_groups(order: Sequence[int], groups: Sequence[Hashable], count: int) -> list[int]:

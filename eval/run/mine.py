@@ -5,7 +5,6 @@ See python -m eval.mine --help.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,7 +21,6 @@ from dyad.eval.config import MineCommand
 if TYPE_CHECKING:
     from dyad.data.question_passage.corpus import Corpus
     from dyad.data.question_passage.questions import QuestionRows
-    from dyad.eval.mine.mining import MiningInput
     from dyad.train.config import TrainConfig
 
 PURPOSE = """\
@@ -43,8 +41,6 @@ out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each questi
 passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
 again by other rules without encoding; delete it when you are done. null: as the run has it.
 """
-SHOWN = 3  # negatives of an example
-LONGEST = 110  # characters of a text that is shown
 REASONS = {
     "rank": "ranked before first_rank",
     "right": "right, or a copy of what is right",
@@ -112,7 +108,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
-            print(printable("\n".join([*report(summary), *examples(source, out / MINED, command.examples)])))
+            print(printable("\n".join(report(summary))))
             training = training_command(config, run, out / MINED)
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
@@ -149,29 +145,6 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
     yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
 
 
-def examples(source: MiningInput, mined: Path, count: int) -> Iterator[str]:
-    """Yield lines of text that show `count` questions, each with one right passage and its best negatives.
-
-    The questions are spread evenly over the file `mined` (mined.jsonl). source: the questions and passages.
-    """
-    from dyad.eval.mine.mining import Groups
-
-    groups = Groups(source.questions.id_hashes[0])
-    wanted = {i * len(groups) // count for i in range(count)}
-    with mined.open() as file:
-        for number, line in enumerate(file):
-            if number not in wanted:
-                continue
-            found, row = json.loads(line), source.questions.row(groups.rows(number)[0])
-            yield f"\n{found['query_id']}: {_short(row.question.text)}"
-            yield f"  right    {_short(row.positives[0].text)}"
-            best = list(zip(found["negatives"], found["scores"], strict=True))[:SHOWN]
-            for name, score in best:
-                yield f"  {score:<8.4g} {_short(source.corpus[int(source.corpus.positions([name])[0])].text)}"
-            if not best:
-                yield "  no negatives"
-
-
 def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
 
@@ -194,8 +167,3 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
         resume=ResumeConfig(),
     )
     return shlex.join(["python", "-m", "train", *words_for(next_config)])
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"

@@ -16,7 +16,7 @@ import numpy as np
 
 from dyad.eval.config import AnswerMatch
 from dyad.eval.metrics.answers import TOP_K, Span, prepared, top_k_accuracy
-from dyad.eval.metrics.bootstrap import group_means, interval
+from dyad.eval.metrics.bootstrap import interval
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
 from dyad.eval.tasks.question_sets import QuestionSet
@@ -111,15 +111,12 @@ class Judge:
 def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
     """Average each metric over the questions. values: metric → (n,) its value for each of n questions.
 
-    Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean, "over_groups":
-    metric → mean over groups of the mean in each group}. A metric whose questions have no groups is not in
-    "over_groups". judge: gives the groups of the questions.
+    Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean}.
+    judge: gives the groups of the questions.
     """
-    groups = {name: judge.groups(name) for name in values}
     return {
         "metrics": {name: float(v.mean()) for name, v in values.items()},
-        "intervals": {name: interval(v, groups[name]) for name, v in values.items()},
-        "over_groups": {name: float(group_means(v, g).mean()) for name, v in values.items() if any(g := groups[name])},
+        "intervals": {name: interval(v, judge.groups(name)) for name, v in values.items()},
     }
 
 

@@ -213,7 +213,6 @@ class PassageRetrieval(Evaluator):
         details = {
             "search": searched.how,
             "intervals": own["intervals"],
-            "mean_over_groups": own["over_groups"],
             "baselines": {
                 name: {**summary(v, judge), "difference": differences(model, v, judge)} for name, v in values.items()
             },

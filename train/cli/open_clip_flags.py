@@ -3,23 +3,17 @@
 import re
 from collections.abc import Mapping
 
+# Keys that take the value of the flag of the same name
+SAME_NAME = """model.pretrained run.name seed data.workers data.image_key data.max_image_pixels optim.lr optim.beta1
+optim.beta2 optim.eps optim.warmup""".split()
+
 # Flag → key that takes the same value
-KEYS = {
-    "model": "model.name",
-    "pretrained": "model.pretrained",
-    "name": "run.name",
+KEYS = {"model": "model.name"}
+KEYS |= {key.rpartition(".")[2].replace("_", "-"): key for key in SAME_NAME}
+KEYS |= {
     "logs": "run.dir",
-    "seed": "seed",
-    "workers": "data.workers",
-    "image-key": "data.image_key",
-    "max-image-pixels": "data.max_image_pixels",
     "image-resize-mode": "data.resize",
-    "lr": "optim.lr",
-    "beta1": "optim.beta1",
-    "beta2": "optim.beta2",
-    "eps": "optim.eps",
     "wd": "optim.weight_decay",
-    "warmup": "optim.warmup",
     "lr-scheduler": "optim.schedule",
     "lr-cooldown-end": "optim.cooldown_end",
     "lr-cooldown-power": "optim.cooldown_power",

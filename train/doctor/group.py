@@ -31,11 +31,10 @@ class ProcessGroup:
     backend: gloo or nccl. count: the number of processes. Attribute speed: GB/s of the slowest, once `problem` is "".
     """
 
-    def __init__(self, backend: str, count: int, interface: str | None = None) -> None:
+    def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
         self._process = subprocess.Popen(
             [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
-            env={**os.environ, **({"GLOO_SOCKET_IFNAME": interface} if interface else {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -65,8 +64,7 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
     """Yield a finding (a line marked ok, warn or fail, with a fix): whether two processes formed a gloo process group.
 
     group: the two processes, already started. They use the network interface that the environment variable
-    GLOO_SOCKET_IFNAME names, or else the one that gloo chooses; the fix names interfaces to try instead. A second
-    finding follows if this machine's host name has no address.
+    GLOO_SOCKET_IFNAME names, or else the one that gloo chooses; the fix names interfaces to try instead.
     """
     problem = group.problem()
     chosen = os.environ.get("GLOO_SOCKET_IFNAME")
@@ -80,22 +78,7 @@ def gloo(group: ProcessGroup) -> Iterator[Finding]:
         loopback = next((name for name in interfaces if name.startswith("lo")), "lo")
         others = ", ".join(name for name in interfaces if name != loopback)
         fix = f"export GLOO_SOCKET_IFNAME={loopback} on one machine, {others or 'the network interface'} on several"
-        works = not ProcessGroup("gloo", 2, loopback).problem()
-        yield fail("gloo", f"two processes do not meet: {problem}", fix if works else "")
-    yield from _own_name()
-
-
-def _own_name() -> Iterator[Finding]:
-    """Yield a warning if this machine's host name cannot be resolved to an address; else yield nothing.
-
-    Processes on other machines use the host name to connect to this one.
-    """
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        fix = "on several machines set MASTER_ADDR to an address"
-        yield warn("network", f"its own name {name} has no address", fix)
+        yield fail("gloo", f"two processes do not meet: {problem}", fix)
 
 
 def nccl(group: ProcessGroup) -> Iterator[Finding]:

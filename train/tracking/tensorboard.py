@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import TrackingConfig
@@ -45,18 +48,11 @@ class TensorBoard(Tracker):
         """
         for shown in panels:
             for kind, (edges, counts) in shown.histograms.items():
-                middles = [(low + high) / 2 for low, high in pairwise(edges)]
-                self._writer.add_histogram_raw(
-                    f"scores/{shown.dataset}_{kind}",
-                    min=edges[0],
-                    max=edges[-1],
-                    num=sum(counts),
-                    sum=sum(m * n for m, n in zip(middles, counts, strict=True)),
-                    sum_squares=sum(m * m * n for m, n in zip(middles, counts, strict=True)),
-                    bucket_limits=list(edges[1:]),
-                    bucket_counts=list(counts),
-                    global_step=self._step,
-                )
+                middles = np.repeat([(low + high) / 2 for low, high in pairwise(edges)], np.asarray(counts, int))
+                if len(middles):
+                    self._writer.add_histogram(
+                        f"scores/{shown.dataset}_{kind}", middles, self._step, bins=cast(Any, edges)
+                    )
 
     def close(self, failed: bool) -> None:
         self._writer.close()

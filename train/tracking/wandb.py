@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,10 @@ class WandbRun(Tracker):
         self._sent = _sent(folder / f"sent-{run.wandb_id}.json", run.taken_back)
         self._concluded = folder / f"concluded-{run.wandb_id}.json"
         self._at: dict[str, float] = {AXIS: run.first_step}
-        self._named: set[str] = set()
         self._run.define_metric(AXIS, hidden=True)
         for group in ("trainer", *GROUPS):
-            self._run.define_metric(f"{group}/*", step_metric=AXIS)
+            summary = "min,max,last" if group in ("val", "eval") else None
+            self._run.define_metric(f"{group}/*", step_metric=AXIS, summary=summary)
 
     @staticmethod
     def is_on(config: TrackingConfig) -> bool:
@@ -90,10 +89,6 @@ class WandbRun(Tracker):
         if position(record) in self._sent:
             return
         values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
-        for name in [name for name in values if name not in self._named]:
-            self._named.add(name)
-            if summary := _summary(name):
-                self._run.define_metric(name, step_metric=AXIS, summary=summary)
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
@@ -128,12 +123,6 @@ class WandbRun(Tracker):
         }
         for kind, (edges, counts) in histograms.items():
             drawn[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
-        if histograms:
-            edges = next(iter(histograms.values()))[0]
-            middles = [(low + high) / 2 for low, high in pairwise(edges)]
-            shares = [[count / max(1, sum(counts)) for count in counts] for _, counts in histograms.values()]
-            title = f"{name}: share of pairs by score"
-            drawn[f"scores/{name}"] = plot.line_series(middles, shares, list(histograms), title=title, xname="score")
         if mistakes := shown.confusion:
             fields = dict(zip(("Actual", "Predicted", "nPredictions"), mistakes.columns, strict=True))
             drawn[f"confusion/{name}"] = plot.plot_table(
@@ -168,13 +157,6 @@ def clean_logs(folder: Path) -> None:
             if clean != content:
                 with path.open("r+b") as file:
                     file.write(clean)
-
-
-def _summary(name: str) -> str | None:
-    """Return W&B's summary setting for a metric, such as "max,last"; None for W&B's default, the last value."""
-    if not name.startswith(("val/", "eval/")) or "num_" in name:
-        return None
-    return "min,last" if name.endswith("_rank") else "max,last"
 
 
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dyad.eval.metrics import bootstrap
-from dyad.eval.metrics.bootstrap import class_mean_interval, group_means
+from dyad.eval.metrics.bootstrap import class_mean_interval
 from dyad.eval.metrics.bootstrap import interval as interval_or_none
 
 
@@ -102,12 +102,6 @@ def test_one_group_tells_nothing_of_others(size: int) -> None:
 def test_lengths_must_agree() -> None:
     with pytest.raises(ValueError, match="same length"):
         interval([1.0, 2.0], ["a"])
-
-
-def test_group_means_by_hand() -> None:
-    found = group_means([1, 2, 3, 4, 9], ["b", "a", "b", None, "a"])
-    np.testing.assert_array_equal(found, [2, 5.5, 4])
-    assert len(interval(found, range(len(found)))) == 2
 
 
 def test_the_mean_over_classes_against_a_plain_loop(monkeypatch) -> None:

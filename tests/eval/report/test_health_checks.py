@@ -47,7 +47,6 @@ def behind(name: str, low: float, high: float) -> dict[str, Any]:
 
 NO_GAIN = [{**line, "train/accuracy_x": 0.02} for line in changed("loss", [4.1] * 20) if "train/loss" in line]
 SOLVED = [*rising(0.2, 0.9)[:17], 1.0, 1.0, 1.0]
-TWO_CLASSES = {"classes": ["a", "b"], "counts": [[6, 0], [90, 4]]}
 LUCK = {
     "metrics": {"acc1": 0.52},
     "chance": {"acc1": 0.5, "majority_class_share": 0.6},
@@ -62,7 +61,6 @@ FOUND: dict[str, tuple[str, str, Given]] = {
         "python -m data check",
         {"records": changed("substituted", [*[0.0] * 10, *[7.0] * 10])},
     ),
-    "The gradient spikes": ("warn", "optim.clip_norm=1", {"records": changed("grad_norm", [*[1.0] * 19, 30.0])}),
     "The temperature is at its clamp": (
         "warn",
         "objective.min_temperature",
@@ -102,15 +100,12 @@ FOUND: dict[str, tuple[str, str, Given]] = {
     ),
     "Running means are stale": ("warn", "objective.gamma", {"records": changed("staleness", rising(0.2, 2.0))}),
     "Waiting for data": ("fail", "data.workers", {"records": changed("data_time", [0.3] * 20)}),
-    "Training slowed down": ("warn", "other jobs", {"records": changed("samples_per_second", rising(128, 40))}),
     "Nothing was evaluated": (
         "warn",
         "data.val",
         {"records": [line for line in records() if "train/loss" in line], "results": []},
     ),
     "groups: no better than chance": ("fail", "data.captions", {"results": [{**zero_shot(), **LUCK}]}),
-    "groups: below the largest class": ("warn", "Prompts", {"results": [{**zero_shot(), **LUCK}]}),
-    "groups: one class takes all": ("warn", "Prompts", {"results": [{**zero_shot(), "confusion": TWO_CLASSES}]}),
     "topics: behind itself before training": (
         "fail",
         "optim.lr",
@@ -138,9 +133,9 @@ def test_a_healthy_run_has_none() -> None:
 
 
 def test_thousands_are_written_out() -> None:
-    fast = changed("samples_per_second", rising(1250.0, 1412.0))
-    text = " ".join(str(sign) for sign in told({"records": fast}).values())
-    assert "1,288 pairs" in text and "1,395 at" in text and "e+0" not in text
+    large = changed("loss", rising(1412.0, 1250.0))
+    text = " ".join(str(sign) for sign in told({"records": large}).values())
+    assert "Loss 1,40" in text and "1,2" in text and "e+0" not in text
 
 
 @pytest.mark.parametrize("title", FOUND)
@@ -150,14 +145,11 @@ def test_each_is_found_with_the_key_to_change(title: str) -> None:
     assert sign.level == level and key in sign.fix
     assert any(c.isdigit() for c in sign.text) or title == "Nothing was evaluated"
     others = {t for t, s in told(given).items() if s.level != "ok"} - {title}
-    allowed = {"groups: no better than chance": {"groups: below the largest class"}}
-    allowed |= {"groups: below the largest class": {"groups: no better than chance"}}
-    assert others <= allowed.get(title, set())
+    assert not others
 
 
 UNFOUND: dict[str, Given] = {
     "The loss does not fall": {"records": changed("loss", [4.1] * 20)},  # but ever more pairs are told apart
-    "The gradient spikes": {**FOUND["The gradient spikes"][2], "config": config(optim__clip_norm=1.0)},
     "The temperature is at its clamp": {
         **FOUND["The temperature is at its clamp"][2],
         "config": config(objective__learnable=False),
