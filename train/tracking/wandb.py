@@ -117,15 +117,15 @@ class WandbRun(Tracker):
 
     def _drawn(self, shown: Panels) -> dict[str, Any]:
         """Convert the panels of one data set to W&B objects (tables, histograms, plots) by dashboard key."""
-        name, plot, histograms = shown.dataset, self._wandb.plot, shown.histograms
+        name = shown.dataset
         drawn: dict[str, Any] = {
             f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
         }
-        for kind, (edges, counts) in histograms.items():
+        for kind, (edges, counts) in shown.histograms.items():
             drawn[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
         if mistakes := shown.confusion:
             fields = dict(zip(("Actual", "Predicted", "nPredictions"), mistakes.columns, strict=True))
-            drawn[f"confusion/{name}"] = plot.plot_table(
+            drawn[f"confusion/{name}"] = self._wandb.plot.plot_table(
                 "wandb/confusion_matrix/v1", self._table(mistakes), fields, {"title": f"{name}: confusion"}
             )
         if shown.classes:
