@@ -217,8 +217,7 @@ class BinaryNce(LogisticObjective):
 
     def _sampled(self, batch: GatheredBatch, r: int) -> ObjectiveResult:
         total, scale, own = batch.rows.total, self.scale(batch.x_bD), batch.columns.own
-        lists = batch.known, batch.excluded, batch.positives if batch.positives.own is None else None
-        plain = all(listed is None for listed in lists) and len(batch.y_MD) == total
+        plain = batch.positives.own is not None and batch.excluded is batch.known is None and len(batch.y_MD) == total
         if r >= total or not plain:
             raise ConfigError(
                 f"objective.negatives_per_positive={r}: takes its noise from the {total} pairs of the global batch, at "
