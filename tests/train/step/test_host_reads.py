@@ -16,10 +16,7 @@ from dyad.train.step import step as module
 from dyad.train.step.step import TrainStep
 from tests.benchmarks import host_reads
 
-WAITS = {
-    "known": "pairs of known positives are lists of unknown length",
-    "mask": "tiles with equal keys are looked for",
-}
+WAITS = {"mask": "tiles with equal keys are looked for"}
 MORE = {"nuclr": 7}  # collectives of a step; all others: at most five
 
 

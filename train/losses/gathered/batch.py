@@ -6,7 +6,6 @@ column. Further columns are y items beside the pairs, such as hard negatives.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -15,11 +14,10 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.duplicates import equal_pairs
 from dyad.train.losses.options.common import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
-from dyad.train.losses.sums.tiles import Pairs
+from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 
 Index = slice | Tensor
 
@@ -97,10 +95,11 @@ class GatheredBatch:
     """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
     Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
-    Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2), which are left out of
-    all sums. keys: for x and for y, if given, (keys of this rank's rows (b,), keys of the columns that have one (≤
-    M,)); equal keys mean the same item. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if
-    they were asked for. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it.
+    Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
+    left out of all sums, known ones unless they are positives. keys: for x and for y, if given, (keys of this rank's
+    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of
+    per-sample state; sample_ids_B: those of all ranks, if they were asked for. importance_m: log q or ζ (see
+    OneSidedDPM) of this rank's m columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -113,6 +112,7 @@ class GatheredBatch:
     sample_ids_b: Tensor | None = None
     importance_m: Tensor | None = None
     sample_ids_B: Tensor | None = None
+    known: KnownPairs | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -152,18 +152,18 @@ class GatheredBatch:
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * y.to(dtype)).sum(1)
 
-    def counts(self, pairs: Pairs, sign: Tensor | int = 1) -> tuple[Tensor, Tensor]:
+    def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        pairs: this rank's list of (local row, global column). sign: what each pair counts, 1 or −1. Every rank must
-        call it, unless the list is the pairs (x_i, y_i) of all rows i.
+        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is the pairs
+        (x_i, y_i) of all rows i.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
-            columns_M[: self.columns.total] = sign
-            return columns_M.new_ones(len(self.x_bD)) * sign, columns_M
+            columns_M[: self.columns.total] = 1
+            return columns_M.new_ones(len(self.x_bD)), columns_M
         i, j = pairs.pairs_P2.unbind(1)
-        each_P = torch.ones_like(j) * sign
+        each_P = torch.ones_like(j)
         columns_M = self.columns.sum_(columns_M.index_add_(0, j, each_P))
         return columns_M.new_zeros(len(self.x_bD)).index_add_(0, i, each_P), columns_M
 
@@ -221,34 +221,17 @@ def gather_batch(
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
             listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
         pairs = Pairs(torch.cat(listed).unique(dim=0))
+    known = None
     if known_positives is not None:
         if y_keys is None:
             raise ValueError("known items are found by their keys: give y_keys too")
-        row_P, keys_P = (
-            as_int64("known_positives", v, x_bD.device) for v in (known_positives.row, known_positives.keys)
-        )
-        _check_indices("known_positives: no row", row_P, len(x_bD))
-        index_P, column_P = equal_pairs(keys_P.contiguous(), keys[-1][1]).unbind(1)
-        known = Pairs(torch.stack([row_P[index_P], column_P], 1).unique(dim=0))
-        unlisted = known.pairs_P2[~known.isin(pairs, len(y_MD))]
-        if equal_is_positive:
-            unlisted = unlisted[~of_equal_keys(unlisted, keys)]
-        excluded = unlisted if excluded is None else torch.cat([excluded, unlisted])
-    return GatheredBatch(x_bD, y_MD, rows, columns, pairs, excluded, keys, sample_ids_b, importance, every.get("ids"))
-
-
-def of_equal_keys(pairs_P2: Tensor, keys: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Mark the pairs whose row and column have an equal key of any kind: (P, 2) pairs → (P,) bool.
-
-    keys: for each kind of key (content keys of x, of y), (keys of the rows, keys of the first columns); later columns
-    have no key.
-    """
-    i, j = pairs_P2.unbind(1)
-    equal_P = torch.zeros_like(i, dtype=torch.bool)
-    for row_keys, column_keys in keys:
-        has_key = j < len(column_keys)
-        equal_P[has_key] |= row_keys[i[has_key]] == column_keys[j[has_key]]
-    return equal_P
+        listed_P2 = torch.stack([known_positives.row, known_positives.keys], 1)
+        listed_P2 = as_int64("known_positives", listed_P2, x_bD.device, pairs=True)
+        _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
+        ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
+        known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
+    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known
+    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs)
 
 
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:

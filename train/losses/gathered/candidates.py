@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import GatheredBatch, of_equal_keys
+from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
 from dyad.train.losses.options.common import CandidateSet, Duplicates, PairOptions, Positives
 from dyad.train.losses.sums.conditions import assumed, holds
@@ -81,9 +81,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     if batch.excluded is not None:  # the union is without repetition, which the numbers of candidates need
         dropped = Pairs(batch.excluded).joined(dropped or Pairs(batch.excluded[:0]))
     exclusion = None
-    if masked or dropped:
+    if masked or dropped or batch.known:
         keys = batch.keys if masked else ()
-        exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped)
+        exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped, batch.known)
     counts = _candidate_counts(batch, masked, exclusion)
     if positive_keys:
         positives = positive_keys.counts(len(batch.y_MD))[batch.columns.own], positive_keys.counts(batch.columns.total)
@@ -107,10 +107,10 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
     in_sum_P = torch.ones(len(positives.pairs_P2), dtype=torch.bool, device=batch.x_bD.device)
-    if dropped is None:
-        return Exclusion(exclusion.keys, dropped=positives), in_sum_P
-    negatives = exclusion if dropped is positives else Exclusion(exclusion.keys, dropped=dropped.joined(positives))
-    return negatives, in_sum_P if single_positive(options) else ~positives.isin(dropped, len(batch.y_MD))
+    listed = positives if dropped is None or dropped is positives else dropped.joined(positives)
+    if dropped and not single_positive(options):
+        in_sum_P = ~positives.isin(dropped, len(batch.y_MD))
+    return replace(exclusion, kept=None, dropped=listed), in_sum_P
 
 
 def single_positive(options: PairOptions) -> bool:
@@ -149,32 +149,18 @@ def _candidate_counts(
     column_counts_M = torch.full((len(batch.y_MD),), batch.rows.total, device=batch.x_bD.device)
     if exclusion is None:
         return row_counts_b, column_counts_M
+    kept, dropped = exclusion.kept, exclusion.dropped
+    if exclusion.known or any(pairs and pairs.own is None for pairs in (kept, dropped)):
+        of_rows, of_columns = exclusion.counts(len(batch.x_bD), len(batch.y_MD), batch.x_bD.device)
+        return row_counts_b - of_rows, column_counts_M - batch.columns.sum_(of_columns)
     if masked:
         row_counts_b = row_counts_b - masked.counts(len(batch.y_MD))[batch.columns.own]
         column_counts_M = column_counts_M - masked.counts(batch.columns.total)
-    kept, dropped = exclusion.kept, exclusion.dropped
-    if kept and dropped:  # a pair in both lists is dropped
-        kept = Pairs(kept.pairs_P2[~kept.isin(dropped, len(batch.y_MD))])
-    # equal keys are subtracted already: kept pairs among them come back, other dropped pairs go
-    changes = [(1, kept, True), (-1, dropped, False)] if masked else [(-1, dropped, None)]
-    signed = [(sign, found) for sign, pairs, equal in changes if pairs and (found := _with_keys(batch, pairs, equal))]
-    if len(signed) > 1:  # one list takes one collective
-        signs = torch.cat([torch.full_like(pairs.pairs_P2[:, 0], sign) for sign, pairs in signed])
-        signed = [(signs, Pairs(torch.cat([pairs.pairs_P2 for _, pairs in signed])))]
-    for sign, pairs in signed:
-        of_rows, of_columns = batch.counts(pairs, sign)
-        row_counts_b, column_counts_M = row_counts_b + of_rows, column_counts_M + of_columns
+    # equal keys are subtracted already: kept own pairs, which have equal keys, come back, and dropped ones are gone
+    if pairs := kept if masked else dropped:
+        (of_rows, of_columns), sign = batch.counts(pairs), 1 if masked else -1
+        row_counts_b, column_counts_M = row_counts_b + sign * of_rows, column_counts_M + sign * of_columns
     return row_counts_b, column_counts_M
-
-
-def _with_keys(batch: GatheredBatch, pairs: Pairs, equal: bool | None) -> Pairs | None:
-    """Return the elements of `pairs` with equal keys (equal=True), with unequal keys (False), or all (None).
-
-    Returns None for equal=False if `pairs` is each row with its own column, as their keys are always equal.
-    """
-    if equal is None or pairs.own is not None:  # the keys of a row and its own column are equal
-        return None if equal is False else pairs
-    return Pairs(pairs.pairs_P2[of_equal_keys(pairs.pairs_P2, batch.keys) == equal])
 
 
 def _anchors(

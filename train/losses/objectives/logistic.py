@@ -7,7 +7,7 @@ and noise pairs of the global batch; k: noise pairs per data pair; q: the densit
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
-from dyad.train.losses.gathered.duplicates import SameItem, class_indices
+from dyad.train.losses.gathered.duplicates import class_indices
 from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
@@ -50,15 +50,11 @@ class LabelledPairs:
         Every rank must call it.
         """
         batch = self.batch
-        assert self.exclusion.dropped is not None
-        i, j = self.exclusion.dropped.pairs_P2.unbind(1)
-        others, by_key = len(batch.x_bD) * len(batch.y_MD) - len(i), 0
-        if keys := self.exclusion.keys or self.equal:
-            same = SameItem([columns for _, columns in keys], len(batch.y_MD))
-            by_key = same.counts(len(batch.y_MD))[batch.columns.own].sum() - _any_equal(keys, i, j).sum()
-        data = len(batch.positives.pairs_P2) + (by_key if self.equal else 0)
-        counts = torch.stack([n if isinstance(n, Tensor) else i.new_full((), n) for n in (data, others - by_key)])
-        k_d, k_n = batch.rows.sum_(counts)
+        b, M = len(batch.x_bD), len(batch.y_MD)
+        no_noise = replace(self.exclusion, keys=self.exclusion.keys or self.equal)
+        left_out, others = (e.counts(b, M, batch.x_bD.device)[0].sum() for e in (self.exclusion, no_noise))
+        data = others - left_out + len(batch.positives.pairs_P2)  # of the pairs that are not left out, those by key
+        k_d, k_n = batch.rows.sum_(torch.stack([data, b * M - others]))
         return k_d, k_n
 
 
@@ -221,7 +217,7 @@ class BinaryNce(LogisticObjective):
 
     def _sampled(self, batch: GatheredBatch, r: int) -> ObjectiveResult:
         total, scale, own = batch.rows.total, self.scale(batch.x_bD), batch.columns.own
-        plain = batch.positives.own is not None and batch.excluded is None and len(batch.y_MD) == total
+        plain = batch.positives.own is not None and batch.excluded is batch.known is None and len(batch.y_MD) == total
         if r >= total or not plain:
             raise ConfigError(
                 f"objective.negatives_per_positive={r}: takes its noise from the {total} pairs of the global batch, at "
@@ -285,7 +281,8 @@ def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
     if batch.excluded is not None:
         dropped = Pairs(batch.excluded).joined(dropped)
     positive = duplicates is Duplicates.positive
-    return LabelledPairs(batch, Exclusion(() if positive else keys, dropped=dropped), keys if positive else ())
+    exclusion = Exclusion(() if positive else keys, dropped=dropped, known=batch.known)
+    return LabelledPairs(batch, exclusion, keys if positive else ())
 
 
 def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:

@@ -28,7 +28,7 @@ from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
 from dyad.train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.tiles import Pairs
+from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 
 Metrics = dict[str, Tensor]
 SIDES = {Directions.x: "x", Directions.y: "y", Directions.sum: "xy", Directions.mean: "xy"}  # sides with anchors
@@ -266,9 +266,12 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
     excluded = None if batch.excluded is None else _of_columns(batch, batch.excluded)
     keys = tuple((of_columns[own], batch.rows.gather(of_rows)) for of_rows, of_columns in batch.keys)
     x_BD = batch.rows.gather(batch.x_bD)
-    return GatheredBatch(
-        batch.y_MD[own], x_BD, batch.columns, batch.rows, positives, excluded, keys, batch.sample_ids_b
-    )
+    known = batch.known
+    if known:
+        ids = known.columns_M[own], torch.arange(len(x_BD), device=x_BD.device)
+        known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2).flip(1), keys if known.spared else ())
+    of_pairs = positives, excluded, keys, batch.sample_ids_b
+    return GatheredBatch(batch.y_MD[own], x_BD, batch.columns, batch.rows, *of_pairs, known=known)
 
 
 def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
@@ -276,9 +279,13 @@ def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
 
     pairs_P2: this rank's pairs (local row, global column). Every rank must call it.
     """
-    (layout,) = Layout.of(pairs_P2)
-    pairs_P2 = layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))
-    i, j = pairs_P2.unbind(1)
+    i, j = _of_all_ranks(batch, pairs_P2).unbind(1)
     own = batch.columns.own
     mine = (j >= own.start) & (j < own.stop)
     return torch.stack([j[mine] - own.start, i[mine]], 1)
+
+
+def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
+    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows. Every rank must call it."""
+    (layout,) = Layout.of(pairs_P2)
+    return layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))

@@ -93,35 +93,69 @@ class Pairs:
 
 
 @dataclass(frozen=True)
+class KnownPairs:
+    """The pairs (row i, column j) whose ids are listed: (id of i, id of j) is in the list. All tensors are int64.
+
+    rows_b, columns_M: the ids, equal for equal items; listed_P2: P pairs (row id, column id), of which some may be of
+    no row or no column. spared: for each kind of key, (keys of the rows, keys of the first columns); a pair with equal
+    keys of any kind does not belong to the known pairs.
+    """
+
+    rows_b: Tensor
+    columns_M: Tensor
+    listed_P2: Tensor
+    spared: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def mask(self, rows: slice, columns: slice) -> Tensor:
+        """Mark the known pairs of a tile of r rows and c columns: (r, c) bool. No host read, as no list is cut.
+
+        rows, columns: the slices of the tile.
+        """
+        ids = self.rows_b[rows], self.columns_M[columns]
+        (i_r, i_P), (j_c, j_P) = (_places(of, listed) for of, listed in zip(ids, self.listed_P2.unbind(1), strict=True))
+        table = i_r.new_zeros(len(j_c) + 1, len(i_r) + 1, dtype=torch.bool)  # the last of each: ids not in the tile
+        table[j_P, i_P] = True
+        mask = table[j_c].T[i_r]  # whole lines are copied: one index of both would take three times as long
+        for keys in self.spared:
+            if (equal := _equal(keys, rows, columns)) is not None:
+                mask[:, : equal.shape[1]] &= ~equal
+        return mask
+
+
+@dataclass(frozen=True)
 class Exclusion:
     """Pairs (row i, column j) that the sums leave out.
 
     keys: for each kind of key (content keys of x, of y), the keys of the b rows and of the first columns, at most M,
     int64. A pair is left out when its row and column have an equal key of any kind; later columns have no key and
-    equal none. kept: pairs that stay, even with equal keys. dropped: pairs that are left out always, even if in kept.
+    equal none. known: further pairs that are left out. kept: pairs that stay, even with equal keys or if known.
+    dropped: pairs that are left out always, even if in kept.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     kept: Pairs | None = None
     dropped: Pairs | None = None
+    known: KnownPairs | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
         """Return an index into the scores of a tile that selects the pairs which the sums leave out.
 
         It is a bool mask (r, c) of the tile's r rows and c columns. If pairs are left out by a list only, and not
-        because their keys are equal, it is (row indices, column indices) in the tile. None if no pair of the tile is
-        left out. rows, columns: the slices of the score matrix that the tile covers.
+        because they are known or their keys are equal, it is (row indices, column indices) in the tile. None if no pair
+        of the tile is left out. rows, columns: the slices of the score matrix that the tile covers.
         """
-        return self.mask(rows, columns) if self.keys or not self.dropped else self.dropped.within(rows, columns)
+        by_list = None if self.keys or self.known else self.dropped
+        return by_list.within(rows, columns) if by_list else self.mask(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
-        These are the pairs listed in `dropped`, and pairs of equal keys that are not listed in `kept`. Returns None if
-        no pair of the tile has equal keys or is in `dropped`. rows, columns: the slices of the score matrix that the
-        tile covers.
+        These are the pairs listed in `dropped`, and pairs that are known or of equal keys and are not listed in `kept`.
+        Returns None if the tile has no such pair, apart from those in `kept`. rows, columns: the slices of the score
+        matrix that the tile covers.
         """
-        found = [pair for keys in self.keys if (pair := _equal(keys, rows, columns)) is not None]
+        by_rule = [*(_equal(keys, rows, columns) for keys in self.keys), self.known and self.known.mask(rows, columns)]
+        found = [mask for mask in by_rule if mask is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
         if not found and dropped is None:
             return None
@@ -137,6 +171,25 @@ class Exclusion:
         if dropped:
             mask[dropped] = True
         return mask
+
+    def counts(self, b: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Count the pairs left out of a score matrix (b, M) in each row, (b,), and in each column, (M,), int64."""
+        of_rows_b, of_columns_M = (torch.zeros(n, dtype=torch.int64, device=device) for n in (b, M))
+        for rows, columns in product(slices(b, tile_size(device)), slices(M, tile_size(device))):
+            if (mask := self.mask(rows, columns)) is not None:
+                of_rows_b[rows] += mask.sum(1)
+                of_columns_M[columns] += mask.sum(0)
+        return of_rows_b, of_columns_M
+
+
+def _places(ids_n: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a place 0 … n − 1 for each id, (n,), the same for equal ids, and the place of each wanted id, (P,).
+
+    The place of a wanted id that is not among ids_n is n.
+    """
+    sorted_n = ids_n.sort().values
+    place_n, place_P = (torch.searchsorted(sorted_n, ids.contiguous()) for ids in (ids_n, wanted_P))
+    return place_n, place_P.where(sorted_n[place_P.clamp(max=len(ids_n) - 1)] == wanted_P, len(ids_n))
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.sums import tiles
 
 B, D = 6, 4
 KEYS = torch.tensor([10, 11, 12, 13, 10, 15])  # rows 0 and 4 have the same item
@@ -40,6 +41,35 @@ def test_known_items_are_excluded_where_they_stand(name: str, positive: bool) ->
     listed = [pair for pair in EXCLUDED if not (positive and pair == (0, 6))]  # a further positive stays one
     assert torch.equal(loss(name, positive, known_positives=KNOWN), loss(name, positive, excluded=torch.tensor(listed)))
     assert not torch.equal(loss(name, positive, known_positives=KNOWN), loss(name, positive))
+
+
+@pytest.mark.parametrize("tile", [2, 4, tiles.TILE])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {"duplicates": which}) for name in ("dpr", "clip", "siglip", "nce") for which in ("keep", "mask")),
+        ("clip", {"positives": "exclude"}),
+        ("clip", {"candidates": "negatives"}),
+        ("coce", {"directions": "mean"}),
+        ("coce", {"directions": "mean", "setting": "semi"}),
+    ],
+)
+def test_every_tile_leaves_out_what_a_list_of_pairs_would(
+    name: str, options: dict[str, str], tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loss and gradients, to the bit; some keys are of no column, some columns of several rows' lists."""
+    monkeypatch.setattr(tiles, "TILE", tile)
+    generator = torch.Generator().manual_seed(5)
+    row, of_item, y_keys = (torch.randint(most, (n,), generator=generator) for most, n in ((9, 30), (12, 30), (8, 9)))
+    listed = [(int(i), j) for i, key in zip(row, of_item, strict=True) for j in range(9) if y_keys[j] == key and i != j]
+    found = []
+    for given in {"known_positives": KnownPositives(row, of_item)}, {"excluded": torch.tensor(sorted({*listed}))}:
+        x, y = (embeddings(seed, 9).requires_grad_() for seed in (1, 2))
+        torch.manual_seed(0)
+        objective = build_objective(name, **options).double()
+        of_batch = objective(x, y, x_keys=torch.arange(9) // 2, y_keys=y_keys, **given).loss
+        found.append([of_batch, *torch.autograd.grad(of_batch, [x, y])])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("name", ["dpr", "clip", "siglip"])
