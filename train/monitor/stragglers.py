@@ -1,7 +1,7 @@
 """Find stragglers: ranks that need more time for a step than the others, not counting time spent waiting for others."""
 
-from collections.abc import Callable
-from statistics import median
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -80,9 +80,9 @@ class Stragglers:
         needed = [(sum(row), row[0]) for row in all_reduce_sum(seconds_W2, self._world).tolist()]
         if max(needed)[0] < SPAN:
             return
-        slow, totals = set(), [total for total, _ in needed]
+        slow, ordered = set(), sorted(total for total, _ in needed)
         for rank, (own, waited) in enumerate(needed):
-            others = median(totals[:rank] + totals[rank + 1 :])
+            others = median_without(own, ordered)
             if others < self._share * own:
                 slow.add(rank)
                 if rank not in self._slow:
@@ -98,3 +98,10 @@ class Stragglers:
     def _reset(self) -> None:
         self._steps, self._waited, self._computed = 0, 0.0, 0.0
         self._timer.read()
+
+
+def median_without(value: float, ordered: Sequence[float]) -> float:
+    """Return the median of the numbers `ordered` (ascending, two or more) without `value`, which is one of them."""
+    left_out, count = bisect_left(ordered, value), len(ordered) - 1
+    low, high = (ordered[i + (i >= left_out)] for i in ((count - 1) // 2, count // 2))
+    return (low + high) / 2
