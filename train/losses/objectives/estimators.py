@@ -10,7 +10,7 @@ g_i (Wang & Yang 2022, arXiv:2202.12396). ĝ_i and u_i are computed as logs, wit
 denominator. With γ = 1 and the whole data set as batch, everything is exact.
 
 The value of a loss is computed from u, and its gradient is that of the estimator: zero_with_gradient gives a term with
-value 0 and gradient ∇ĝ_i / u_i.
+value 0 and gradient ∇ĝ_i / u_i. Each rank takes these terms of its own anchors x and of all anchors y, see StateBatch.
 """
 
 import math
