@@ -36,7 +36,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sogclr": ("sogclr", SAMPLES),
     "fastclip_v3": ("fastclip_v3", SAMPLES),
     "fastclip_v3 + chunks": ("fastclip_v3", SAMPLES),
+    "isogclr": ("isogclr", SAMPLES),
     "nuclr": ("nuclr", SAMPLES),
+    "nuclr + chunks": ("nuclr", SAMPLES),
 }
 
 

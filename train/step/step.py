@@ -142,7 +142,9 @@ class TrainStep:
             tensors["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
         tensors["broken"] = checks.broken(tensors["loss"])
         tensors["stop"] = torch.full_like(tensors["loss"], self.stop_requested())
-        tensors = self._averaged(tensors)
+        tensors, sums = self._averaged(tensors, [values for values, _ in checks.later])
+        for (_, finish), of_all in zip(checks.later, sums, strict=True):
+            tensors |= finish(of_all)
         self._scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
@@ -224,23 +226,24 @@ class TrainStep:
                 embeddings.append(tower(rows) if lengths is None else tower(rows, lengths))
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
-    def _averaged(self, scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Average the loss and metrics in `scalars` (name → 0-d tensor) over ranks and return the means by name.
+    def _averaged(self, scalars: dict[str, Tensor], summed: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Average the loss and metrics in `scalars` (name → 0-d tensor) over ranks, and sum the 1-d tensors `summed`.
 
-        Every rank must call it. It also averages, in place, the gradients of the objective's parameters and those
-        running statistics of batch norms that differ between ranks. One all-reduce of one flat tensor does all of this,
-        as many small ones would take longer.
+        Returns the means by name, and the sums. Every rank must call it. It also averages, in place, the gradients of
+        the objective's parameters and those running statistics of batch norms that differ between ranks. One all-reduce
+        of one flat tensor does all of this, as many small ones would take longer.
         """
         if self.world.size == 1:
-            return scalars
+            return scalars, summed
         gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
         shared = [*gradients, *self._statistics.own]
-        flat = torch.cat([t.flatten().to(scalars["loss"].dtype) for t in (*shared, *scalars.values())])
-        all_reduce_sum(flat, self.world).div_(self.world.size)
-        *means, values = flat.split([*(t.numel() for t in shared), len(scalars)])
-        for tensor, mean in zip(shared, means, strict=True):
-            tensor.copy_(mean.view_as(tensor))
-        return dict(zip(scalars, values, strict=True))
+        parts = [*shared, *scalars.values(), *summed]
+        flat = all_reduce_sum(torch.cat([t.flatten().to(scalars["loss"].dtype) for t in parts]), self.world)
+        *means, values, sums = flat.split([*(t.numel() for t in shared), len(scalars), sum(map(len, summed))])
+        for tensor, total in zip(shared, means, strict=True):
+            tensor.copy_(total.view_as(tensor) / self.world.size)
+        sums = sums.split([len(t) for t in summed])
+        return dict(zip(scalars, values / self.world.size, strict=True)), [*sums]
 
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step; or skip it, and undo what the forward pass changed, if loss or gradient is unusable.

@@ -17,7 +17,7 @@ from dyad.train.step.step import TrainStep
 from tests.benchmarks import host_reads
 
 WAITS = {"mask": "tiles with equal keys are looked for"}
-MORE = {"nuclr": 7}  # collectives of a step; all others: at most five
+MOST = {"sogclr": 4, "fastclip_v3": 4, "fastclip_v3 + chunks": 4, "isogclr": 6}  # collectives of a step; others: five
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -30,7 +30,7 @@ def test_a_step_reads_once_and_copies_nothing(census: host_reads.Census) -> None
         assert not found["copies"], (case, found["copies"])
         if not any(word in case for word in WAITS):
             assert sum(found["reads"].values()) == 1, (case, found["reads"])
-        assert sum(found["collectives"].values()) <= MORE.get(case, 5), (case, found["collectives"])
+        assert sum(found["collectives"].values()) <= MOST.get(case, 5), (case, found["collectives"])
 
 
 def test_the_counter_sees_what_waits() -> None:

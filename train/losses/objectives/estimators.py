@@ -10,7 +10,7 @@ g_i (Wang & Yang 2022, arXiv:2202.12396). ĝ_i and u_i are computed as logs, wit
 denominator. With γ = 1 and the whole data set as batch, everything is exact.
 
 The value of a loss is computed from u, and its gradient is that of the estimator: zero_with_gradient gives a term with
-value 0 and gradient ∇ĝ_i / u_i.
+value 0 and gradient ∇ĝ_i / u_i. Each rank takes these terms of its own anchors x and of all anchors y, see StateBatch.
 """
 
 import math
@@ -56,16 +56,16 @@ class SogCLR(TemperatureObjective):
         in_g = self.in_g(scale)
         state = StateBatch.of(self, batch, complete=False)
         state, log_g, updated = state.summed(batch, in_g, lambda: dict.fromkeys("xy", in_g * batch.pair_scores()))
-        log_u = {side: m.log_u(state.own) for side, m in updated.items()}
-        terms = {
-            side: self.of_anchors(log_u[side], zero_with_gradient(g, log_u[side]), 1 / scale)
-            for side, g in log_g.items()
+        terms = {side: self.of_anchors(m.log_u(state.own), 1 / scale) for side, m in updated.items()}
+        log_u = {side: m.log_u(state.seen[side]) for side, m in updated.items()}
+        estimates = {
+            side: self.of_anchors(zero_with_gradient(g, log_u[side]), 1 / scale.detach()) for side, g in log_g.items()
         }
-        return state.result(state.mean(terms), updated, {})
+        return state.result(state.mean(terms, estimates), updated, {}, lambda _: ({}, {}))
 
-    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        """Return each anchor's loss, (b,), from log u. zero_b: zeros with the gradient estimated for log u; tau: τ."""
-        return tau * (log_u_b + zero_b)
+    def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
+        """Return each anchor's loss, (b,), from log u, of which it is a linear function. tau: τ."""
+        return tau * log_u_b
 
     def in_g(self, scale: Tensor) -> Tensor:
         """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ): scale = 1/τ.
@@ -83,8 +83,8 @@ class FastClipV0(SogCLR):
     reproduces this. Symbols as in the module docstring.
     """
 
-    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        return log_u_b + zero_b
+    def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
+        return log_u_b
 
     def in_g(self, scale: Tensor) -> Tensor:
         twice = self.options.temperature_gradient is TemperatureGradient.fastclip
@@ -99,17 +99,16 @@ class FastClipV3(FastClipV0):
     ball.
     """
 
-    def of_anchors(self, log_u_b: Tensor, zero_b: Tensor, tau: Tensor) -> Tensor:
-        return kl_robust(log_u_b, zero_b, tau, self.options.rho)
+    def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
+        return kl_robust(log_u_b, tau, self.options.rho)
 
 
-def kl_robust(log_u_b: Tensor, zero_b: Tensor, tau: Tensor, rho: float) -> Tensor:
+def kl_robust(log_u_b: Tensor, tau: Tensor, rho: float) -> Tensor:
     """Return τ log u_i + ρτ of each anchor, (b,): the dual of a loss that is robust over a KL ball of radius ρ.
 
-    log_u_b: log of the running means u_i. zero_b: zeros with the estimator's gradient (zero_with_gradient). tau: (b,),
-    or 0-d for all anchors.
+    log_u_b: log of the running means u_i. tau: (b,), or 0-d for all anchors.
     """
-    return tau * log_u_b + tau.detach() * zero_b + rho * tau
+    return tau * log_u_b + rho * tau
 
 
 class Leaves:
@@ -129,16 +128,15 @@ class Leaves:
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
         """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample parameters.
 
-        The gradient is side → (B,), summed over ranks. loss: this rank's share, computed from the leaves (the copies of
-        embeddings and parameters). Every rank must call it.
+        The gradient is side → (B,), to be summed over ranks. loss: this rank's share, computed from the leaves (the
+        copies of embeddings and parameters).
         """
         rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
         gradients = torch.autograd.grad(loss * rows.total, [*inner, *self.numbers.values()])
         of_embeddings = [de.to(loss.dtype) / rows.total for de in gradients[:2]]
-        summed = rows.sum_(torch.stack(gradients[2:]) / rows.total)
         loss = with_gradients(loss, (self._outer.x_bD, self._outer.y_MD), of_embeddings)
-        return loss, dict(zip(self.numbers, summed.unbind(), strict=True))
+        return loss, {side: g / rows.total for side, g in zip(self.numbers, gradients[2:], strict=True)}
 
 
 def momentum_step(
@@ -202,15 +200,15 @@ class ISogCLR(Objective):
 
             scales = Scales(1 / tau_x_b, 1 / tau_y_B)
             state, log_g, updated = state.summed(leaves.batch, scales, own_logits)
-            terms = {}
+            terms, estimates = {}, {}
             for side, g in log_g.items():
-                log_u_b, tau_b = updated[side].log_u(own), leaves.numbers[side][own]
-                terms[side] = kl_robust(log_u_b, zero_with_gradient(g, log_u_b), tau_b, options.rho)
-            loss, gradients = leaves.differentiated(state.mean(terms))
+                seen = state.seen[side]
+                terms[side] = kl_robust(updated[side].log_u(own), leaves.numbers[side][own], options.rho)
+                estimates[side] = old[side][seen] * zero_with_gradient(g, updated[side].log_u(seen))
+            loss, gradients = leaves.differentiated(state.mean(terms, estimates))
         bounds = options.min_temperature, options.max_temperature
-        step = options.tau_lr, options.tau_momentum, options.tau_clip, bounds
-        new, metrics = momentum_step(state, "tau", updated, gradients, *step)
-        return state.result(loss, updated, new, **metrics)
+        how = options.tau_lr, options.tau_momentum, options.tau_clip, bounds
+        return state.result(loss, updated, gradients, lambda sums: momentum_step(state, "tau", updated, sums, *how))
 
 
 class Nuclr(TemperatureObjective):
@@ -242,12 +240,11 @@ class Nuclr(TemperatureObjective):
             state, log_g, updated = state.summed(
                 leaves.batch, scale, lambda: dict.fromkeys("xy", scale * s_b()), **given
             )
-            terms = {}
+            terms, estimates = {}, {}
             for side, g in log_g.items():
-                log_d_b = torch.logaddexp(updated[side].log_u(own), weights[side][own] - log_others)
-                zero_b = zero_with_gradient(g, log_d_b.detach())
-                terms[side] = (log_others + log_d_b + zero_b) / scale - leaves.numbers[side][own]
-            loss, gradients = leaves.differentiated(state.mean(terms))
-        lr = options.zeta_lr if state.epoch >= options.zeta_warmup else 0.0
-        new, metrics = momentum_step(state, "zeta", updated, gradients, lr, options.zeta_momentum)
-        return state.result(loss, updated, new, **metrics)
+                log_d_B = torch.logaddexp(updated[side].log_u(slice(None)), weights[side] - log_others)
+                terms[side] = (log_others + log_d_B[own]) / scale - leaves.numbers[side][own]
+                estimates[side] = zero_with_gradient(g, log_d_B.detach()[state.seen[side]]) / scale.detach()
+            loss, gradients = leaves.differentiated(state.mean(terms, estimates))
+        how = options.zeta_lr if state.epoch >= options.zeta_warmup else 0.0, options.zeta_momentum
+        return state.result(loss, updated, gradients, lambda sums: momentum_step(state, "zeta", updated, sums, *how))

@@ -21,10 +21,12 @@ from dyad.train.losses.objectives.robust import SIDES
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
 from dyad.train.losses.options.estimators import EstimatorOptions
+from dyad.train.losses.sums.conditions import summed_later
 from dyad.train.losses.sums.lse import Scales, log_partition
 from dyad.train.losses.sums.tiles import Exclusion
 
 Numbers = dict[str, Tensor]  # by side or by name
+Step = Callable[[Numbers], tuple[Numbers, Numbers]]  # from gradients to new parameters, and metrics
 
 
 def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
@@ -90,6 +92,11 @@ class StateBatch:
         """The slice of the global batch that holds this rank's pairs."""
         return self.batch.rows.own
 
+    @property
+    def seen(self) -> dict[str, slice]:
+        """The slice of the global batch whose anchors this rank differentiates: its own of x, all of y."""
+        return {side: self.own if side == "x" else slice(None) for side in self.anchors}
+
     def old(self, name: str) -> Numbers:
         """Return the stored entry `name` (such as "log_u") of the batch's samples before this step: side → (B,)."""
         return {side: self.read.old[f"{name}_{side}"] for side in self.anchors}
@@ -99,11 +106,12 @@ class StateBatch:
     ) -> tuple[StateBatch, Numbers, dict[str, UpdatedMeans]]:
         """Sum over negatives; return this batch with the old state of its samples, log ĝ_i, and the updated means.
 
-        log ĝ_i, of this rank's anchors i: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
-        (b,), −inf for an anchor without negatives. d_ij: the score of j minus that of the positive. batch: the
-        embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs (x_i, y_i), for anchors x
-        and for anchors y, side → (b,). One collective brings the column sums, and what each rank needs to know of the
-        samples of others. Every rank must call it.
+        log ĝ_i, of the anchors i of `seen`: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
+        (b,) for x and (B,) for y, −inf for an anchor without negatives. d_ij: the score of j minus that of the
+        positive. batch: the embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs
+        (x_i, y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y, and each must
+        give the gradient of all, as `mean` does, so that it need not be summed over ranks. One collective brings the
+        column sums, and what each rank needs to know of the samples of others. Every rank must call it.
         """
         read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
         counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}
@@ -115,13 +123,15 @@ class StateBatch:
             return own if self.complete else torch.cat([own, torch.stack([*read.old.values()])])
 
         inputs = batch.x_bD, batch.y_MD, scale, batch.columns, self.exclusion
-        rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares)
+        rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares, whole_gradients=True)
         of_pairs, old_kB = numbers.split([len(counts), len(numbers) - len(counts)])
         state = self if self.complete else replace(self, read=read.with_old(old_kB))
-        logits, sums = own_logits(), {"x": rows_b, "y": columns_M[self.own]}
-        log_g = {side: sums[side] - logits[side] - counts[side][a.own] for side, a in self.anchors.items()}
+        logits, sums = own_logits(), {"x": rows_b, "y": columns_M}
         every = dict(zip(counts, of_pairs.unbind(), strict=True))
-        every |= {"y": columns_M.detach() - every["y"] - counts["y"]} if "y" in every else {}
+        if "y" in every:  # of all pairs; only those of this rank have a gradient in their embeddings
+            logits["y"] = every["y"].slice_scatter(logits["y"], 0, self.own.start, self.own.stop)
+        log_g = {side: sums[side] - logits[side] - counts[side] for side in counts}
+        every |= {"y": log_g["y"].detach()} if "y" in every else {}
         return state, log_g, state.updated_means(every)
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
@@ -140,35 +150,44 @@ class StateBatch:
             found[side] = UpdatedMeans(log_g_B, torch.where(log_g_B == -math.inf, old_B, new_B))
         return found
 
-    def mean(self, of_anchors: Numbers) -> Tensor:
+    def mean(self, of_anchors: Numbers, estimates: Numbers) -> Tensor:
         """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
 
         The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
-        over the sides by options.directions.
+        over the sides by options.directions. estimates: what has the gradient of the estimator, for all anchors of
+        `seen`; its value counts for nothing.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
+        for side, a in self.anchors.items():
+            terms.append(self.share(side) * torch.where(a.valid, estimates[side] - estimates[side].detach(), 0.0).sum())
         return torch.stack(terms).sum()
 
     def share(self, side: str) -> Tensor:
         """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
-    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], new: Numbers, **more: Tensor) -> ObjectiveResult:
-        """Store the new log u and the entries of `new` if the step is training; return the loss with its metrics.
+    def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], gradients: Numbers, step: Step) -> ObjectiveResult:
+        """Store the new log u and what `step` returns if the step is training; return the loss with its metrics.
 
-        loss: this rank's share. updated: log ĝ and the new running means log u, by side. new: further per-sample
-        parameters to store, (B,) by "<name>_<side>". more: further metrics, 0-d. The metric staleness is the mean
-        |log u − log ĝ| over the anchors of the batch that have negatives.
+        loss: this rank's share. updated: log ĝ and the new running means log u, by side. gradients: this rank's share
+        of those in per-sample parameters, (B,) by side, maybe {}. step(their sums over ranks): the new parameters, (B,)
+        by "<name>_<side>", and further metrics, 0-d. A trainer forms the sums and calls it later, see summed_later. The
+        metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
         """
-        if self.training:
-            self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+
+        def stored(sums: Tensor) -> Numbers:
+            new, metrics = step(dict(zip(gradients, sums.chunk(len(updated)), strict=False)))
+            if self.training:
+                self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+            return {"share_never_visited": self.memory.share_never_visited.to(stale), **metrics}
+
         counted = torch.cat([m.has_negatives_B for m in updated.values()])
         off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()
         stale, gamma = off.sum() / counted.sum().clamp(min=1), self.options.gamma_at(self.epoch)
-        health = {"staleness": stale, "share_never_visited": self.memory.share_never_visited.to(stale)}
-        health["gamma"] = torch.full_like(stale, gamma)
-        return ObjectiveResult(loss, {**score_means(self.batch), **health, **more})
+        health = {"staleness": stale, "gamma": torch.full_like(stale, gamma)}
+        health |= summed_later(torch.cat([off[:0], *gradients.values()]), self.batch.rows, stored)
+        return ObjectiveResult(loss, {**score_means(self.batch), **health})
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within `checked`:
 conditions are then assumed and read later, with the other numbers of the step. If one of them did not hold, the trainer
 drops the result and computes it again with trusting=False. Outside of `checked` every condition is read at once.
+
+Sums over ranks that nothing waits for are left to the trainer in the same way: it sends them with its scalars.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
+
+Finish = Callable[[Tensor], dict[str, Tensor]]  # from a sum over ranks to metrics
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class Sizes:
 class Checks:
     """The conditions of one computation, 0-d bool tensors of this rank. trusting: whether they are assumed to hold.
 
-    sizes: of the batch, if they are known.
+    sizes: of the batch, if they are known. later: what `summed_later` left to the trainer.
     """
 
     trusting: bool
     sizes: Sizes | None = None
     conditions: list[Tensor] = field(default_factory=list)
+    later: list[tuple[Tensor, Finish]] = field(default_factory=list)
 
     def broken(self, like: Tensor) -> Tensor:
         """Return how many conditions do not hold on this rank, 0-d, in the type and on the device of `like`."""
@@ -78,3 +83,14 @@ def known_sizes() -> Sizes | None:
     """Return the sizes of the batch that the caller of `checked` knows; None outside."""
     checks = _CHECKS.get()
     return checks and checks.sizes
+
+
+def summed_later(values: Tensor, layout: Layout, finish: Finish) -> dict[str, Tensor]:
+    """Return the metrics finish(sum of `values` over ranks), 0-d each, the same on all ranks. values: 1-d.
+
+    Within `checked` the caller of `checked` sums and calls `finish`, and the result is {}. Every rank must call it.
+    """
+    if (checks := _CHECKS.get()) is None:
+        return finish(layout.sum_(values) if len(values) else values)
+    checks.later.append((values, finish))
+    return {}

@@ -48,6 +48,7 @@ def log_partition(
     row_weights_B: Tensor | None = None,
     column_weights_M: Tensor | None = None,
     shares: Shares = nothing,
+    whole_gradients: bool = False,
 ) -> tuple[Tensor, ...]:
     """Return the log-sum-exp of weighted logits over each row of this rank, (b,), and over each column, (M,).
 
@@ -62,8 +63,9 @@ def log_partition(
     whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
-    over ranks. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's share, to be summed
-    over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any number of rows.
+    over ranks. With whole_gradients each rank knows that sum and gives it, so that none is formed. Gradients of inputs
+    that all ranks share (y, scale, column weights) are this rank's share, to be summed over ranks, as Layout.gather
+    does for y. Every rank must call it, forward and backward, with any number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     row_weights_b = row_weights_B
@@ -71,7 +73,7 @@ def log_partition(
         row_weights_b = row_weights_B[layout.own]
     inputs = x_bD, y_MD, row_scale, column_scale, row_weights_b, column_weights_M
     with torch.autocast(x_bD.device.type, enabled=False):
-        found = _LogPartition.apply(*inputs, layout, exclusion, row_weights_B, shares)
+        found = _LogPartition.apply(*inputs, layout, exclusion, row_weights_B, shares, whole_gradients)
     return found if shares is not nothing else found[:2]  # pyright: ignore
 
 
@@ -83,7 +85,7 @@ class _LogPartition(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *logit_inputs, given, exclusion, row_weights_B, shares = rest
+        *logit_inputs, given, exclusion, row_weights_B, shares, ctx.whole_gradients = rest
         layout = given or Layout((len(y_MD),), 0)  # of one rank: nothing is sent
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
         bound = find_bound(tiles, logits, layout, row_weights_B)
@@ -102,10 +104,12 @@ class _LogPartition(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
         tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits(*logit_inputs)
-        upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, ctx.layout.sum_(column_gradient_M.clone()))
+        if not ctx.whole_gradients:
+            column_gradient_M = ctx.layout.sum_(column_gradient_M.clone())
+        upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, column_gradient_M)
         with torch.autocast(x_bD.device.type, enabled=False):
             if ctx.bound is None:
                 gradients = online_gradients(tiles, logits, upstream)
             else:
                 gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream)
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
