@@ -122,7 +122,8 @@ def test_exclusion_by_several_rules_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         for i, j in itertools.product(range(b), range(m))
         if any(j < len(columns) and rows[i] == columns[j] for rows, columns in keys)
     }
-    exclusion = Exclusion(keys, *(Pairs(torch.tensor(sorted(pairs))) for pairs in (kept, dropped)))
+    listed = [Pairs(torch.tensor(sorted(pairs))) for pairs in (kept, dropped)]
+    exclusion = Exclusion(keys, listed[0], listed[1])
     for kind in KINDS:
         inputs = tuned(b, m, kind, "both")
         same_values_and_gradients(both(inputs, kind, "both", exclusion, (equal - kept) | dropped), inputs)
