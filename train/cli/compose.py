@@ -180,8 +180,7 @@ def _escaped(text: str) -> str:
 
     A backslash is doubled only where it would else be read as part of such an escape.
     """
-    doubled = re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text)
-    return doubled.replace("\n", r"\n").replace("\t", r"\t")
+    return re.sub(r"\\(?=[\\nt\n\t])", r"\\\\", text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 def _unescaped(word: str) -> str:
