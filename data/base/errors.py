@@ -92,9 +92,9 @@ def run(main: Callable[[], None]) -> None:
 
     First it sets up the process. The garbage collector looks at new objects less often: the imports of torch and
     open_clip make so many that it would take a fifth of their time. New files get at most mode 0640, and new folders
-    0750. A process that torchrun started ends together with torchrun's agent, its parent. A waiting OpenMP thread spins for 30,000 rounds instead of 300,000
-    (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that it waits for. torch reads this
-    variable once, when it is loaded; a value that the user has set stays.
+    0750. A process that torchrun started ends together with torchrun's agent, its parent. A waiting OpenMP thread spins
+    for 30,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that
+    it waits for. torch reads this variable once, when it is loaded; a value that the user has set stays.
     """
     gc.set_threshold(100_000, 20, 100)
     os.umask(os.umask(0o077) | 0o027)
