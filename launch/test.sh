@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The whole test suite with line coverage, after ruff and pyright, one process per core (TEST_PROCESSES).
+# The whole test suite, after ruff and pyright, one process per core (TEST_PROCESSES).
+#   bash launch/test.sh --coverage        also measures line coverage, which must be 90 % at least; a third slower
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
 #   bash launch/test.sh --cluster         a SLURM cluster and the Dockerfile instead: root, Debian 12, 25 GB, half an hour
 #   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
@@ -15,13 +16,18 @@ if [ "$*" = --cluster ]; then
     bash tests/cluster/run.sh
     exec bash tests/docker/run.sh
 fi
-soak=()
+soak=() measured=()
+if [ "$*" = --coverage ]; then
+    measured=(coverage run -m)
+    shift
+fi
 if [ "$*" = --soak ]; then
     soak=(--soak)
     shift
 fi
 if [ $# -gt 0 ]; then exec python -m pytest "$@"; fi
 rm -f .coverage .coverage.*
-python -m coverage run -m pytest "${soak[@]}" -n "$processes" --dist loadfile --no-loadscope-reorder
+python -m "${measured[@]}" pytest "${soak[@]}" -n "$processes" --dist loadfile --no-loadscope-reorder
+if [ "${#measured[@]}" = 0 ]; then exit; fi
 python -m coverage combine -q
 python -m coverage report --fail-under=90

@@ -160,7 +160,7 @@ class TrainConfig:
     )
     compile: bool = described(False, "torch.compile the towers")
     deterministic: bool = described(
-        False, "equal runs on equal GPUs have equal bits; slower, and refused for towers without such kernels"
+        False, "equal runs on equal GPUs have equal bits; slower, and refused where an operation has no such kernel"
     )
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")

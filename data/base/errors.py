@@ -96,7 +96,7 @@ def run(main: Callable[[], None]) -> None:
     for 30,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that
     it waits for. torch reads this variable once, when it is loaded; a value that the user has set stays.
     """
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(100_000, 20, 10)
     os.umask(os.umask(0o077) | 0o027)
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
         end_with_parent()

@@ -133,8 +133,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
     if len(rows) and (line < 0).all():
         raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")
     chosen = [lists[j] if j >= 0 else np.empty(0, np.int64) for j in line.tolist()]
-    starts = np.cumsum([0, *map(len, chosen)])
-    return np.concatenate([starts, *chosen]).astype(np.int64)
+    return np.concatenate([np.cumsum([0, *map(len, chosen)]), *chosen]).astype(np.int64)
 
 
 def _is_text(value: object) -> bool:

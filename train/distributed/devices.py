@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -78,11 +77,10 @@ def chosen_kernels(deterministic: bool) -> Iterator[None]:
     torch's error, for an operation that has no deterministic kernel. On CPUs both give the same bits.
     """
     if deterministic:
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = not deterministic  # tries all kernels for each new shape
     torch.use_deterministic_algorithms(deterministic)
-    filling: Any = torch.utils.deterministic
-    filling.fill_uninitialized_memory = False  # no memory is read before it is written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # all memory is written first
     try:
         yield
     except RuntimeError as error:

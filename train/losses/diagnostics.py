@@ -111,8 +111,7 @@ def _of_anchors(a: Tensor) -> dict[str, Tensor]:
     e^H, with H the entropy of the softmax π over an anchor's negatives; its mean, least and largest. participation: the
     mean of 1/(Σπ²).
     """
-    n = len(a)
-    log_z = a.logsumexp(1) - math.log(n)
+    log_z = a.logsumexp(1) - math.log(len(a))
     log_pi = a.clone().fill_diagonal_(-math.inf).log_softmax(1)
     pi = log_pi.exp()
     effective = (-(pi * log_pi.masked_fill(pi == 0, 0.0)).sum(1)).exp()

@@ -14,6 +14,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.build import features_on_meta, on_meta
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.rows import padded_length, token_counts
@@ -92,7 +93,9 @@ def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
     Texts that the tower groups by length count at their mean length. A copy of the tower without memory runs once, on
     two rows, eagerly: the tower and the random numbers stay as they are.
     """
-    shape, copied = list(rows.shape[1:]), on_meta(tower).eval()
+    shape, copied = list(rows.shape[1:]), on_meta(tower)
+    for norm in batch_norms(copied):
+        norm.eval()  # in training it may wait for other ranks
     if isinstance(copied.trunk, Pooled):
         lengths = [padded_length(count, shape[0]) for count in token_counts(rows, copied.trunk.pad)]
         shape = [round(sum(lengths) / len(lengths))]
@@ -102,8 +105,8 @@ def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
         embeddings = copied.projection(features)
         forward = counter.get_total_flops()
         if embeddings.requires_grad:
-            trained = [p for p in copied.parameters() if p.requires_grad]
-            torch.autograd.grad(embeddings.sum(), trained, allow_unused=True)
+            trained = (p for p in copied.parameters() if p.requires_grad)
+            torch.autograd.grad(embeddings.sum(), [*trained], allow_unused=True)
         backward = counter.get_total_flops() - forward
     if tower._frozen_cache and tower._frozen_cache.capacity_on(rows.device):
         forward -= trunk

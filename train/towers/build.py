@@ -148,7 +148,8 @@ def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
 
 def on_meta(tower: Tower) -> Tower:
     """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
-    copies = {id(b): b.detach().to("meta") for b in tower.buffers()}
+    copies: dict[int, Any] = {id(b): b.detach().to("meta") for b in tower.buffers()}
+    copies[id(tower._frozen_cache)] = None  # what it holds may be large
     copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
     return copy.deepcopy(tower, copies)
 

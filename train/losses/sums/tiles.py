@@ -16,7 +16,7 @@ from torch import Tensor
 
 TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
 LARGE_TILE = 8192  # on GPUs, which take long to begin each of the operations on a tile; 0.27 GB in float32
-ROOM = 16e9  # least bytes of a GPU for that: up to six are alive at once
+ROOM = 40e9  # least bytes of a GPU for that: up to six are alive at once
 
 
 def tile_size(device: torch.device) -> int:
