@@ -77,7 +77,7 @@ def chosen_kernels(deterministic: bool) -> Iterator[None]:
     torch's error, for an operation that has no deterministic kernel. On CPUs both give the same bits.
     """
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.backends.cudnn.benchmark = not deterministic  # tries all kernels for each new shape
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # all memory is written first

@@ -145,7 +145,7 @@ def test_nothing_of_size_rows_times_columns_is_allocated(monkeypatch: pytest.Mon
     assert seen.elements <= b * 3
 
 
-@pytest.mark.parametrize(("gigabytes", "size"), [(8, 1024), (24, 8192), (141, 8192)])
+@pytest.mark.parametrize(("gigabytes", "size"), [(8, 1024), (24, 1024), (48, 8192), (141, 8192)])
 def test_tiles_are_larger_on_a_gpu_with_room(gigabytes: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     properties = SimpleNamespace(total_memory=gigabytes * 10**9)
