@@ -60,9 +60,9 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def seconds_to_first_step(command: list[str]) -> float:
-    """Start the command; return the seconds until it prints its first line of a step, and stop it."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline"}
+def seconds_to_first_step(command: list[str], folder: str) -> float:
+    """Start the command; return the seconds until its first line of a step, and stop it. folder: for W&B."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_DIR": folder}
     started = time.perf_counter()
     with subprocess.Popen(
         command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -85,7 +85,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_table(Path(folder))
             for name, command in commands(Path(folder)).items():
-                taken.setdefault(name, []).append(seconds_to_first_step(command))
+                taken.setdefault(name, []).append(seconds_to_first_step(command, folder))
     peer = statistics.median(taken["open_clip_train"])
     print(f"seconds to the first step, median of {ROUNDS} (least to most)")
     for name, seconds in taken.items():

@@ -92,7 +92,7 @@ def theirs(pairs: Pairs, precision: Precision, device: torch.device = CPU, chunk
 
     def features(texts: list[str], length: int) -> dict[str, torch.Tensor]:
         model.max_seq_length = length
-        return {name: ids.to(device) for name, ids in model.tokenize(texts).items()}
+        return {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in model.preprocess(texts).items()}
 
     def step(index: int) -> None:
         optimizer.zero_grad()
