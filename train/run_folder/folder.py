@@ -40,7 +40,11 @@ NOT_MATHS = tuple(
 RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen_cache_mb"}
 
 # Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
-ADDED = {"model.batch_norm": "global", "model.text.lower_case": False, "model.text.dense": False}
+ADDED = {
+    "model.batch_norm": "global",
+    "model.text.lower_case": False,
+    "model.text.dense": False,
+}
 
 # Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
 WITH_BATCH = "global_batch_size steps epochs optim.warmup optim.cooldown data.negatives.refresh_every".split()
