@@ -118,7 +118,7 @@ class DistConfig:
 
 @dataclass
 class TrackingConfig:
-    wandb: Wandb = described(Wandb.auto, "auto: online with an API key, else offline")
+    wandb: Wandb = described(Wandb.auto, "auto: online with an API key, else disabled")
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)

@@ -277,6 +277,6 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
     """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
-    later = "; `wandb sync` sends it later"
     mode = wandb_mode(config.tracking)
-    yield ok("wandb", f"{mode.name}{later * (mode is Wandb.offline)}")
+    more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}
+    yield ok("wandb", f"{mode.name}{more.get(mode, '')}")

@@ -136,14 +136,21 @@ class LogFile(TextSink):
 
 
 class PlainConsole(TextSink):
-    """Prints to a standard output that is no terminal: a file, or the log of a scheduler."""
+    """Prints to a standard output that is no terminal: a file, or the log of a scheduler.
+
+    The metrics of the last evaluation are left out: tables of them follow when the run has ended.
+    """
+
+    def log(self, record: Record) -> None:
+        if is_training(record) or record["step"] < self._lines.total_steps:
+            super().log(record)
 
     def print(self, line: str) -> None:
         with suppress(OSError):  # a full disk or a reader that went away is no reason to stop
             print(line, flush=True)
 
 
-class BarConsole(TextSink):
+class BarConsole(PlainConsole):
     """Shows a progress bar of the training steps on a terminal; other lines scroll above it.
 
     first_step: the step at which the run continues.

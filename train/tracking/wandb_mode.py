@@ -24,7 +24,7 @@ CLOUD = {"api.wandb.ai", "api.forge.coreweave.com"}  # one service under two nam
 def wandb_mode(config: TrackingConfig) -> Wandb:
     """Return the W&B mode that tracking.wandb means on this machine: online, offline or disabled.
 
-    auto means the environment variable WANDB_MODE if set, else online if there is an API key, else offline. Reads the
+    auto means the environment variable WANDB_MODE if set, else online if there is an API key, else disabled. Reads the
     environment and ~/.netrc, never the network. Raises ConfigError for online without an API key.
     """
     named = os.environ.get("WANDB_MODE", "")
@@ -37,11 +37,13 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
         raise ConfigError(
             "tracking.wandb=online needs an API key: `wandb login`, or set WANDB_API_KEY, or choose offline"
         )
-    return Wandb.offline
+    return Wandb.disabled
 
 
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
+
+    Nothing is logged if nobody asked for W&B: tracking.wandb=disabled, or auto without an API key and WANDB_MODE.
 
     Call it before data are read. The user's mode becomes offline if the W&B server does not answer, and disabled if the
     wandb package cannot be imported. log: prints the line. run_dir: the run folder, shown in the line. Raises
@@ -49,8 +51,8 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
     """
     mode, reason, where = wandb_mode(config), "", ""
     if config.wandb is Wandb.auto:
-        reason = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else "" if mode is Wandb.online else " (no API key)"
-    if mode is not Wandb.disabled:
+        reason = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else ""
+    if wanted := mode is not Wandb.disabled:
         try:
             wandb_package()
         except Exception as error:  # usually versions that do not fit together
@@ -62,7 +64,7 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
             mode, reason = Wandb.offline, f" ({address} does not answer within {PROBE:.0f} s)"
     if mode is Wandb.offline:
         where = f"; later: wandb sync {run_dir}/wandb/offline-run-*"
-    if config.wandb is not Wandb.disabled:
+    if wanted:
         log(f"W&B: {mode.name}{reason}{where}")
     return replace(config, wandb=mode)
 

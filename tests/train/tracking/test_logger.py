@@ -71,17 +71,18 @@ OPEN_CLIP = re.compile(
 
 
 def test_the_console_speaks_open_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logger = build_logger(tmp_path, OFF, first_step=0, **SHAPE)
+    logger = build_logger(tmp_path, OFF, first_step=0, **{**SHAPE, "total_steps": 9})
     logger.print("two\nlines")
     logger.log(4, training(3.0))
     logger.log(5, training(4.0))
     logger.log(6, training(5.0))
     logger.log(8, {"val/image_to_text_R@1": 0.25, "eval/wds/acc1": 0.5})
+    logger.log(9, {"val/image_to_text_R@1": 0.75})  # the last step: tables of it follow
     logger.close()
     out = capsys.readouterr().out.splitlines()
     assert out[3] == (
         "Train Epoch: 1 [100/400 (25%)] Data (t): 0.012 Batch (t): 0.150, 1700.00/s, 850.000/s/device "
-        "LR: 0.000500 Logit Scale: 14.286 Loss: 4.0000 (4.0000) MI: 2.30 of 5.50 ETA 0:00:00"
+        "LR: 0.000500 Logit Scale: 14.286 Loss: 4.0000 (4.0000) MI: 2.30 of 5.50 ETA 0:00:01"
     )
     parsed = [match.groupdict() for line in out if (match := OPEN_CLIP.match(line))]
     assert [(p["epoch"], p["seen"], p["loss"], p["mean"]) for p in parsed] == [

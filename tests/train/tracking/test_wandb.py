@@ -45,7 +45,7 @@ def no_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def ended(no_key: None, tmp_path_factory: pytest.TempPathFactory) -> Ended:
     folder = tmp_path_factory.mktemp("runs") / "toy"
-    run = start(folder, "auto")
+    run = start(folder, "offline")
     told = run.end()
     assert (run.process.returncode, run.complaints.read_text()) == (0, "")
     (file,) = files(folder)
@@ -65,7 +65,7 @@ def content(path: Path, name: str) -> dict:
 
 def test_an_offline_run_is_complete(ended: Ended) -> None:
     folder, file = ended.folder, ended.file
-    assert ended.told.startswith(f"W&B: offline (no API key); later: wandb sync {folder}/wandb/offline-run-*\n")
+    assert ended.told.startswith(f"W&B: offline; later: wandb sync {folder}/wandb/offline-run-*\n")
     assert ended.told.count("W&B") == 1
     read = json.loads(inspect(file, "--summary"))
     assert file.parent.match(f"wandb/offline-run-*-{ended.wandb_id}")
@@ -133,10 +133,10 @@ def test_a_run_ends_with_what_the_report_shows(ended: Ended) -> None:
 
 def test_a_run_goes_on_under_its_id_and_says_nothing_twice(ended: Ended) -> None:
     folder = ended.folder
-    run = start(folder, "auto", ended.wandb_id, first=4, how="kill")  # after step 5; step 6 is sent already as well
+    run = start(folder, "offline", ended.wandb_id, first=4, how="kill")  # after step 5; step 6 is sent already as well
     run.end()
     assert run.process.returncode == -9
-    run = start(folder, "auto", ended.wandb_id, first=4)
+    run = start(folder, "offline", ended.wandb_id, first=4)
     run.end()
     assert (run.process.returncode, run.complaints.read_text()) == (0, "")
     assert len(files(folder)) == 3
