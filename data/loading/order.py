@@ -54,7 +54,8 @@ class Order:
         self.steps_per_epoch = self.samples_per_epoch // global_batch_size
         if not self.steps_per_epoch:
             raise ConfigError(
-                f"global_batch_size={global_batch_size} is more than the {self.samples_per_epoch} samples of an epoch."
+                f"global_batch_size={global_batch_size} is more than the {self.samples_per_epoch} samples of an epoch. "
+                f"Set global_batch_size={1 << max(self.samples_per_epoch.bit_length() - 1, 0)}, say."
             )
         self._used = self.steps_per_epoch * global_batch_size
         self._chunk = CHUNK if shuffle == "window" else 1

@@ -50,6 +50,8 @@ from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 
+MANY_WEIGHTS = 40_000_000  # to train on a CPU; MiniLM has 23 million
+
 
 def train_run(world: World, config: TrainConfig) -> None:
     """Train as the configuration says. Every rank must call it. Raises Preempted when a stop was requested.
@@ -202,6 +204,12 @@ class TrainingRun:
         elif self.source.weights:
             line += f", beginning with the weights of {self.source.weights}"
         log(line)
+        trained = sum(p.numel() for p in self.parts.model.towers.parameters() if p.requires_grad)
+        if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
+            log(
+                f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
+                "model=tiny_clip_gn, for texts model=minilm"
+            )
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             log(norms)
         for difference in describe_choices(config):
