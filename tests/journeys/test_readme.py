@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -105,6 +106,14 @@ def test_the_keys_of_the_readme_exist() -> None:
     }
     keys = {k for row in rows for k in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=[^`]*)?`", row)}
     assert len(keys) >= 30 and keys <= known, keys - known
+
+
+def test_the_recipes_of_the_readme_compose() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Recipes of the field")[2].partition("\n## ")[0]
+    recipes = re.findall(r"`((?:data\.train|experiment|objective)=[^`]*)`", table)
+    assert len(recipes) >= 7
+    for recipe in recipes:
+        compose_config(shlex.split(recipe))
 
 
 def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
