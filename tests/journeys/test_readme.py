@@ -110,7 +110,7 @@ def test_the_keys_of_the_readme_exist() -> None:
 
 def test_the_recipes_of_the_readme_compose() -> None:
     table = (ROOT / "README.md").read_text().partition("## Recipes of the field")[2].partition("\n## ")[0]
-    recipes = re.findall(r"`((?:data\.train|experiment|objective)=[^`]*)`", table)
+    recipes = re.findall(r"`('?(?:data\.train|experiment|objective)=[^`]*)`", table)
     assert len(recipes) >= 7
     for recipe in recipes:
         compose_config(shlex.split(recipe))
