@@ -108,7 +108,7 @@ def test_thirty_percent_of_the_pictures_cannot_be_decoded(jobs: Jobs, tmp_path: 
     assert len(lines) > 100 and lines[-1]["step"] <= 20 and state(job.run)["status"] == "failed"
     again = jobs.start(1, {**keys, "data.bad_share": 1})  # the same command goes on when that is allowed
     outcome, count = again.ends(), len(ledger(job.run))
-    assert outcome.codes == [0] and len(losses_at(job.run)) == 8 and substituted(job.run)[40] == count > 250
+    assert outcome.codes == [0] and len(losses_at(job.run)) == 9 and substituted(job.run)[40] == count > 250
     line = f"{count} samples could not be used, others took their place: {job.run / 'ledger.jsonl'}"
     assert line in outcome.out.splitlines()
 
