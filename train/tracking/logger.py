@@ -3,6 +3,7 @@
 import json
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -25,13 +26,23 @@ class Logger(AbstractContextManager["Logger"]):
     checkpoints; None without W&B.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), global_batch_size: int = 0, wandb_id: str | None = None) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[Sink] = (),
+        global_batch_size: int = 0,
+        wandb_id: str | None = None,
+        steps_per_epoch: int = 1,
+    ) -> None:
         self.wandb_id = wandb_id
-        self._sinks, self._global_batch_size = sinks, global_batch_size
+        self._sinks, self._global_batch_size, self._steps_per_epoch = sinks, global_batch_size, steps_per_epoch
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Log one record: `scalars` by metric name, after `step` finished optimiser steps."""
-        record = {"step": step, "samples_seen": step * self._global_batch_size, **scalars}
+        """Log one record: `scalars` by metric name, after `step` finished optimiser steps.
+
+        The record also has samples_seen, epoch (passes over the data) and time (seconds since 1970 UTC).
+        """
+        seen, epoch = step * self._global_batch_size, step / self._steps_per_epoch
+        record = {"step": step, "samples_seen": seen, "epoch": epoch, "time": round(time.time(), 3), **scalars}
         for sink in self._sinks:
             sink.log(record)
 
@@ -113,7 +124,7 @@ def build_logger(
         if tracker.is_on(config):
             sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, run_dir)))
     # Text last: the other sinks may print while they close.
-    return Logger([*sinks, *text], global_batch_size, wandb_id)
+    return Logger([*sinks, *text], global_batch_size, wandb_id, steps_per_epoch)
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
