@@ -91,14 +91,16 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     name: str = described("adamw", "optimiser: adamw, or a name of timm.optim.list_optimizers(), e.g. lion, lamb, muon")
-    options: dict[str, Any] = described({}, "further options of an optimiser of timm, e.g. optim.options.momentum=0.95")
+    options: dict[str, Any] = described(
+        {}, "of an optimiser of timm: all but lr and weight_decay, e.g. optim.options.betas=[0.9,0.99]"
+    )
     lr: float = described(5e-4, "peak learning rate", above=0)
     layer_decay: float | None = described(
         None, "learning rate of a tower's layer over that of the next, e.g. 0.75; null: one rate", above=0, below=1
     )
     weight_decay: float = described(0.2, "weight decay; never on biases, norms and the temperature", least=0)
-    beta1: float = described(0.9, "AdamW β1; of timm's optimisers where they have two", least=0, below=1)
-    beta2: float = described(0.98, "AdamW β2; of timm's optimisers where they have two", least=0, below=1)
+    beta1: float = described(0.9, "AdamW β1", least=0, below=1)
+    beta2: float = described(0.98, "AdamW β2", least=0, below=1)
     eps: float = described(1e-6, "AdamW ε", above=0)
     ema: float | None = described(
         None,

@@ -40,7 +40,7 @@ READ_ONLY_WITH = {
     "data.negatives.per_row above 0": "data.negatives.lists",
     "data.negatives.refresh_every above 0": "data.negatives.mining.",
     "optim.schedule=const-cooldown": "optim.cooldown",
-    "optim.name=adamw": "optim.eps",
+    "optim.name=adamw": "optim.beta optim.eps",
     OF_TIMM: "optim.options",
     "objective.divergence=cvar": "objective.alpha",
     "objective.pair_loss=hinge or squared_hinge": "objective.margin",

@@ -78,7 +78,7 @@ def run(config: TrainConfig) -> None:
             print_tables(saved_results(run_folder(config)))
         return
     if _is_rank_0() and (shorter := shorter_run(config)):
-        print(f"{shorter} has finished the same training with another number of steps: run.name={shorter.name} goes on")
+        print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
     STARTUP.begin()  # again for each run of a sweep
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group

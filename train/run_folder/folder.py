@@ -241,21 +241,19 @@ def is_finished(config: TrainConfig) -> bool:
 
 
 def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run that differs from this new one in its length alone; None without one.
+    """Return the folder of a finished run that is shorter than this new one and else the same; None without one.
 
     Only runs without a name of their own are looked at: their names say whether all other keys are equal.
     """
     new = run_folder(config)
-    if config.run.name or _has_checkpoint(new):
-        return None
-    for folder in sorted(new.parent.glob(f"{new.name.rpartition('-')[0]}-*")):
-        with suppress(OSError, ValueError):
-            # the two lines, without parsing the YAML of every run
+    for folder in [] if config.run.name or _has_checkpoint(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
+        with suppress(OSError, ValueError, TypeError, YAMLError):
+            # two lines, without parsing the YAML of every run
             found = dict(re.findall(r"^(steps|epochs): (\S+)$", (folder / CONFIG).read_text(), re.MULTILINE))
-            length = {key: None if value == "null" else float(value) for key, value in found.items()}
-            steps, epochs = length.get("steps"), length.get("epochs")
-            other = replace(config, steps=None if steps is None else int(steps), epochs=epochs)
-            if run_folder(other) == folder and is_finished(other):
+            length = {key: yaml.safe_load(found[key]) or 0 for key in found}
+            other = replace(config, **{key: value or None for key, value in length.items()})
+            shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
+            if shorter and other != config and run_folder(other) == folder and is_finished(other):
                 return folder
     return None
 

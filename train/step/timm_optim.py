@@ -1,6 +1,5 @@
 """Optimisers of timm by name (optim.name). One whose state a checkpoint cannot hold to the bit is refused."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -19,11 +18,11 @@ TO_LIST = 'python -c "import timm.optim; print(*timm.optim.list_optimizers())"'
 def optimizer_of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer:
     """Build timm's optimiser `config.name` over `groups` of parameters.
 
-    Learning rate and weight decay are those of `config`; so are β1 and β2 where the optimiser has two. All else, ε too,
-    is timm's default or in config.options. Raises ConfigError for a name or option that timm does not have, for a
+    Learning rate and weight decay are those of `config`; all else is timm's default or in config.options, also β and ε,
+    whose usual values differ between optimisers. Raises ConfigError for a name or option that timm does not have, for a
     package that is not installed, and for an optimiser that could not go on exactly from a checkpoint.
     """
-    from timm.optim import create_optimizer_v2, get_optimizer_class, list_optimizers
+    from timm.optim import create_optimizer_v2, list_optimizers
 
     if config.name not in (names := list_optimizers()):
         raise ConfigError(
@@ -31,11 +30,8 @@ def optimizer_of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> 
         )
 
     def build(groups: Sequence[dict[str, Any]]) -> Optimizer:
-        known = inspect.signature(get_optimizer_class(config.name, bind_defaults=False)).parameters
-        theirs = known["betas"].default if "betas" in known else None
-        betas = (config.beta1, config.beta2)
-        options = {**({"betas": betas} if theirs and len(theirs) == 2 else {}), **config.options}
-        return create_optimizer_v2(groups, config.name, lr=config.lr, weight_decay=config.weight_decay, **options)
+        own = {"lr": config.lr, "weight_decay": config.weight_decay}
+        return create_optimizer_v2(groups, config.name, **own, **config.options)
 
     device = groups[0]["params"][0].device
     try:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import os
 import pty
 import re
@@ -37,14 +38,17 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_scalar_is_in_metrics_jsonl_at_once(tmp_path: Path) -> None:
+    begun = time.time() - 1
     logger = build_logger(tmp_path, OFF, first_step=0, **SHAPE)
     logger.log(1, training(3.5))
     logger.log(2, {"val/image_to_text_R@1": 0.25})
     expected = [
-        {"step": 1, "samples_seen": 100, **training(3.5)},
-        {"step": 2, "samples_seen": 200, "val/image_to_text_R@1": 0.25},
+        {"step": 1, "samples_seen": 100, "epoch": 0.25, **training(3.5)},
+        {"step": 2, "samples_seen": 200, "epoch": 0.5, "val/image_to_text_R@1": 0.25},
     ]
-    assert records(tmp_path) == expected  # before close: every line is flushed
+    written = records(tmp_path)  # before close: every line is flushed
+    times = [record.pop("time") for record in written]
+    assert written == expected and begun <= times[0] <= times[1] <= time.time() + 1
     logger.log(3, training(math.nan))
     logger.flush()
     logger.close()
