@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.cli import ROOT
-from helpers.tiny_runs import last_weights, losses, records, refused, state
+from helpers.tiny_runs import QUIET, last_weights, losses, records, refused, state
 from safetensors.torch import load_file
 
 # every command is of README or --help, made small
@@ -62,13 +62,31 @@ def test_a_longer_run_is_the_run_of_that_length(commands, tiny, tmp_path: Path) 
     (result,) = (tmp_path / "out").glob("val.json")
     content = json.loads(result.read_text())
     assert evaluated.code == 0 and content["weights"] == "their average, optim.ema=0.9"
-    assert {f"val/{name}": content["metrics"][name.removeprefix("val/")] for name in ()} == {}
     for name, value in scored.items():
         assert content["metrics"][name.removeprefix("val/")] == pytest.approx(value, abs=1e-12)
 
     fewer = commands.run(*tiny({**keys, "run.name": "a", "steps": 5}))
     refused(fewer, 2, "has 6 steps behind it, more than the 5", "resume=never")
     assert commands.run(*tiny({**keys, "run.name": "a", "steps": 6})).out.startswith("already finished")
+
+
+def test_averages_go_on_with_two_processes_and_leave_frozen_towers_alone(commands, tiny, tmp_path: Path) -> None:
+    val = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
+    keys = {**QUIET, "optim.ema": 0.9, "data.val": val, "eval.every": 2, "checkpoint.every": 2, "steps": 4}
+    keys |= {"model.text.frozen": "true", "model.frozen_cache_mb": 64, "optim.schedule": "const"}
+    cached, computed, two = (tmp_path / "runs" / name for name in ("cached", "computed", "two"))
+    assert commands.run(*tiny({**keys, "run.name": "cached"})).code == 0
+    assert commands.run(*tiny({**keys, "run.name": "computed", "model.frozen_cache_mb": 0})).code == 0
+    assert losses(cached) == pytest.approx(losses(computed), rel=1e-6)
+    scores = [[v for r in records(run) for k, v in r.items() if k.startswith("val/")] for run in (cached, computed)]
+    assert scores[0] == scores[1] != []
+    middle = cached / "checkpoints" / "step_00000002"
+    ended = commands.world(2, *tiny({**keys, "run.name": "two", "resume": middle}))
+    assert [each.code for each in ended] == [0, 0], ended[0].out
+    ours, theirs = averages(two), averages(cached)
+    assert ours.keys() == theirs.keys() == {name for name in theirs if ".y_tower.trunk." not in name}
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
 
 def test_a_new_run_names_the_shorter_one_that_it_could_go_on_with(commands, tiny, tmp_path: Path) -> None:

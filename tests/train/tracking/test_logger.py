@@ -2,12 +2,12 @@
 
 import json
 import math
-import time
 import os
 import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
