@@ -104,8 +104,7 @@ class OptimConfig:
     eps: float = described(1e-6, "AdamW ε", above=0)
     ema: float | None = described(
         None,
-        "decay of an average of the weights, e.g. 0.999, which evaluation, mining and exports use; after n steps at "
-        "most (1+n)/(10+n); null: none",
+        "decay of an average of the weights to evaluate, mine and export, e.g. 0.999; null: none",
         above=0,
         below=1,
     )
@@ -214,10 +213,8 @@ def validate(config: TrainConfig, world_size: int) -> None:
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         **_limits(config),
-        f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1": isinstance(
-            optim.warmup, float
-        )
-        and optim.warmup >= 1,
+        f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1": optim.warmup >= 1
+        and isinstance(optim.warmup, float),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
         **_stream_rules(config),

@@ -139,8 +139,6 @@ class _Training:
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
         warmup = finite(self.options.get("optim.warmup")) or 0
-        if warmup < 1:  # a share of the run
-            warmup *= finite(self.options.get("steps")) or 0
         if uniformity and max(self.history.get("train/loss", {}), default=-inf) > warmup:
             side = max(uniformity, key=lambda s: uniformity[s])
             words = ", ".join(f"{s} {value:.2f}".replace("-", "−") for s, value in uniformity.items())

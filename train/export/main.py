@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from omegaconf import MISSING
 
 from dyad.data.base.command_line import command_options, help_text
-from dyad.data.base.errors import ConfigError, HardwareError, first_line
+from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import whole_folder
 from dyad.data.base.secrets import without_credentials
 from dyad.data.config import described
@@ -87,21 +87,18 @@ def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
     """Upload an export to the Hub and return its URL there. The repository is made if it does not exist.
 
     repository: ORG/NAME. private: of a new repository. The token is that of the environment or of the hub's own login.
-    Raises ConfigError for a name or token that the hub refuses, HardwareError without a network; the folder stays.
+    Raises ConfigError where the hub refuses that or cannot be reached; the folder stays.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
-    kept = f"{folder} is complete"
     try:
         url = HfApi().create_repo(repository, private=private, exist_ok=True)
         HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
         return without_credentials(str(url))
-    except (LocalTokenNotFoundError, HFValidationError, HfHubHTTPError) as error:
-        advice = "It takes a token that may write: HF_TOKEN=…, or hf auth login"
-        raise ConfigError(f"push={repository}: {first_line(error)}. {advice}. {kept}") from error
-    except Exception as error:  # of the HTTP library, which is not always the same
-        raise HardwareError(f"push={repository}: the hub cannot be reached ({first_line(error)}). {kept}") from error
+    except Exception as error:  # of the hub, the HTTP library or the network
+        advice = "It takes a network, and a token that may write: HF_TOKEN=…, or hf auth login"
+        reason = without_credentials(first_line(error))
+        raise ConfigError(f"push={repository}: {reason}. {advice}. {folder} is complete") from error
 
 
 def library_of(chosen: ExportFormat) -> "Library":

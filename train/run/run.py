@@ -41,7 +41,7 @@ from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, 
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, recorded_steps, run_folder
+from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, recorded_state, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -226,8 +226,9 @@ class TrainingRun:
             yield f"optim.warmup={optim.warmup}: {warmup_steps(total, optim)} of {total} steps"
         if optim.ema is not None:
             yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
-        before = recorded_steps(self.source.resume.resolve().parent.parent) if self.source.resume else None
-        if before and before != total and 0 < first < total and not self.restored.batch_changed:
+        begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
+        before = begun.get("total_steps")
+        if isinstance(before, int) and before != total and 0 < first < total and not self.restored.batch_changed:
             rates = [learning_rate(first - 1, before, optim), learning_rate(first, total, optim)]
             shown = f"{rates[0]:.3g} at step {first}, is {rates[1]:.3g} from here"
             yield f"{total} steps, not {before}: the learning rate, {shown} (optim.schedule={optim.schedule.name})"

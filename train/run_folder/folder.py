@@ -114,7 +114,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     and when a newer program has made the folder.
     """
     path = folder / CONFIG
-    version = _state(folder).get("format", FORMAT)
+    version = recorded_state(folder).get("format", FORMAT)
     if isinstance(version, int) and version > FORMAT:
         raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
     if file_inside(folder, CONFIG) is None:
@@ -233,7 +233,7 @@ def is_finished(config: TrainConfig) -> bool:
     # more data or another batch size may have made the run longer
     if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
         return False
-    state = _state(folder)
+    state = recorded_state(folder)
     if state.get("status") != "finished" or not _has_checkpoint(folder, f"step_{state.get('step', 0):08d}"):
         return False
     old = _resumed_keys(config) or {}
@@ -258,19 +258,13 @@ def shorter_run(config: TrainConfig) -> Path | None:
     return None
 
 
-def _state(folder: Path) -> dict[str, Any]:
+def recorded_state(folder: Path) -> dict[str, Any]:
     """Read run_state.json of a run folder; {} if it is missing or damaged."""
     try:
         state = read_json(folder / STATE) if file_inside(folder, STATE) else {}
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}
-
-
-def recorded_steps(folder: Path) -> int | None:
-    """Return how many steps the run in `folder` was to have when it last started; None if nothing says so."""
-    steps = _state(folder).get("total_steps")
-    return steps if isinstance(steps, int) and steps > 0 else None
 
 
 def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:

@@ -54,15 +54,9 @@ class RunState:
         self._step = self._step if step is None else step
         if self._path:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
-            state = {
-                "format": FORMAT,
-                "status": status,
-                "step": self._step,
-                "total_steps": self._total_steps,
-                "time": now,
-            }
+            state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with writable(self._path):
-                write_json(self._path, {**state, **without_secrets(facts)})
+                write_json(self._path, {"format": FORMAT, **state, **without_secrets(facts)})
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 WARMUP = 10
 
@@ -34,7 +35,7 @@ class WeightAverage:
         if not self.tensors:
             self.tensors = {p: p.detach().clone() for p in self._parameters}
         decay = min(self._decay, (1 + self.updates) / (WARMUP + self.updates))
-        torch._foreach_lerp_([self.tensors[p] for p in self._parameters], self._parameters, 1 - decay)
+        get_ema_multi_avg_fn(decay)([self.tensors[p] for p in self._parameters], [*self._parameters], 0)
         self.updates += 1
 
     @contextmanager

@@ -22,27 +22,21 @@ from dyad.train.tracking.trackers import TRACKERS
 class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. wandb_id: id of the W&B run, saved in
-    checkpoints; None without W&B.
+    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. batch: samples of a step. wandb_id: id of
+    the W&B run, saved in checkpoints; None without W&B. epoch: steps of an epoch.
     """
 
-    def __init__(
-        self,
-        sinks: Sequence[Sink] = (),
-        global_batch_size: int = 0,
-        wandb_id: str | None = None,
-        steps_per_epoch: int = 1,
-    ) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), batch: int = 0, wandb_id: str | None = None, epoch: int = 1) -> None:
         self.wandb_id = wandb_id
-        self._sinks, self._global_batch_size, self._steps_per_epoch = sinks, global_batch_size, steps_per_epoch
+        self._sinks, self._batch, self._epoch = sinks, batch, epoch
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Log one record: `scalars` by metric name, after `step` finished optimiser steps.
 
         The record also has samples_seen, epoch (passes over the data) and time (seconds since 1970 UTC).
         """
-        seen, epoch = step * self._global_batch_size, step / self._steps_per_epoch
-        record = {"step": step, "samples_seen": seen, "epoch": epoch, "time": round(time.time(), 3), **scalars}
+        when = {"samples_seen": step * self._batch, "epoch": step / self._epoch, "time": round(time.time(), 3)}
+        record = {"step": step, **when, **scalars}
         for sink in self._sinks:
             sink.log(record)
 
