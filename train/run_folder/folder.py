@@ -44,12 +44,12 @@ RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen
 
 # Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
 ADDED = {
-    "optim.name": "adamw",
-    "optim.layer_decay": None,
-    "optim.ema": None,
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
+    "optim.name": "adamw",
+    "optim.layer_decay": None,
+    "optim.ema": None,
 }
 
 # Keys that may always change: how long the run is
