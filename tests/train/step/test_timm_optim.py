@@ -11,6 +11,7 @@ from timm.optim.lion import Lion
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.batch import Batch
 from dyad.train.config import OptimConfig
 from dyad.train.run_folder import checkpoint
 from dyad.train.step.optim import build_optimizer
@@ -23,16 +24,20 @@ NAMES = [name for name in map(str, list_optimizers()) if not name.startswith(OTH
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_goes_on_to_the_bit_from_its_checkpoint(tmp_path: Path, name: str) -> None:
     optim = OptimConfig(name=name, lr=1e-3)
-    straight, first = (train_step(towers(), 8, optim=optim) for _ in range(2))
-    losses = [straight(batch(8, seed=index), index)["loss"] for index in range(8)]
+
+    def rows(seed: int) -> Batch:
+        return batch(8, seed, torch.float32)
+
+    straight, first = (train_step(towers().float(), 8, optim=optim) for _ in range(2))
+    losses = [straight(rows(index), index)["loss"] for index in range(8)]
     for index in range(4):
-        first(batch(8, seed=index), index)
+        first(rows(index), index)
     parts = {"towers": first.towers, "objective": first.objective}
     saved = checkpoint.save(tmp_path, checkpoint.capture(parts, first.optimizer, 4, {}), keep=1)
-    second = train_step(towers(seed=9), 8, optim=optim)
+    second = train_step(towers(seed=9).float(), 8, optim=optim)
     parts = {"towers": second.towers, "objective": second.objective}
     checkpoint.restore(checkpoint.load(saved), parts, second.optimizer)
-    assert [second(batch(8, seed=index), index)["loss"] for index in range(4, 8)] == losses[4:]
+    assert [second(rows(index), index)["loss"] for index in range(4, 8)] == losses[4:]
     for a, b in zip(second.towers.parameters(), straight.towers.parameters(), strict=True):
         assert torch.equal(a, b)
 
