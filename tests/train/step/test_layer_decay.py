@@ -8,7 +8,7 @@ import pytest
 import timm
 import torch
 from helpers.runs import TINY
-from timm.optim import param_groups_layer_decay
+from timm.optim import param_groups_layer_decay  # pyright: ignore[reportPrivateImportUsage]
 from torch import nn
 from transformers import BertConfig, BertModel
 
@@ -46,7 +46,8 @@ def test_of_open_clips_towers_and_transformers() -> None:
     assert depths["token_embedding.weight"] == 0 and depths["transformer.resblocks.11.attn.in_proj_weight"] == 12
     assert depths["ln_final.weight"] == 13
 
-    depths = layer_depths(open_clip.create_model("RN50", force_custom_text=True, device=torch.device("meta")).visual)
+    resnet = open_clip.create_model("RN50", force_custom_text=True, device=torch.device("meta"))
+    depths = layer_depths(resnet.visual)  # pyright: ignore[reportArgumentType]
     assert depths["conv3.weight"] == 0 and depths["layer1.0.conv1.weight"] == 1 and depths["layer4.2.bn3.bias"] == 16
 
     shape = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8)
