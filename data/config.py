@@ -30,7 +30,7 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
     train.config.validate checks both.
     """
     metadata = {"help": meaning, **limits}
-    if isinstance(default, list):
+    if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 

@@ -90,12 +90,25 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
+    name: str = described("adamw", "optimiser: adamw, or a name of timm.optim.list_optimizers(), e.g. lion, lamb, muon")
+    options: dict[str, Any] = described(
+        {}, "of an optimiser of timm: all but lr and weight_decay, e.g. optim.options.betas=[0.9,0.99]"
+    )
     lr: float = described(5e-4, "peak learning rate", above=0)
-    weight_decay: float = described(0.2, "AdamW decay; never on biases, norms and the temperature", least=0)
+    layer_decay: float | None = described(
+        None, "learning rate of a tower's layer over that of the next, e.g. 0.75; null: one rate", above=0, below=1
+    )
+    weight_decay: float = described(0.2, "weight decay; never on biases, norms and the temperature", least=0)
     beta1: float = described(0.9, "AdamW β1", least=0, below=1)
     beta2: float = described(0.98, "AdamW β2", least=0, below=1)
     eps: float = described(1e-6, "AdamW ε", above=0)
-    warmup: int = described(0, "steps of linear warm-up", least=0)
+    ema: float | None = described(
+        None,
+        "decay of an average of the weights to evaluate, mine and export, e.g. 0.999; null: none",
+        above=0,
+        below=1,
+    )
+    warmup: int | float = described(0, "steps of linear warm-up; below 1, as 0.1: a share of the run", least=0)
     schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
     cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end", least=0)
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
@@ -200,6 +213,8 @@ def validate(config: TrainConfig, world_size: int) -> None:
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
         **_limits(config),
+        f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1": optim.warmup >= 1
+        and isinstance(optim.warmup, float),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
         **_stream_rules(config),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,7 +51,8 @@ class Encoder:
     They are L2-normalised if `cosine` is True. towers: by side, "x" and "y". block: items per tower call. workers:
     loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or fp16. should_stop:
     called before each tower call, with the same result in all processes; if it returns True, encoding raises Stopped.
-    timeout: seconds to wait for a block of a loader process; 0: no limit.
+    timeout: seconds to wait for a block of a loader process; 0: no limit. weights(): a context in
+    which the towers hold the weights to evaluate; the caller enters it.
     """
 
     towers: dict[str, nn.Module]
@@ -62,6 +63,7 @@ class Encoder:
     cosine: bool = True
     should_stop: Callable[[], bool] = lambda: False
     timeout: float = 60.0
+    weights: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @classmethod
     def of(

@@ -44,7 +44,7 @@ DEVICE = {
 ALWAYS = """model.name model.image.kind model.image.name model.text.kind model.text.name precision
 objective.similarity objective.temperature optim.lr optim.warmup optim.schedule""".split()
 # Keys that are facts of their own
-SHOWN = "task seed steps init_from experiment global_batch_size objective.name".split()
+SHOWN = "task seed steps init_from experiment global_batch_size objective.name optim.name".split()
 
 
 ENVIRONMENT = Environment(
@@ -202,7 +202,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "steps": steps if total is None else f"{steps} of {total:,}",
         "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),
-        "optimiser": ": ".join(filter(None, ("AdamW", changed.get("optim")))),
+        "optimiser": ": ".join(filter(None, (_joined(options.get("optim.name") or "adamw"), changed.get("optim")))),
         "time": f"{_duration(seconds)} in steps{speed}" if seconds else "",
         "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
         "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",

@@ -29,7 +29,8 @@ def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
     towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
     names = [t.name or config.model.name or t.kind.name for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
-    return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step}
+    average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
+    return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step, **average}
 
 
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from dyad.train.run_folder.folder import all_keys, flat
 from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 
 # Group → the key that takes a name or file which is none of the group's choices
-KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.schedule"}
+KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.name"}
+OPEN_SECTION = "optim.options"  # a mapping with any keys
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
@@ -223,7 +224,8 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     register()
     GlobalHydra.instance().clear()
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        return compose("train", [_unescaped(word) for word in overrides])
+        adding = [f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word for word in overrides]
+        return compose("train", [_unescaped(word) for word in adding])
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -301,6 +303,8 @@ def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> No
         own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
+    if key.startswith(f"{OPEN_SECTION}."):
+        return
     if key not in choices and key not in known and not any(k.startswith(key + ".") for k in known):
         hint = _nearest_key(key, [*choices, *known])
         raise ConfigError(f"unknown key '{key}'.{hint} All keys: python -m train --cfg job")
@@ -353,6 +357,7 @@ def _not_a_flag(word: str, following: str, known: Iterable[str]) -> str:
 
 # OmegaConf's message for a value of the wrong type → the type in our words
 MUST_BE = {
+    r"Value '(.*)' of type .* is incompatible with type hint 'Union\[int, float\]'": "a number",
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
     r"Value '(.*)' of type .* could not be converted to Float": "a number",
     r"Value '(.*)' is not a valid bool": "true or false",

@@ -40,7 +40,7 @@ OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "
 
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
-save-frequency val-frequency precision aug-cfg force-image-size opt skip-scheduler report-to use-bn-sync
+save-frequency val-frequency precision aug-cfg force-image-size opt momentum skip-scheduler report-to use-bn-sync
 resume""".split()
 
 
@@ -83,10 +83,9 @@ WITHOUT_STEPS = {
 # Flags that change the training and have no counterpart: such a command is refused
 LOST = by_name(
     {
-        "the optimiser is AdamW": "momentum opt-kwargs opt-fallback-list",
+        "write them as optim.options.NAME=VALUE behind the translation": "opt-kwargs opt-fallback-list",
         "decay leaves out biases, norms and the temperature, and nothing else": "wd-exclude",
-        "one learning rate for all layers; model.text.unlocked_layers trains only the last": "text-layer-decay",
-        "one learning rate for all layers; model.image.unlocked_groups trains only the last": "image-layer-decay "
+        "optim.layer_decay is of both towers; write it behind the translation": "text-layer-decay image-layer-decay "
         "visual-layer-decay",
         "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead": "pretrained-image",
         "taken from the model's own preprocessing": "image-mean image-std image-interpolation",

@@ -39,7 +39,11 @@ OTHER_NAMES = {
     "optim.lr": "learning_rate",
     "optim.max_skipped": "patience",
     "optim.schedule": "lr_scheduler_type scheduler",
-    "optim.warmup": "warmup_steps",
+    "optim.ema": "ema_decay model_ema model_ema_decay use_ema",
+    "optim.layer_decay": "layer_wise_lr_decay llrd lr_layer_decay",
+    "optim.name": "opt optimizer optimizer_name",
+    "optim.options": "optim_args opt_kwargs",
+    "optim.warmup": "warmup_ratio warmup_steps",
     "precision": "mixed_precision",
     "precision=bf16": "bf16",
     "precision=fp16": "fp16",
@@ -62,7 +66,6 @@ ADVICE = by_name(
         "nproc nproc_per_node accelerator strategy",
         "The gradient is always that of the whole global batch: leave it out.": "local_loss gather_with_grad "
         "gather_across_devices negatives_cross_device cross_batch_negatives",
-        "The optimiser is AdamW: optim.lr, optim.weight_decay, optim.beta1, …": "optimizer opt",
         "A recipe is experiment=NAME.": "config config_file config_path recipe",
     }
 )

@@ -16,6 +16,7 @@ from dyad.train.run_folder.folder import all_keys
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
+OF_TIMM = "an optim.name other than adamw"
 TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
@@ -39,6 +40,8 @@ READ_ONLY_WITH = {
     "data.negatives.per_row above 0": "data.negatives.lists",
     "data.negatives.refresh_every above 0": "data.negatives.mining.",
     "optim.schedule=const-cooldown": "optim.cooldown",
+    "optim.name=adamw": "optim.beta optim.eps",
+    OF_TIMM: "optim.options",
     "objective.divergence=cvar": "objective.alpha",
     "objective.pair_loss=hinge or squared_hinge": "objective.margin",
     "objective.nu=state": "objective.nu_lr",
@@ -105,6 +108,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    OF_TIMM: lambda config: config.optim.name != "adamw",
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }
 

@@ -256,16 +256,29 @@ def _batch_norm(job: Translation) -> None:
 
 
 def _optimiser(job: Translation) -> None:
-    """Set AdamW's beta2 and eps, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
+    """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
-    Raises ConfigError for an optimiser other than AdamW, and for a cooldown whose number of steps is unknown.
+    Raises ConfigError for an optimiser that is neither AdamW nor timm's, and for a cooldown whose number of steps is
+    unknown.
     """
-    if "vit" not in job.text("model").lower():
+    _, is_timm, name = job.text("opt").lower().rpartition("timm/")
+    if is_timm:
+        if "lr" not in job.given:
+            raise ConfigError(
+                f"--opt {job.text('opt')}: say its learning rate, --lr: each optimiser of timm has its own"
+            )
+        job.set("optim.name", name)
+        betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
+        options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
+        for key, value in {**options, "betas": f"[{','.join(betas)}]" if all(betas) else ""}.items():
+            if value:
+                job.set(f"optim.options.{key}", value)
+    elif "vit" not in job.text("model").lower():
         for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
             if key not in job.given:
                 job.set(f"optim.{key}", value, implied=True)
-    if job.text("opt") not in ("", "adamw"):
-        job.refuse("opt", "the optimiser is AdamW")
+    if not is_timm and (name not in ("", "adamw") or "momentum" in job.given):
+        job.refuse("opt", "open_clip has adamw, and any of timm's as timm/NAME, which have a --momentum")
     if "skip-scheduler" in job.given:
         job.set("optim.schedule", "const")
         job.set("optim.warmup", 0)

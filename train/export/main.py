@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from omegaconf import MISSING
 
 from dyad.data.base.command_line import command_options, help_text
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import whole_folder
+from dyad.data.base.secrets import without_credentials
 from dyad.data.config import described
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class ExportCommand:
         None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
     )
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
+    push: str | None = described(None, "ORG/NAME: then upload the folder to this repository of the Hugging Face Hub")
+    public: bool = described(False, "make that repository public if it is new; false: private")
 
 
 PURPOSE = """\
@@ -47,6 +50,7 @@ EXAMPLES = {
     "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
     "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
     "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
+    "to the Hub, with the token of HF_TOKEN or hf auth login": "python -m train.export run=runs/topics push=ORG/NAME",
     "graphs for onnxruntime, any model": "python -m train.export run=runs/emoji format=onnx",
 }
 
@@ -75,6 +79,26 @@ def main() -> None:
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
     print(library.snippet(out, source))
+    if command.push:
+        print(f"\nUploaded to {pushed(out, command.push, not command.public, f'{name}, step {trained.step}')}")
+
+
+def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
+    """Upload an export to the Hub and return its URL there. The repository is made if it does not exist.
+
+    repository: ORG/NAME. private: of a new repository. The token is that of the environment or of the hub's own login.
+    Raises ConfigError where the hub refuses that or cannot be reached; the folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        url = HfApi().create_repo(repository, private=private, exist_ok=True)
+        HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
+        return without_credentials(str(url))
+    except Exception as error:  # of the hub, the HTTP library or the network
+        advice = "It takes a network, and a token that may write: HF_TOKEN=…, or hf auth login"
+        reason = without_credentials(first_line(error))
+        raise ConfigError(f"push={repository}: {reason}. {advice}. {folder} is complete") from error
 
 
 def library_of(chosen: ExportFormat) -> "Library":

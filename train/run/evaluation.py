@@ -32,7 +32,8 @@ class Evaluation:
 
     def __call__(self, step: int) -> dict[str, float]:
         examples = self.examples if step == self.last_step else None
-        reports = [(evaluator, evaluator.report(self.encoder, examples)) for evaluator in self.evaluators]
+        with self.encoder.weights():
+            reports = [(evaluator, evaluator.report(self.encoder, examples)) for evaluator in self.evaluators]
         rank_0_only(self.encoder.world, lambda: self._write(reports, step))
         return {f"{e.name}/{metric}": value for e, report in reports for metric, value in report.metrics.items()}
 

@@ -68,7 +68,7 @@ def run(config: TrainConfig) -> None:
 
     Raises Preempted when a stop was requested (by a signal such as SIGTERM).
     """
-    from dyad.train.run_folder.folder import is_finished, run_folder
+    from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
 
     if is_finished(config):
         if _is_rank_0():
@@ -77,6 +77,8 @@ def run(config: TrainConfig) -> None:
             print(f"already finished: {run_folder(config)}")
             print_tables(saved_results(run_folder(config)))
         return
+    if _is_rank_0() and (shorter := shorter_run(config)):
+        print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
     STARTUP.begin()  # again for each run of a sweep
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group

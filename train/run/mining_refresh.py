@@ -92,8 +92,9 @@ class NegativeRefresh:
         start, data, encode = perf_counter(), self.dataset, replace(self.encode, block=BLOCK)
         corpus, done = data.questions.corpus, self.run / FOLDER / EMBEDDINGS
         assert corpus is not None, "the dataset refuses refresh_every without a corpus"
-        source = embedded(encode, data.questions, corpus, data.tokenize, data.config, done, self.log)
-        summary = mine(source, data.config.negatives.mining, folder, encode.world, {"step": step})
+        with encode.weights():
+            source = embedded(encode, data.questions, corpus, data.tokenize, data.config, done, self.log)
+            summary = mine(source, data.config.negatives.mining, folder, encode.world, {"step": step})
         rank_0_only(encode.world, lambda: self._tidy(step))
         self.log(
             f"Mined at step {step}: {summary['negatives']:,} negatives for {summary['questions']:,} questions, "

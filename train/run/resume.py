@@ -124,10 +124,11 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
         if parts.memory:
             parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
-        checkpoint.restore(state, parts.modules, parts.step.optimizer)
+        average = checkpoint.restore(state, parts.modules, parts.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
     parts.step.load_state_dict(facts["step_state"])
+    parts.step.average.tensors = {} if config.optim.ema is None else average
     return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
 
 
@@ -135,11 +136,17 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
     """Return the step at which the run continues, counted in batches of this run's size.
 
     folder: the checkpoint; step: its count of finished steps, in batches of its own size; facts: the entries of its
-    state.json; parts: the components of the run. When the batch size has changed, raises ConfigError if
+    state.json; parts: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
+    already. When the batch size has changed, raises ConfigError if
     resume.allow_batch_change is not set, if the run ends at or before the returned step, or if hard negatives are mined
     every data.negatives.refresh_every steps and the returned step is no multiple of that.
     """
     before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
+    if before == now and step > parts.total_steps:
+        raise ConfigError(
+            f"{folder} has {step:,} steps behind it, more than the {parts.total_steps:,} that steps or epochs asks "
+            "for. Ask for more, or choose another run.name; resume=never begins again"
+        )
     if before == now:
         return step
     if not config.resume.allow_batch_change:

@@ -41,11 +41,12 @@ from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, 
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, run_folder
+from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, recorded_state, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
 from dyad.train.step.loop import Plan, fit
+from dyad.train.step.optim import learning_rate, warmup_steps
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
@@ -98,7 +99,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             logger.flush()
             ledger.sync()
 
-        encoder = Encoder.of(config, parts.model, world, should_stop)
+        encoder = replace(Encoder.of(config, parts.model, world, should_stop), weights=parts.step.average.applied)
         evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, logger.print)
         ledger = stack.enter_context(Ledger(own_folder, plan.first_step, logger.print))
         monitor = run.build_monitor(ledger, logger.print)
@@ -210,6 +211,8 @@ class TrainingRun:
                 f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
                 "model=tiny_clip_gn, for texts model=minilm"
             )
+        for schedule in self.describe_schedule():
+            log(schedule)
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             log(norms)
         for difference in describe_choices(config):
@@ -223,6 +226,20 @@ class TrainingRun:
             world = self.world
             workers = worker_count(config.data.workers, world.device)
             log(dataset.begin(world.rank, world.size, workers, restored.facts.get("stream")))
+
+    def describe_schedule(self) -> Iterator[str]:
+        """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, the average of weights."""
+        optim, first, total = self.config.optim, self.plan.first_step, self.plan.total_steps
+        if isinstance(optim.warmup, float):
+            yield f"optim.warmup={optim.warmup}: {warmup_steps(total, optim)} of {total} steps"
+        if optim.ema is not None:
+            yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
+        begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
+        before = begun.get("total_steps")
+        if isinstance(before, int) and before != total and 0 < first < total and not self.restored.batch_changed:
+            rates = [learning_rate(first - 1, before, optim), learning_rate(first, total, optim)]
+            shown = f"{rates[0]:.3g} at step {first}, is {rates[1]:.3g} from here"
+            yield f"{total} steps, not {before}: the learning rate, {shown} (optim.schedule={optim.schedule.name})"
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
@@ -302,7 +319,8 @@ class TrainingRun:
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
         def write() -> None:
-            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory)
+            average = parts.step.average.tensors
+            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, average)
             (writer.save if last else writer.save_in_background)(state)
 
         rank_0_only(world, write)

@@ -4,10 +4,16 @@
     model.safetensors      weights and buffers of the towers and the objective, by name
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
-    state.json             step, and further entries that the caller chooses (samples seen, data, scaler, tracker id)
+    average.safetensors    moving average of the trained weights, by name; only with optim.ema
+    state.json             step, numbers of the optimiser that are no tensors, and further entries that the caller
+                           chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
 
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
+
+The format number (also of the run folder: FORMAT in folder.py) goes up when an older program would read a new file
+wrongly. A program reads every number up to its own, refuses higher ones in one line, and writes the lowest number that
+describes what it writes: 2, and 3 with an average of the weights or numbers of the optimiser that are no tensors.
 """
 
 import json
@@ -17,23 +23,28 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, empty_like, nn, no_grad
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
 
-FORMAT = 2
+OLDEST, FORMAT = 2, 3
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
-STATE, MANIFEST = "state.json", "manifest.json"
-FILES = (MODEL, OPTIMIZER, MEMORY, STATE)
+AVERAGE, STATE, MANIFEST = "average.safetensors", "state.json", "manifest.json"
+FILES = (MODEL, OPTIMIZER, MEMORY, AVERAGE, STATE)
+OPTIONAL = (MEMORY, AVERAGE)
+SCALARS = "optimizer_scalars"  # key of state.json
+# entries of an optimiser's groups that follow from the configuration
+OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
 # errors of reading JSON that has another structure than ours
 OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionError, OverflowError)
 
@@ -42,9 +53,11 @@ OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionErro
 class CheckpointState:
     """The content of a checkpoint.
 
-    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: AdamW's state
-    tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
-    objective's per-sample state, one entry per training sample; empty if it has none.
+    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: the optimiser's
+    state tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
+    objective's per-sample state, one entry per training sample; empty if it has none. scalars: numbers of the optimiser
+    that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average: the moving average of
+    the trained weights by name; empty if there is none.
     """
 
     step: int
@@ -52,6 +65,14 @@ class CheckpointState:
     optimizer: dict[str, Tensor]
     facts: dict[str, Any]
     memory: dict[str, Tensor]
+    scalars: dict[str, float | None] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """The tensors of each file that is written, by the name of the file."""
+        found = {MODEL: self.model, OPTIMIZER: self.optimizer, MEMORY: self.memory, AVERAGE: self.average}
+        return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -74,14 +95,16 @@ def capture(
     step: int,
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
+    average: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> CheckpointState:
     """Collect the tensors and entries that `save` writes, as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
     weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
-    one entry per training sample; None if it has none.
+    one entry per training sample; None if it has none. average: the moving average of the weights by parameter. Raises
+    TypeError for an optimiser whose state is neither tensors nor numbers.
     """
-    assert not {"step", "optimizer_scalars"} & set(facts), "these keys of state.json are the checkpoint's own"
+    assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
     slots = {  # of AdamW they all are tensors, the step count too
@@ -89,27 +112,46 @@ def capture(
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
     }
-    return CheckpointState(step, model, slots, facts, dict(memory or {}))
+    slots |= {
+        f"{i}/{key}": group[key]
+        for i, group in enumerate(optimizer.param_groups)
+        for key in group.keys() - optimizer.defaults.keys() - OF_CONFIG
+    }
+    scalars = {key: value for key, value in slots.items() if not isinstance(value, Tensor)}
+    if foreign := [key for key, value in scalars.items() if not isinstance(value, int | float | None)]:
+        raise TypeError(f"no checkpoint holds what this optimiser keeps as '{foreign[0].rpartition('/')[2]}'")
+    tensors = {key: value for key, value in slots.items() if key not in scalars}
+    averages = {name_of[id(parameter)]: tensor for parameter, tensor in (average or {}).items()}
+    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, averages)
 
 
-def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
-    """Copy a checkpoint's weights into `modules` and its AdamW state into `optimizer`, bit for bit.
+def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> dict[Any, Tensor]:
+    """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    `state.memory` (per-sample state of the objective) is not restored here: each rank loads its own part. Raises
-    ConfigError, with nothing changed, for a checkpoint of another model.
+    Returns the moving average of the weights by parameter, empty if the checkpoint has none. `state.memory` (per-sample
+    state of the objective) is not restored here: each rank loads its own part. Raises ConfigError, with nothing
+    changed, for a checkpoint of another model.
     """
     _refuse_another_model(state.model, modules)
     named = named_tensors(modules)
     # torch numbers optimiser state by the position of its parameter; the checkpoint names it
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    groups = optimizer.state_dict()["param_groups"]
     slots: dict[int, dict[str, Any]] = {}
-    for entry, value in state.optimizer.items():
+    for entry, value in {**state.optimizer, **state.scalars}.items():
         name, _, key = entry.rpartition("/")
+        if name.isdecimal() and int(name) < len(groups):
+            groups[int(name)][key] = value
+            continue
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
-        slots.setdefault(position[id(named[name])], {})[key] = _like(named[name], value)
+        own = _like(named[name], value) if isinstance(value, Tensor) else value
+        slots.setdefault(position[id(named[name])], {})[key] = own
+    if unknown := [name for name in state.average if name not in named or id(named[name]) not in position]:
+        raise ConfigError(f"the checkpoint has an average of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
-    optimizer.load_state_dict({"state": slots, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict({"state": slots, "param_groups": groups})
+    return {named[name]: torch.empty_like(named[name]).copy_(value) for name, value in state.average.items()}
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -119,7 +161,7 @@ def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Modu
     unexpected or of another shape, before anything is changed.
     """
     _refuse_another_model(weights, modules)
-    with no_grad():
+    with torch.no_grad():
         for name, tensor in named_tensors(modules).items():
             tensor.copy_(weights[name])
 
@@ -140,7 +182,7 @@ def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable
             _write(partial, state)
         sync(final.parent)
     except (OSError, SafetensorError) as error:
-        needed = sum(t.nbytes for part in (state.model, state.optimizer, state.memory) for t in part.values())
+        needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
         free = shutil.disk_usage(next(p for p in (run_dir, *run_dir.parents) if p.exists())).free
         reason = f"{error} (it needs {needed:,} bytes, {free:,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
@@ -205,9 +247,9 @@ def load(folder: Path) -> CheckpointState:
     with _verified(folder):
         facts = json.loads((folder / STATE).read_text())
         step = int(facts.pop("step"))
-        facts.pop("optimizer_scalars")
-        memory = load_file(folder / MEMORY) if MEMORY in _listed(folder) else {}
-        return CheckpointState(step, load_file(folder / MODEL), load_file(folder / OPTIMIZER), facts, memory)
+        scalars = dict(facts.pop(SCALARS))
+        model, optimizer, memory, average = (_tensors(folder, name) for name in (MODEL, OPTIMIZER, MEMORY, AVERAGE))
+        return CheckpointState(step, model, optimizer, facts, memory, scalars, average)
 
 
 def step_of(folder: Path) -> int:
@@ -220,12 +262,18 @@ def step_of(folder: Path) -> int:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Verify and read only the weights of a checkpoint: tensors by name ("towers.x_tower.…", "objective.logit_scale").
+    """Verify and read the weights of a checkpoint: tensors by name ("towers.x_tower.…", "objective.logit_scale").
 
-    Raises DataError naming the damaged file, ConfigError for another format version.
+    With optim.ema those that train are their moving average. Raises DataError naming the damaged file, ConfigError
+    for another format version.
     """
-    with _verified(folder, MODEL):
-        return load_file(folder / MODEL)
+    with _verified(folder, MODEL, AVERAGE):
+        return {**_tensors(folder, MODEL), **_tensors(folder, AVERAGE)}
+
+
+def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
+    """Read the tensors of one file of a checkpoint; {} if it is an optional file, which this checkpoint lacks."""
+    return load_file(folder / name) if name not in OPTIONAL or name in _listed(folder) else {}
 
 
 @contextmanager
@@ -250,7 +298,7 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
     """
     files = _listed(folder)
     for name in names:
-        if name == MEMORY and name not in files and not (folder / name).exists():
+        if name in OPTIONAL and name not in files and not (folder / name).exists():
             continue
         path, expected = folder / name, files.get(name) or {}
         if not path.is_file():
@@ -282,7 +330,7 @@ def _like(parameter: Tensor, value: Tensor) -> Tensor:
     because the fused AdamW ignores strides.
     """
     same = value.shape == parameter.shape
-    return empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
+    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
 def _listed(folder: Path) -> dict[str, Any]:
@@ -296,7 +344,7 @@ def _listed(folder: Path) -> dict[str, Any]:
         version, files = int(content["format"]), {name: dict(file) for name, file in content["files"].items()}
     except (OSError, *OTHER_SHAPE) as error:
         raise DataError(f"{manifest} cannot be read: {error}") from error
-    if version != FORMAT:
+    if not OLDEST <= version <= FORMAT:
         age, way_out = ("a newer", "update Dyad") if version > FORMAT else ("an older", "use that one, or begin anew")
         raise ConfigError(f"{folder} is of {age} Dyad (format {version}, this one reads {FORMAT}): {way_out}")
     return files
@@ -328,11 +376,10 @@ def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, n
 
 
 def _write(folder: Path, state: CheckpointState) -> None:
-    files = {MODEL: state.model, OPTIMIZER: state.optimizer, **({MEMORY: state.memory} if state.memory else {})}
+    files = state.tensors
     for name, tensors in files.items():
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
-    # optimizer_scalars: format 2 has this key for optimiser state that is no tensor. AdamW has none.
-    facts = {"step": state.step, **state.facts, "optimizer_scalars": {}}
+    facts = {"step": state.step, **state.facts, SCALARS: state.scalars}
     (folder / STATE).write_text(json.dumps(facts, indent=1))
     names = (*files, STATE)
 
@@ -344,4 +391,4 @@ def _write(folder: Path, state: CheckpointState) -> None:
 
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))
-    write_json(folder / MANIFEST, {"format": FORMAT, "files": entries})
+    write_json(folder / MANIFEST, {"format": FORMAT if state.scalars or state.average else OLDEST, "files": entries})

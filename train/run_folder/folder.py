@@ -3,8 +3,10 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -23,7 +25,8 @@ from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.base.untrusted_paths import file_inside
 from dyad.train.config import Precision, TrainConfig
 
-CONFIG = "config.yaml"
+CONFIG, STATE = "config.yaml", "run_state.json"
+FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 # what names steps, besides the checkpoints
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives", "profile")
@@ -44,11 +47,16 @@ ADDED = {
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
+    "optim.name": "adamw",
+    "optim.layer_decay": None,
+    "optim.ema": None,
 }
 
-# Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
-WITH_BATCH = "global_batch_size steps epochs optim.warmup optim.cooldown data.negatives.refresh_every".split()
-WITH_DATA = ("data.train", "data.passage.corpus", "steps", "epochs")
+# Keys that may always change: how long the run is
+LENGTH = ("steps", "epochs")
+# Keys that may change with another batch size, or with more data
+WITH_BATCH = "global_batch_size optim.warmup optim.cooldown data.negatives.refresh_every".split()
+WITH_DATA = ("data.train", "data.passage.corpus")
 
 
 def run_folder(config: TrainConfig) -> Path:
@@ -102,9 +110,13 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run folder, as nested dictionaries.
 
     Interpolations (${…}) stay unresolved; keys that had other names in older versions get their present names. Raises
-    ConfigError when the folder has no config.yaml, when that is a symbolic link out of the folder, or cannot be read.
+    ConfigError when the folder has no config.yaml, when that is a symbolic link out of the folder, or cannot be read,
+    and when a newer program has made the folder.
     """
     path = folder / CONFIG
+    version = recorded_state(folder).get("format", FORMAT)
+    if isinstance(version, int) and version > FORMAT:
+        raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
     if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
     try:
@@ -140,16 +152,17 @@ def _check_nesting(text: str) -> None:
 def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint, and its config.yaml and `config` train different weights.
 
-    That is so if a key that changes the trained weights (see maths_keys) differs. Two kinds of keys may differ: those
-    that resume.allow_batch_change or resume.allow_more_data let change, and those of the table ADDED (new in later
-    versions of Dyad) that the run's config.yaml lacks. precision=auto is that of the run. With resume=never nothing is
-    checked.
+    That is so if a key that changes the trained weights (see maths_keys) differs. Three kinds of keys may differ: the
+    length of the run, those that resume.allow_batch_change or resume.allow_more_data let change, and those of the table
+    ADDED (new in later versions of Dyad) that the run's config.yaml lacks. precision=auto is that of the run. With
+    resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
-    free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(ADDED.keys() - old.keys())}
+    free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
+    free |= ADDED.keys() - old.keys()
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
     if changed:
@@ -213,18 +226,45 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 def is_finished(config: TrainConfig) -> bool:
     """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
 
-    Always False if resume is not auto, or if resume.allow_batch_change or resume.allow_more_data is set, as these
-    options may make the run longer.
+    Always False if resume is not auto, if `config` asks for another number of steps than the run had, or if
+    resume.allow_batch_change or resume.allow_more_data is set, as these options may make the run longer.
     """
     folder, resume = run_folder(config), config.resume
     # more data or another batch size may have made the run longer
     if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
         return False
-    try:
-        state = read_json(folder / "run_state.json")
-        return state["status"] == "finished" and _has_checkpoint(folder, f"step_{state['step']:08d}")
-    except (OSError, ValueError, LookupError, TypeError):
+    state = recorded_state(folder)
+    if state.get("status") != "finished" or not _has_checkpoint(folder, f"step_{state.get('step', 0):08d}"):
         return False
+    old = _resumed_keys(config) or {}
+    return all(old.get(key) == getattr(config, key) for key in LENGTH)
+
+
+def shorter_run(config: TrainConfig) -> Path | None:
+    """Return the folder of a finished run that is shorter than this new one and else the same; None without one.
+
+    Only runs without a name of their own are looked at: their names say whether all other keys are equal.
+    """
+    new = run_folder(config)
+    for folder in [] if config.run.name or _has_checkpoint(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
+        with suppress(OSError, ValueError, TypeError, YAMLError):
+            # two lines, without parsing the YAML of every run
+            found = dict(re.findall(r"^(steps|epochs): (\S+)$", (folder / CONFIG).read_text(), re.MULTILINE))
+            length = {key: yaml.safe_load(found[key]) or 0 for key in found}
+            other = replace(config, **{key: value or None for key, value in length.items()})
+            shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
+            if shorter and other != config and run_folder(other) == folder and is_finished(other):
+                return folder
+    return None
+
+
+def recorded_state(folder: Path) -> dict[str, Any]:
+    """Read run_state.json of a run folder; {} if it is missing or damaged."""
+    try:
+        state = read_json(folder / STATE) if file_inside(folder, STATE) else {}
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
 
 
 def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:

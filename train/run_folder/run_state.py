@@ -1,6 +1,7 @@
 """run_state.json, the status of a run for launch scripts and schedulers; and the lock of a run folder.
 
-{"status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …, "error": …}
+{"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …,
+"error": …}
 
 At the end of a run also "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the
 background. A run that was killed still says "running". torchrun turns every exit code into 1, so decide by this file
@@ -18,6 +19,7 @@ from pathlib import Path
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.base.files import writable, write_json
 from dyad.data.base.secrets import without_secrets
+from dyad.train.run_folder.folder import FORMAT, STATE
 
 LOCK = ".lock"
 
@@ -31,7 +33,7 @@ class RunState:
     """
 
     def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
-        self._path = run_dir and run_dir / "run_state.json"
+        self._path = run_dir and run_dir / STATE
         self._step, self._total_steps = step, total_steps
 
     def __enter__(self) -> "RunState":
@@ -54,7 +56,7 @@ class RunState:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with writable(self._path):
-                write_json(self._path, {**state, **without_secrets(facts)})
+                write_json(self._path, {"format": FORMAT, **state, **without_secrets(facts)})
 
 
 @contextmanager

@@ -44,7 +44,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     ) -> None:
         self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
         self._next_save, self._log = next_save, log
-        self._model, self._optimizer = dict[str, Tensor](), dict[str, Tensor]()  # copies in host memory
+        # copies in host memory
+        self._model, self._optimizer, self._average = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.seconds = 0.0
@@ -56,15 +57,17 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy model and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
+        """Copy weights and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
 
         Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
         """
         assert self._in_flight is None
         model, optimizer = host_copies(state.model, self._model), host_copies(state.optimizer, self._optimizer)
+        average = host_copies(state.average, self._average)
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
-        self._in_flight = self._thread.submit(self._try, replace(state, model=model, optimizer=optimizer))
+        copied = replace(state, model=model, optimizer=optimizer, average=average)
+        self._in_flight = self._thread.submit(self._try, copied)
 
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""

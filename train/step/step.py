@@ -30,8 +30,10 @@ from dyad.train.distributed.world import World, all_reduce_sum
 from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.step.averaging import WeightAverage
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
+from dyad.train.step.layer_decay import learning_rate_scales
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.step.sizes import SizeExchange
 from dyad.train.towers.batch_norm import RunningStatistics
@@ -50,7 +52,8 @@ class TrainStep:
     local_timer: measures the time from a step's start to this rank's first communication with other ranks.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
-    whether a rank was when its last step ended. pairs: how many pairs each rank has, if in every step; else None.
+    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). pairs: how many
+    pairs each rank has, if in every step; else None.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -70,13 +73,16 @@ class TrainStep:
     ) -> None:
         self.towers, self.objective, self.world = towers.train(), objective, world
         named = [*towers.named_parameters("towers"), *objective.named_parameters("objective")]
-        self.optimizer = build_optimizer(named, config.optim)
+        decay = config.optim.layer_decay
+        scales = None if decay is None else learning_rate_scales(towers, decay)
+        self.optimizer = build_optimizer(named, config.optim, scales)
         # one rank has no others to be compared with: events of a GPU would never be read
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
         self.stop_requested: Callable[[], bool] = lambda: False
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
         self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.average = WeightAverage(self._parameters, config.optim.ema)
         self._parallel = wrap_towers(towers, config.compile, world)
         self._statistics = RunningStatistics(towers)
         precision = chosen_precision(config.precision, world.device)
@@ -103,7 +109,7 @@ class TrainStep:
         batch = batch.to(self.world.device)
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group["lr_scale"]
         statistics = self._statistics.read()  # to put back if the step is skipped
         self._statistics.begin(len(batch))
         scalars, norm = self._attempt(batch, step, sizes, trusting=step >= self._trust_from)
@@ -159,13 +165,15 @@ class TrainStep:
         """
         skipped = [self._skipped, self._skipped_in_a_row]
         state = {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
-        return {**state, "trust_from": self._trust_from}
+        averaged = {} if self._config.optim.ema is None else {"averaged": self.average.updates}
+        return {**state, "trust_from": self._trust_from, **averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
         self._trust_from = state.get("trust_from", 0)  # older checkpoints have none
+        self.average.updates = state.get("averaged", 0)
 
     def _gradient(self, batch: Batch, step: int, of_ranks: Callable[[], Sizes], trusting: bool) -> tuple[Any, Checks]:
         """Compute the loss of a batch and fill .grad of the trained parameters.
@@ -269,6 +277,7 @@ class TrainStep:
                 torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.objective.clamp_()  # pyright: ignore[reportCallIssue]
+            self.average.update()
             self._spikes.losses.append(loss)
             self._skipped_in_a_row = 0
         self._scaler.update()

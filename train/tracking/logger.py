@@ -3,6 +3,7 @@
 import json
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -21,17 +22,21 @@ from dyad.train.tracking.trackers import TRACKERS
 class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. wandb_id: id of the W&B run, saved in
-    checkpoints; None without W&B.
+    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. batch: samples of a step. wandb_id: id of
+    the W&B run, saved in checkpoints; None without W&B. epoch: steps of an epoch.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), global_batch_size: int = 0, wandb_id: str | None = None) -> None:
+    def __init__(self, sinks: Sequence[Sink] = (), batch: int = 0, wandb_id: str | None = None, epoch: int = 1) -> None:
         self.wandb_id = wandb_id
-        self._sinks, self._global_batch_size = sinks, global_batch_size
+        self._sinks, self._batch, self._epoch = sinks, batch, epoch
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Log one record: `scalars` by metric name, after `step` finished optimiser steps."""
-        record = {"step": step, "samples_seen": step * self._global_batch_size, **scalars}
+        """Log one record: `scalars` by metric name, after `step` finished optimiser steps.
+
+        The record also has samples_seen, epoch (passes over the data) and time (seconds since 1970 UTC).
+        """
+        when = {"samples_seen": step * self._batch, "epoch": step / self._epoch, "time": round(time.time(), 3)}
+        record = {"step": step, **when, **scalars}
         for sink in self._sinks:
             sink.log(record)
 
@@ -113,7 +118,7 @@ def build_logger(
         if tracker.is_on(config):
             sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, run_dir)))
     # Text last: the other sinks may print while they close.
-    return Logger([*sinks, *text], global_batch_size, wandb_id)
+    return Logger([*sinks, *text], global_batch_size, wandb_id, steps_per_epoch)
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:

@@ -15,7 +15,7 @@ from dyad.data.base.progress import on_terminal, progress_bar
 from dyad.train.panels import Panels
 
 Record = Mapping[str, float]
-
+WHEN = ("step", "samples_seen", "epoch", "time")  # entries of every record; all others are metrics
 
 RecordPosition = tuple[float, bool]  # the step of a record, and whether it is of training
 
@@ -35,7 +35,7 @@ class Sink:
     def log(self, record: Record) -> None:
         """Output one record; subclasses of Sink write it to a file, the console or a tracker.
 
-        record: step, samples_seen and metrics by name, as in a line of metrics.jsonl.
+        record: the entries WHEN and metrics by name, as in a line of metrics.jsonl.
         """
 
     def print(self, line: str) -> None:
@@ -82,7 +82,7 @@ class Lines:
         step = int(record["step"])
         epoch = self.epoch(step)
         if not is_training(record):
-            values = {k.removeprefix("val/"): v for k, v in record.items() if k not in ("step", "samples_seen")}
+            values = {k.removeprefix("val/"): v for k, v in record.items() if k not in WHEN}
             return f"Eval Epoch: {epoch} " + "\t".join(f"{name}: {value:.4f}" for name, value in values.items())
         if epoch != self._epoch:
             self._epoch, self._losses = epoch, []

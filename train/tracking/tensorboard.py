@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
     def log(self, record: Record) -> None:
         self._step = int(record["step"])
         for name, value in record.items():
-            if name != "step":
+            if name not in ("step", "time"):  # TensorBoard has its own
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:

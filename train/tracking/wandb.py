@@ -18,7 +18,7 @@ from dyad.data.base.secrets import known_secrets, without_credentials, without_s
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
-from dyad.train.tracking.progress import Record, RecordPosition, position
+from dyad.train.tracking.progress import WHEN, Record, RecordPosition, position
 from dyad.train.tracking.wandb_mode import PROBE, answers, server, wandb_mode, wandb_package
 
 START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
@@ -85,10 +85,10 @@ class WandbRun(Tracker):
         clean_logs(folder / "wandb")
 
     def log(self, record: Record) -> None:
-        self._at = {AXIS: record["step"], "trainer/samples_seen": record["samples_seen"]}
+        self._at = {AXIS: record["step"], **{f"trainer/{name}": record[name] for name in WHEN[1:]}}
         if position(record) in self._sent:
             return
-        values = {k: v for k, v in record.items() if k not in ("step", "samples_seen")}
+        values = {k: v for k, v in record.items() if k not in WHEN}
         self._run.log({**values, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:

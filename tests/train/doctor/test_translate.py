@@ -170,6 +170,17 @@ def test_no_schedule_is_no_warm_up() -> None:
     assert translated(line)[1].optim.cooldown == 300
 
 
+def test_an_optimiser_of_timm_has_the_options_that_were_typed_and_else_its_own() -> None:
+    line = f"{MAIN} --train-data a.tar --opt timm/lion --lr 1e-4 --beta1 0.9 --beta2 0.95 --model RN50"
+    keys = translate(line).keys
+    assert (keys["optim.name"], keys["optim.lr"], keys["optim.options.betas"]) == ("lion", "1e-4", "[0.9,0.95]")
+    assert not keys.keys() & {"optim.beta1", "optim.beta2", "optim.eps", "optim.options.eps"}
+    momentum = translate(f"{MAIN} --train-data a.tar --opt timm/sgdw --lr 1 --momentum 0.8 --eps 1e-7").keys
+    assert (momentum["optim.options.momentum"], momentum["optim.options.eps"]) == ("0.8", "1e-7")
+    config = compose_config(translate(line).arguments)
+    assert config.optim.options == {"betas": [0.9, 0.95]} and config.optim.name == "lion"
+
+
 def test_values_arrive() -> None:
     _, config = translated(LINES["scripts h14 pretrain"])
     assert config.data.augment.crop_scale == [0.4, 1.0]
@@ -221,7 +232,9 @@ REFUSED = {
     f"{MAIN} --train-data a.tar::b.tar --train-data-upsampling-factors 1::2": "data.train=a.tar@2::b.tar",
     f"{MAIN} --train-data a.tar --json-text-key 'a;b'": "data.captions=[a,b]",
     f"{MAIN} --train-data a.tar --use-naflex --naflex-seq-lens 1 2": "--use-naflex: not here: pictures are squares",
-    f"{MAIN} --train-data a.tar --opt lion": "the optimiser is AdamW",
+    f"{MAIN} --train-data a.tar --opt lion": "any of timm's as timm/NAME",
+    f"{MAIN} --train-data a.tar --opt timm/lion": "say its learning rate, --lr",
+    f"{MAIN} --train-data a.tar --momentum 0.9": "any of timm's as timm/NAME",
     f"{MAIN} --train-data a.tar --force-patch-dropout 0.3": "--model my_model.json",
     f"{MAIN} --train-data a.tar --aug-cfg use_timm=True": "there is no use_timm",
     f"{MAIN} --train-data a.tar --text-key caption": "--text-key caption",

@@ -1,8 +1,9 @@
 """What a run leaves: cases at its end alone, its page, and results for whoever shows them."""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from helpers.eval import encoder
@@ -44,6 +45,26 @@ class Heard(Sink):
 
 def evaluation(folder: Path, evaluator: Evaluator, log: Callable[[str], None] = print) -> Evaluation:
     return Evaluation([evaluator], encoder(), folder, last_step=4, examples=7, log=log)
+
+
+def test_the_weights_to_evaluate_are_in_the_towers_meanwhile(tmp_path: Path) -> None:
+    held: list[str] = []
+
+    @contextmanager
+    def weights() -> Iterator[None]:
+        held.append("average")
+        yield
+        held.append("trained")
+
+    class Asked(Counted):
+        def report(self, encode: Encoder, examples: int | None = None) -> Report:
+            held.append("scored")
+            return super().report(encode, examples)
+
+    evaluate = evaluation(tmp_path, Asked("eval/animals", "zero_shot:animals.json"))
+    evaluate.encoder = replace(evaluate.encoder, weights=weights)
+    evaluate(2)
+    assert held == ["average", "scored", "trained"]
 
 
 def test_only_the_last_evaluation_shows_cases(tmp_path: Path) -> None:

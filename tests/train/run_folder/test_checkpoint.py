@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.train.run_folder.checkpoint import (
     FORMAT,
+    OLDEST,
     CheckpointState,
     capture,
     find,
@@ -187,7 +188,7 @@ def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path,
     assert find(tmp_path / "other", lambda line: None) is None
 
 
-@pytest.mark.parametrize(("age", "version"), [("newer", FORMAT + 1), ("older", FORMAT - 1)])
+@pytest.mark.parametrize(("age", "version"), [("newer", FORMAT + 1), ("older", OLDEST - 1)])
 def test_another_format_is_refused_not_passed_over(saved: Path, age: str, version: int) -> None:
     manifest = folder(saved, 6) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.run_folder.folder import FORMAT, saved_config
 from dyad.train.run_folder.run_state import RunState, locked
 
 ROOT = Path(__file__).parents[3]
@@ -61,3 +62,14 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path) -> None
         first.wait()
     with locked(tmp_path):  # the lock died with its holder, though .lock is still there
         assert (tmp_path / ".lock").exists()
+
+
+def test_a_folder_of_a_newer_program_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("steps: 3\n")
+    assert saved_config(tmp_path) == {"steps": 3}  # without a number: of the first format
+    with RunState(tmp_path, 0, 3):
+        assert json.loads((tmp_path / "run_state.json").read_text())["format"] == FORMAT
+        assert saved_config(tmp_path) == {"steps": 3}
+    (tmp_path / "run_state.json").write_text(json.dumps({"format": FORMAT + 1}))
+    with pytest.raises(ConfigError, match=f"of a newer Dyad .format {FORMAT + 1}, this one reads {FORMAT}.: update"):
+        saved_config(tmp_path)

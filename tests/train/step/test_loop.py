@@ -24,7 +24,7 @@ from dyad.train.tracking.logger import Logger
 
 ROOT = Path(__file__).parents[3]
 TIMES = {
-    *("train/data_time", "train/batch_time", "train/checkpoint_seconds"),
+    *("time", "train/data_time", "train/batch_time", "train/checkpoint_seconds"),
     *("train/samples_per_second", "train/samples_per_second_per_device"),
 }
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from open_clip_train import scheduler
 from torch import nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import TrainingArguments, get_linear_schedule_with_warmup
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import NegativeList
 from dyad.train.config import OptimConfig, Schedule, Task, TrainConfig, validate
 from dyad.train.losses import build_objective
-from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.step.optim import build_optimizer, learning_rate, warmup_steps
 
 TOTAL = 50
 
@@ -59,6 +59,14 @@ def test_the_linear_schedule_is_the_one_of_transformers_after_the_warm_up(warmup
         schedule.step()
     config = OptimConfig(lr=3e-4, schedule=Schedule["linear"], warmup=warmup)
     assert [learning_rate(step, TOTAL, config) for step in range(warmup, TOTAL)] == pytest.approx(theirs[warmup:])
+
+
+@pytest.mark.parametrize(("share", "total", "steps"), [(0.1, 50, 5), (0.1, 51, 6), (0.0, 50, 0), (0.25, 10, 3)])
+def test_a_share_is_the_warmup_ratio_of_transformers(share: float, total: int, steps: int) -> None:
+    theirs = TrainingArguments(warmup_steps=share, output_dir="x").get_warmup_steps(total)
+    own, same = OptimConfig(warmup=share), OptimConfig(warmup=steps)
+    assert warmup_steps(total, own) == theirs == steps
+    assert all(learning_rate(step, total, own) == learning_rate(step, total, same) for step in range(total))
 
 
 def test_the_cosine_by_hand() -> None:

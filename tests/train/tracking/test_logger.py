@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,17 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_every_scalar_is_in_metrics_jsonl_at_once(tmp_path: Path) -> None:
+    begun = time.time() - 1
     logger = build_logger(tmp_path, OFF, first_step=0, **SHAPE)
     logger.log(1, training(3.5))
     logger.log(2, {"val/image_to_text_R@1": 0.25})
     expected = [
-        {"step": 1, "samples_seen": 100, **training(3.5)},
-        {"step": 2, "samples_seen": 200, "val/image_to_text_R@1": 0.25},
+        {"step": 1, "samples_seen": 100, "epoch": 0.25, **training(3.5)},
+        {"step": 2, "samples_seen": 200, "epoch": 0.5, "val/image_to_text_R@1": 0.25},
     ]
-    assert records(tmp_path) == expected  # before close: every line is flushed
+    written = records(tmp_path)  # before close: every line is flushed
+    times = [record.pop("time") for record in written]
+    assert written == expected and begun <= times[0] <= times[1] <= time.time() + 1
     logger.log(3, training(math.nan))
     logger.flush()
     logger.close()
@@ -143,7 +147,7 @@ def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) ->
         if step % 2 == 0:
             first.log(step, {"val/R@1": step})
     first.close()
-    whole = (tmp_path / "metrics.jsonl").read_text()
+    whole = [{**record, "time": 0} for record in records(tmp_path)]
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "train/lo')  # torn by a kill
     again = build_logger(tmp_path, OFF, first_step=4, **SHAPE)
@@ -159,7 +163,7 @@ def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) ->
         again.log(step, training(step))
     again.log(6, {"val/R@1": 6})
     again.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == whole
+    assert [{**record, "time": 0} for record in records(tmp_path)] == whole
     assert not list(tmp_path.glob(".*"))
 
 

@@ -1,0 +1,52 @@
+"""An exponential moving average of the trained weights (optim.ema), for evaluation, mining and exports.
+
+After the n-th step that changed the weights w, counted from 0: average ← d · average + (1 − d) · w with
+d = min(optim.ema, (1 + n) / (10 + n)), so that the initial weights of a short run do not weigh on it; the first average
+is w. Buffers, such as the running statistics of batch norms, are not averaged: they are those of the last step.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+WARMUP = 10
+
+
+class WeightAverage:
+    """The average of `parameters` with the decay `decay`; None: no average, and nothing is done.
+
+    tensors: the average by parameter, empty before the first update. updates: how many there were.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], decay: float | None) -> None:
+        self._parameters, self._decay = parameters, decay
+        self.tensors: dict[Parameter, Tensor] = {}
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the present weights into the average."""
+        if self._decay is None:
+            return
+        if not self.tensors:
+            self.tensors = {p: p.detach().clone() for p in self._parameters}
+        decay = min(self._decay, (1 + self.updates) / (WARMUP + self.updates))
+        get_ema_multi_avg_fn(decay)([self.tensors[p] for p in self._parameters], [*self._parameters], 0)
+        self.updates += 1
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """In the block the parameters hold the average, without a copy; after it the trained weights again."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for parameter, average in self.tensors.items():
+            self.tensors[parameter], parameter.data = parameter.data, average
