@@ -44,6 +44,11 @@ ADDED = {
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
+    "model.image.from_scratch": False,
+    "model.image.patch_dropout": None,
+    "model.image.lora_rank": 0,
+    "model.image.lora_alpha": 16.0,
+    "model.image.lora_targets": None,
 }
 
 # Keys that may change with another batch size, or with more data: what counts steps, and how long the run is

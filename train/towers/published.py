@@ -7,7 +7,7 @@ This module does not import torch.
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,20 @@ def refuse_code() -> None:
     from transformers import dynamic_module_utils
 
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
+@cache
+def offline_without_hub() -> None:
+    """Ask the Hugging Face hub for an answer within 5 s; without one, make its library look into its cache alone.
+
+    The library would otherwise ask again and again, for a minute or two, and print a warning each time.
+    """
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of many types: no network, no such name, a proxy that refuses
+        constants.HF_HUB_OFFLINE = True
 
 
 def check_open_clip(key: str, model_cfg: Any) -> None:
@@ -156,18 +170,15 @@ def is_unknown(name: str, file: str) -> bool:
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
     """Return the path of a published model's file in the local cache of the Hugging Face hub, None if it is not there.
 
-    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. The hub is
-    asked with a timeout of 5 s before the download, because a download without a network would retry much longer. Any
-    failure gives None. The result is cached for the process.
+    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. Any failure
+    gives None. The result is cached for the process.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(model, file, revision=revision)
         if cached is None and fetch:
-            with suppress(EntryNotFoundError):  # the download below then caches that there is none
-                get_hf_file_metadata(hf_hub_url(model, file, revision=revision), timeout=5)
+            offline_without_hub()
             cached = hf_hub_download(model, file, revision=revision)
     except Exception:  # no such model, no network: loading the weights raises it
         return None
