@@ -14,7 +14,7 @@ from typing import Any
 
 from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.train.config import ModelConfig, TextTower
+from dyad.train.config import ImageTower, ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings
@@ -91,6 +91,8 @@ def may_download(config: ModelConfig) -> bool:
     named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
     if config.text.kind is TextTower.transformers:
         named.append(config.text.name or config.name)
+    if config.image.kind is ImageTower.transformers:
+        named.append(config.image.name)
     return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 

@@ -112,7 +112,7 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
     pretrained = load_pretrained and not text.from_scratch
     encoder, tokenizer = load_model(f"model.text.name={name}", name, "AutoTokenizer", pretrained)
-    if encoder.config.is_encoder_decoder:
+    if hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5; a saved encoder says is_encoder_decoder=false
         encoder = encoder.get_encoder()
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
@@ -150,23 +150,27 @@ def _padding(tokenizer: Any) -> int:
 
 
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
-    """Return the Dense module of a SentenceTransformer folder as a linear layer.
+    """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    width: the layer's input width. pretrained: load its weights; else they are random. Raises ConfigError when the
-    folder has no Dense module that is a plain linear layer.
+    width: the input width. pretrained: load their weights; else they are random. Raises ConfigError when the folder has
+    no Dense module, or one that is no plain linear layer with an activation of ACTIVATIONS.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
-    if folder.dense is None:
+    if not folder.dense:
         raise ConfigError(
             f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim for a new projection, or "
             "model.text.dense=false for none"
         )
-    with explained(str(folder.dense)):
-        weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(folder.dense).items()}
-        projection = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
-        if pretrained:
-            projection.load_state_dict(weights)
-    return projection
+    layers: list[nn.Module] = []
+    for file, activation in folder.dense:
+        with explained(str(file)):
+            weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(file).items()}
+            layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
+            if pretrained:
+                layer.load_state_dict(weights)
+        width = layer.out_features
+        layers += [layer, nn.Tanh()] if activation == "Tanh" else [layer]
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:

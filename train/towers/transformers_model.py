@@ -13,7 +13,6 @@ from dyad.train.towers.published import (
     explained,
     file_of,
     location_of,
-    offline_without_hub,
     refuse_code,
     split_revision,
 )
@@ -32,8 +31,6 @@ def load_model(key: str, name: str, companion: str, pretrained: bool) -> tuple[A
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
-    if not os.path.isdir(location):
-        offline_without_hub()
     check_settings(key, file_of(name, "config.json", fetch=True))
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.export import near
 from helpers.towers import pictures, refused, trained, with_image
 from PIL import Image
 from torch import Tensor
 
 from dyad.data.image_text.transforms import decode, evaluation_transform
-from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TrainConfig
-from dyad.train.export import onnx as export_onnx
-from dyad.train.export.library import ExportSource
-from dyad.train.export.main import export
-from dyad.train.losses import OBJECTIVES
+from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text, features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
@@ -94,10 +89,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def tower_of(tmp_path: Path, folder: str, embed_dim: int | None = 16, **options: Any) -> ModelConfig:
-    options = {name: options.pop(name) for name in ("grad_checkpointing", "frozen_cache_mb") if name in options} | {
-        "image": ImageTowerConfig(kind=ImageTower.transformers, name=folder, **options)
-    }
-    config = with_image(tmp_path, options.pop("image"), **options)
+    of_both = {name: options.pop(name) for name in ("grad_checkpointing", "frozen_cache_mb") if name in options}
+    config = with_image(tmp_path, ImageTowerConfig(kind=ImageTower.transformers, name=folder, **options), **of_both)
     config.embed_dim = embed_dim
     return config
 
@@ -162,18 +155,6 @@ def test_gradient_checkpointing_and_compiling_change_no_value(folders: dict[str,
         want = tower(pictures(2, 32))
         tower.compile(backend="eager")
         torch.testing.assert_close(tower(pictures(2, 32)), want)
-
-
-def test_it_is_exported_with_its_adapters(
-    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = built(tmp_path, folders["siglip, both towers"], lora_rank=2)
-    for name, parameter in model.towers.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter)
-    near(monkeypatch)
-    source = ExportSource("tiny", TrainConfig(objective=OBJECTIVES["clip"]()), model)
-    assert export(export_onnx.LIBRARY, source, tmp_path / "out") < 1e-5
 
 
 def test_what_cannot_be_a_tower_is_one_line(folders: dict[str, str], tmp_path: Path) -> None:
