@@ -252,7 +252,9 @@ def test_a_line_without_quotes_and_the_number_of_gpus() -> None:
 
 
 def test_patch_dropout_is_a_key() -> None:
-    assert "model.image.patch_dropout=0.3" in translate(f"{MAIN} --train-data a.tar --force-patch-dropout 0.3").arguments
+    assert (
+        "model.image.patch_dropout=0.3" in translate(f"{MAIN} --train-data a.tar --force-patch-dropout 0.3").arguments
+    )
 
 
 def test_every_flag_has_one_place_and_every_key_exists() -> None:
