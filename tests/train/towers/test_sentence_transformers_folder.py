@@ -95,7 +95,7 @@ def train_once(source: ExportSource) -> None:
     with torch.no_grad():
         for parameter in towers.parameters():
             if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad / parameter.grad.norm()
+                parameter -= 0.1 * parameter.grad / parameter.grad.norm().clamp(min=1e-6)
 
 
 def near_to(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
