@@ -37,7 +37,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         weight = self.in_proj_weight.detach()
         del self.lora_A, self.lora_B
         self.__class__ = nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]
-        self.in_proj_weight = nn.Parameter(weight)
+        self._parameters["in_proj_weight"] = nn.Parameter(weight)
 
     @property
     def in_proj_weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+import transformers as library
 from helpers.towers import pictures, refused, trained, with_image
 from PIL import Image
 from torch import Tensor
@@ -17,6 +17,7 @@ from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text, features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
+transformers: Any = library  # its annotations are too wide for the type checker
 PICTURE = Path(__file__).parents[3] / "eval/report/example.webp"  # not a square
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = {**SHAPE, "image_size": 32, "patch_size": 8}
