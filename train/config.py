@@ -21,7 +21,7 @@ from dyad.train.losses.options.robust import Setting
 
 Task = StrEnum("Task", ["image_text", "question_passage"])
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
-ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "cnn"])
+ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
@@ -41,12 +41,21 @@ class RunConfig:
 @dataclass
 class ImageTowerConfig:
     kind: ImageTower = described(ImageTower.open_clip, "where the picture tower comes from")
-    name: str | None = described(None, "open_clip model or config .json, or timm model; null: model.name")
+    name: str | None = described(
+        None, "open_clip model, its folder or config .json; timm model; transformers folder or name; null: model.name"
+    )
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
     image_size: int | None = described(None, "side of the input in pixels; null: the tower's own", least=1)
     widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
+    from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
+    patch_dropout: float | None = described(
+        None, "share of patches left out in training, of ViTs; null: as the model says", least=0, below=1
+    )
     frozen: bool = described(False, "train only the projection")
     unlocked_groups: int = described(0, "of a frozen tower: the last n groups train all the same", least=0)
+    lora_rank: int = described(0, "rank of adapters that train instead of the weights; 0: none", least=0)
+    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
+    lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
 
 
 @dataclass
@@ -71,7 +80,9 @@ class TextTowerConfig:
 
 @dataclass
 class ModelConfig:
-    name: str | None = described("ViT-B-32", "open_clip model, or path of an open_clip config .json, for both towers")
+    name: str | None = described(
+        "ViT-B-32", "for both towers: open_clip model, [local-dir:]FOLDER or config .json of one, hf-hub:ORG/NAME"
+    )
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")

@@ -45,7 +45,8 @@ class ImageSpec:
     values in 0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
-    "squash" (resize both sides). interpolation: "bicubic" or "bilinear". The terms are open_clip's.
+    "squash" (resize both sides). interpolation: "bicubic" or "bilinear". The terms are open_clip's. resized: the length
+    to which sides are resized before the centre is cropped to `size`, in evaluation; None: `size`.
     """
 
     size: int
@@ -53,6 +54,7 @@ class ImageSpec:
     std: tuple[float, float, float]
     resize: str = "shortest"
     interpolation: str = "bicubic"
+    resized: int | None = None
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------
@@ -100,8 +102,8 @@ def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
 
     With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most (2/255).
     """
-    size, (height, width) = spec.size, picture.shape[-2:]
-    if height == width == size:
+    size, side, (height, width) = spec.size, spec.resized or spec.size, picture.shape[-2:]
+    if height == width == side == size:
         return picture
     shorter, longer = sorted((height, width))
     if longer > MAX_ASPECT * shorter:  # resize only a part of the pixels: the whole would take much memory
@@ -112,12 +114,12 @@ def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
             down, right = (max(1, side // (MAX_ASPECT * size)) for side in (height, width))
             picture = picture[:, ::down, ::right]
     if spec.resize == "squash":
-        target = [size, size]
+        target = [side, side]
     elif spec.resize == "longest":
-        ratio = longer / size
+        ratio = longer / side
         target = [max(1, round(height / ratio)), max(1, round(width / ratio))]
     else:
-        target = [max(size, size * side // shorter) for side in (height, width)]
+        target = [max(side, side * length // shorter) for length in (height, width)]
     return F.center_crop(_resize(picture, target, spec), [size, size])
 
 

@@ -36,7 +36,7 @@ from dyad.train.step import sizes
 from dyad.train.step import step as step_module
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.image import NormalizePixels
-from dyad.train.towers.open_clip import PatchDropout
+from dyad.train.towers.patch_dropout import PatchDropout
 from dyad.train.towers.tower import TwoTower
 from tests.gpu_less.pretend_cuda import GPU, ROOT, environment, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
@@ -97,7 +97,7 @@ class Picture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.normalize = NormalizePixels(ImageSpec(8, (0.5, 0.4, 0.3), (0.3, 0.3, 0.2)))
-        self.convolution, self.dropout = nn.Conv2d(3, 8, 4, 4), PatchDropout(0.5, class_token=False)
+        self.convolution, self.dropout = nn.Conv2d(3, 8, 4, 4), PatchDropout(0.5, 0)
         self.projection = nn.Linear(16, 16)
 
     def forward(self, pixels: Tensor) -> Tensor:

@@ -1,22 +1,21 @@
 """Every command the README shows is run, in a copy of the checkout made of links, with fewer steps and verses."""
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.checkout import link, write_few_topics
 
 from dyad.train.cli.compose import compose_config
 
 ROOT = Path(__file__).parents[2]
-TOPICS = ROOT / "data/samples/topics"
 SHORT = "steps=2 global_batch_size=32 tracking.wandb=disabled"
 EMOJI = "data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
 COMMANDS = [
@@ -41,29 +40,6 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if isinstance(value, dict):
             yield from _keys(value, f"{prefix}{name}.")
-
-
-def link(source: Path, folder: Path, without: Collection[str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for entry in source.iterdir():
-        if entry.name not in without:
-            (folder / entry.name).symlink_to(entry)
-
-
-def write_few_topics(folder: Path, verses: int) -> None:
-    """The first verses and what is said of them: the whole takes minutes to encode."""
-    (folder / "qrels").mkdir(parents=True)
-    corpus = (TOPICS / "corpus.jsonl").read_text().splitlines(keepends=True)[:verses]
-    kept = {json.loads(line)["_id"] for line in corpus}
-    asked: set[str] = set()
-    for split in (TOPICS / "qrels").glob("*.tsv"):
-        header, *judged = split.read_text().splitlines(keepends=True)
-        judged = [line for line in judged if line.split("\t")[1] in kept]
-        asked |= {line.split("\t")[0] for line in judged}
-        (folder / "qrels" / split.name).write_text("".join([header, *judged]))
-    queries = (TOPICS / "queries.jsonl").read_text().splitlines(keepends=True)
-    (folder / "corpus.jsonl").write_text("".join(corpus))
-    (folder / "queries.jsonl").write_text("".join(line for line in queries if json.loads(line)["_id"] in asked))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ KEYS |= {
     "lock-image-unlocked-groups": "model.image.unlocked_groups",
     "lock-text-unlocked-layers": "model.text.unlocked_layers",
     "force-context-length": "model.text.context_length",
+    "force-patch-dropout": "model.image.patch_dropout",
     "log-metric-every-n-steps": "tracking.every",
     "wandb-project-name": "tracking.project",
 }
@@ -90,7 +91,6 @@ LOST = by_name(
         "take model.image.kind=timm model.image.name=… model.image.pretrained=… instead": "pretrained-image",
         "taken from the model's own preprocessing": "image-mean image-std image-interpolation",
         "give the model's -quickgelu name instead, e.g. --model ViT-B-32-quickgelu": "force-quick-gelu",
-        "write patch_dropout into a copy of the model's config: --model my_model.json": "force-patch-dropout",
         "there is no distillation": "distill-model distill-pretrained",
         "write it into data.train, as data.train=a.tar@2::b.tar": "train-data-upsampling-factors",
         "name the fields by data.captions=[a,b] and their shares by data.caption_weights=[1,0]": "json-text-key "

@@ -224,6 +224,10 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
         if text.kind is not TextTower.transformers:
             raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
         return
+    if image.kind is ImageTower.transformers and image.name:
+        weights = {} if image.from_scratch else {"weights": WEIGHTS}
+        processor = {"an image processor": ("preprocessor_config.json", "processor_config.json")}
+        yield "model.image.name", image.name, {"its configuration": ("config.json",), **processor, **weights}
     if image.kind is ImageTower.timm and image.pretrained:
         if not Path(image.pretrained).suffix:
             published = f"timm/{(image.name or '').partition('.')[0]}.{image.pretrained}"

@@ -60,9 +60,7 @@ class InferenceTower(nn.Module):
 
     def __init__(self, tower: Tower, unit: bool) -> None:
         super().__init__()
-        trunk = tower.trunk
-        if isinstance(trunk, Pooled):
-            trunk = Pooled(merged(trunk.encoder), trunk.pooling, trunk.pad)
+        trunk = merged(tower.trunk)
         if hasattr(trunk, "set_grad_checkpointing"):
             cast(Any, trunk).set_grad_checkpointing(False)
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
@@ -180,6 +178,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
         else:
             image = cast(ImageTextModel, source.model).image
             form = {"type": "uint8, RGB", "size": image.size, "resize": image.resize, "by": image.interpolation}
+            form |= {"resized": image.resized} if image.resized else {}
         inputs[graph.name] = {"graph": graph.file, "input": TOKENS if graph.texts else PIXELS, **form}
     return {
         "opset": OPSET,

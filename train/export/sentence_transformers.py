@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,11 +38,14 @@ def write(folder: Path, source: ExportSource) -> None:
         transformer = parts.Transformer(encoder, query_length=question.length, document_length=passage.length)
     width, projection = transformer.get_embedding_dimension(), question.tower.projection
     modules: list[nn.Module] = [transformer, parts.Pooling(width, POOLINGS[question.pooled.pooling])]
-    if isinstance(projection, nn.Linear):
-        bias = projection.bias is not None
-        dense = parts.Dense(width, projection.out_features, bias=bias, activation_function=nn.Identity())
-        dense.linear.load_state_dict(projection.state_dict())
-        modules.append(dense)
+    layers = [module for module in projection.modules() if isinstance(module, nn.Linear | nn.Tanh)]
+    for layer, following in pairwise([*layers, nn.Identity()]):
+        if isinstance(layer, nn.Linear):
+            activation = nn.Identity() if isinstance(following, nn.Linear) else following
+            sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+            dense = parts.Dense(*sizes, activation_function=activation)
+            dense.linear.load_state_dict(layer.state_dict())
+            modules.append(dense)
     if similarity is Similarity.cosine:
         modules.append(parts.Normalize())
     start = SentenceFolder("")

@@ -50,6 +50,11 @@ ADDED = {
     "optim.name": "adamw",
     "optim.layer_decay": None,
     "optim.ema": None,
+    "model.image.from_scratch": False,
+    "model.image.patch_dropout": None,
+    "model.image.lora_rank": 0,
+    "model.image.lora_alpha": 16.0,
+    "model.image.lora_targets": None,
 }
 
 # Keys that may always change: how long the run is

@@ -1,41 +1,104 @@
-"""Add low-rank adapters (LoRA, Hu et al. 2021) to a transformers encoder, and merge them into its weights, by peft."""
+"""Add low-rank adapters (LoRA, Hu et al. 2021) to the trunk of a tower by peft, and merge them into its weights.
+
+torch's nn.MultiheadAttention, of which open_clip's transformers are made, holds its query, key and value weights as one
+parameter, for which it calls no layer. peft's own wrapper of it adds the adapters' product to that parameter in every
+forward pass and subtracts it afterwards, which rounds: the weights drift. AdaptedAttention leaves them as they are.
+"""
 
 import copy
+from typing import cast
 
-from torch import nn
+from torch import Tensor, nn
 
-from dyad.train.config import TextTowerConfig
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import ImageTowerConfig, TextTowerConfig
 from dyad.train.towers.published import explained
 
 
-def add_adapters(encoder: nn.Module, config: TextTowerConfig) -> None:
-    """Add LoRA adapters, in place, to the modules of `encoder` that model.text.lora_targets names; freeze all else.
+class AdaptedAttention(nn.MultiheadAttention):
+    """An attention with adapters A (rank, width) and B (3 width, rank) of its query, key and value weights, as LoRA."""
 
-    config: gives the names, the rank and the scale (alpha). Without names, peft chooses the attention projections. The
-    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
+    lora_A: nn.Parameter
+    lora_B: nn.Parameter
+    lora_scale: float
+
+    @classmethod
+    def adapt(cls, attention: nn.MultiheadAttention, rank: int, alpha: float) -> None:
+        """Add adapters to `attention`, in place; B is zero at first. The names of its own parameters do not change."""
+        weight = attention.in_proj_weight
+        attention.__class__ = cls
+        adapted = cast(AdaptedAttention, attention)
+        adapted.lora_A, adapted.lora_scale = nn.Parameter(weight.new_empty(rank, weight.shape[1])), alpha / rank
+        adapted.lora_B = nn.Parameter(weight.new_zeros(weight.shape[0], rank))
+        nn.init.kaiming_uniform_(adapted.lora_A, a=5**0.5)  # as peft does
+
+    def merge(self) -> None:
+        """Add the adapters to the weights, and become a plain nn.MultiheadAttention again."""
+        weight = self.in_proj_weight.detach()
+        del self.lora_A, self.lora_B
+        self.__class__ = nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]
+        self._parameters["in_proj_weight"] = nn.Parameter(weight)
+
+    @property
+    def in_proj_weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The weights (3 width, width) with which the attention computes: its own and the adapters' product."""
+        return cast(Tensor, self._parameters["in_proj_weight"]) + self.lora_scale * (self.lora_B @ self.lora_A)
+
+
+def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, key: str) -> None:
+    """Add LoRA adapters, in place, to the modules of `trunk` that `options` names in lora_targets; freeze all else.
+
+    options: also gives the rank and the scale (alpha). Without names, texts get adapters where peft's table of models
+    says, pictures in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
+    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist,
+    and for a frozen tower.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    targets = config.lora_targets
-    lora = LoraConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]: a float is fine
-    linear = {name.rpartition(".")[2] for name, module in encoder.named_modules() if isinstance(module, nn.Linear)}
-    with explained(f"model.text.lora_targets={targets}", f"Choose of {', '.join(sorted(linear))}"):
-        inject_adapter_in_model(lora, encoder)
+    if options.frozen:
+        raise ConfigError(
+            f"{key}.frozen=true, {key}.lora_rank={options.lora_rank}: adapters leave the tower's own weights as they "
+            "are. Take one of the two"
+        )
+    modules = dict(trunk.named_modules())
+    packed = {name: module for name, module in modules.items() if type(module) is nn.MultiheadAttention}
+    unused = [f"{name}.out_proj" for name in packed]  # its forward is not called
+    layers = [name for name, module in modules.items() if isinstance(module, nn.Linear) and name not in unused]
+    targets = options.lora_targets
+    if targets is None and isinstance(options, ImageTowerConfig):
+        targets = [name for name in (*layers, *packed) if "att" in name.lower()]
+    own = [name for name in packed if targets and any(f".{name}".endswith(f".{target}") for target in targets)]
+    others = targets and [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in own)]
+    choices = ", ".join(sorted({name.rpartition(".")[2] for name in (*layers, *packed)}))
+    advice = f"Choose of {choices}" if choices else "This tower has no layer for adapters: leave lora_rank out"
+    trunk.requires_grad_(False)
+    with explained(f"{key}.lora_targets={options.lora_targets}", advice):
+        if others != [] or not own:
+            lora = LoraConfig(
+                r=options.lora_rank,
+                lora_alpha=options.lora_alpha,  # pyright: ignore[reportArgumentType]: a float is fine
+                target_modules=others,
+                exclude_modules=unused,
+            )
+            inject_adapter_in_model(lora, trunk)
+    for name in own:
+        AdaptedAttention.adapt(packed[name], options.lora_rank, options.lora_alpha)
 
 
-def merged(encoder: nn.Module) -> nn.Module:
-    """Return a copy of `encoder` whose weights include its LoRA adapters, so that it needs no peft.
+def merged(trunk: nn.Module) -> nn.Module:
+    """Return a copy of `trunk` whose weights include its LoRA adapters, so that it needs no peft.
 
-    An encoder without adapters is returned as it is, not copied.
+    A trunk without adapters is returned as it is, not copied.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    if not any(isinstance(module, BaseTunerLayer) for module in encoder.modules()):
-        return encoder
-    plain = copy.deepcopy(encoder)
+    if not any(isinstance(module, BaseTunerLayer | AdaptedAttention) for module in trunk.modules()):
+        return trunk
+    plain = copy.deepcopy(trunk)
     for name, module in list(plain.named_modules()):
-        if isinstance(module, BaseTunerLayer):
+        vars(module).pop("peft_config", None)
+        if isinstance(module, BaseTunerLayer | AdaptedAttention):
             module.merge()
+        if isinstance(module, BaseTunerLayer):
             plain.set_submodule(name, module.get_base_layer())
-    del plain.peft_config
     return plain

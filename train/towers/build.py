@@ -13,7 +13,7 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.published import explained
+from dyad.train.towers.published import explained, may_download, offline_without_hub
 from dyad.train.towers.text import build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
@@ -58,6 +58,8 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
     tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
+    if may_download(config):
+        offline_without_hub()
     return MODELS[task](config, load_pretrained)
 
 

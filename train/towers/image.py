@@ -4,6 +4,8 @@ Pixels are normalised on the device, inside the tower. A new kind of tower takes
 a row of BUILDERS.
 """
 
+import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,14 +15,18 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower
+from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
+from dyad.train.towers.patch_dropout import set_patch_dropout
 from dyad.train.towers.published import explained
 from dyad.train.towers.tower import Tower, freeze, precision_of
+from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_model
 
 HALF = (0.5, 0.5, 0.5)
 PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
 GROUP = 8  # channels of a group of GroupNorm in the small CNN
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as image processors of transformers have them
 ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
 
 
@@ -68,6 +74,9 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """
     config = context.config
     trunk, projection, spec = BUILDERS[config.image.kind](context)
+    set_patch_dropout(trunk, config.image.patch_dropout)
+    if config.image.lora_rank:
+        add_adapters(trunk, config.image, "model.image")
     return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=cache_bytes(config)), spec
 
 
@@ -142,6 +151,74 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     return trunk
 
 
+class PooledPicture(nn.Module):
+    """Embeds pictures (b, 3, S, S), S the side in pixels, as (b, H) by a transformers encoder of width H.
+
+    The embedding is the output of the encoder's head (of SigLIP and CLIP: as it was trained). Where that is a dense
+    layer on the first token, as in ViT, which most checkpoints have not trained, it is the state of this token.
+    interpolate: stretch the position embeddings to the size of the pictures.
+    """
+
+    def __init__(self, encoder: nn.Module, interpolate: bool) -> None:
+        super().__init__()
+        self.encoder, self.first_token = encoder, hasattr(getattr(encoder, "pooler", None), "dense")
+        self.options = {"interpolate_pos_encoding": True} if interpolate else {}
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Embed pictures (b, 3, S, S) as (b, H)."""
+        found = self.encoder(pixel_values=pictures, **self.options)
+        return found.last_hidden_state[:, 0] if self.first_token else found.pooler_output.flatten(1)
+
+
+def _transformers(context: BuildContext) -> ImageParts:
+    config, image = context.config, context.config.image
+    name = image.name
+    if name is None:
+        raise ConfigError("model.image.name is missing: a transformers folder, a published name or pkg:PACKAGE/FOLDER")
+    key, pretrained = f"model.image.name={name}", context.load_pretrained and not image.from_scratch
+    model, processor = load_model(key, name, "AutoImageProcessor", pretrained)
+    if config.grad_checkpointing:
+        with explained(f"model.grad_checkpointing=true, {key}"):
+            checkpoint_activations(model)
+    encoder = getattr(model, "vision_model", model)  # of a model with a text tower beside it
+    if image.frozen:
+        freeze(encoder, layers_of(encoder), image.unlocked_groups)
+    spec, interpolate = _processed(key, processor), False
+    if image.image_size not in (None, spec.size):
+        interpolate = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
+        resized = spec.resized and round(spec.resized * image.image_size / spec.size)
+        spec = replace(spec, size=image.image_size, resized=resized)
+    if config.embed_dim is None:
+        projection = getattr(model, "visual_projection", None) or nn.Identity()  # of CLIP
+    else:
+        width = getattr(encoder.config, "hidden_size", None) or encoder.config.hidden_sizes[-1]
+        projection = nn.Linear(width, config.embed_dim, bias=False)
+    return PooledPicture(encoder, interpolate), projection, spec
+
+
+def _processed(key: str, processor: Any) -> ImageSpec:
+    """Return what an image processor of transformers makes of a picture, as an ImageSpec.
+
+    key: the configuration key that names the model, for messages. Raises ConfigError for a processor that does
+    something else, for example one that gives oblong pictures.
+    """
+    given = processor.to_dict()
+    size, crop = dict(given.get("size") or {}), dict(given.get("crop_size") or {})
+    side = crop if given.get("do_center_crop") else size
+    edge, by = size.get("shortest_edge") or size.get("height"), INTERPOLATIONS.get(given.get("resample") or 0)
+    plain = given.get("do_resize") and abs(255 * given.get("rescale_factor", 0) - 1) < 1e-6  # pixels become 0..1
+    if not (plain and edge and by and side.get("height") == side.get("width") and size.get("width", edge) == edge):
+        raise ConfigError(
+            f"{key}: its {type(processor).__name__} does not make squares that are resized (bilinear or bicubic), "
+            "cropped and normalised. Take the model from timm: model.image.kind=timm"
+        )
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if given.get("do_normalize"):
+        mean, std = tuple(given["image_mean"]), tuple(given["image_std"])
+    how = "squash" if "height" in size else "shortest"
+    return ImageSpec(side["height"], mean, std, how, by, None if edge == side["height"] else edge)
+
+
 def _cnn(context: BuildContext) -> ImageParts:
     """Build our own CNN for small images: stride-2 convolutions, flattened feature map, linear projection.
 
@@ -167,4 +244,9 @@ def _cnn(context: BuildContext) -> ImageParts:
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
-BUILDERS = {ImageTower.open_clip: _open_clip, ImageTower.timm: _timm, ImageTower.cnn: _cnn}
+BUILDERS = {
+    ImageTower.open_clip: _open_clip,
+    ImageTower.timm: _timm,
+    ImageTower.transformers: _transformers,
+    ImageTower.cnn: _cnn,
+}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.train.config import ImageTower, ModelConfig, TextTower
+from dyad.train.towers.adapters import merged
 from dyad.train.towers.published import check_open_clip, explained, refuse_code, snapshot
 from dyad.train.towers.tower import Tower
 
@@ -47,27 +48,6 @@ class MatrixProjection(nn.Module):
         return x @ self.weight
 
 
-class PatchDropout(nn.Module):
-    """Keeps the share 1 − `prob` of the patches of each picture in training, drawn on the device that they are on.
-
-    open_clip's own draws on the CPU, for which a GPU waits. On a CPU both keep the same patches. class_token: whether
-    the first token is no patch, and always stays.
-    """
-
-    def __init__(self, prob: float, class_token: bool) -> None:
-        super().__init__()
-        self.prob, self.class_token = prob, class_token
-
-    def forward(self, x_bLW: Tensor) -> Tensor:
-        """Drop patches from tokens (b, L, W), with L tokens of width W per picture."""
-        if not self.training or self.prob == 0:
-            return x_bLW
-        first, patches = x_bLW.tensor_split([int(self.class_token)], 1)
-        count = max(1, int(patches.shape[1] * (1 - self.prob)))
-        kept = torch.randn(patches.shape[:2], device=patches.device).topk(count).indices
-        return torch.cat([first, patches.gather(1, kept[:, :, None].expand(-1, -1, patches.shape[2]))], 1)
-
-
 class BuildContext:
     """Holds what the builders of both towers share: the configuration, and the open_clip models, each created once.
 
@@ -94,9 +74,6 @@ class BuildContext:
             unlocked = attrgetter(key.removeprefix("model."))(self.config)
             with explained(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):
                 trunk.lock(unlocked)  # open_clip counts the projection as the last group
-        dropout: Any = getattr(trunk, "patch_dropout", None)
-        if type(dropout).__name__ == "PatchDropout":
-            trunk.patch_dropout = PatchDropout(dropout.prob, dropout.exclude_first_token)
         name, takes_none = PROJECTIONS[type(trunk).__name__]
         found = getattr(trunk, name)
         setattr(trunk, name, None if takes_none else nn.Identity())
@@ -249,7 +226,7 @@ def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
         assert isinstance(tower, Tower)
         attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
         is_matrix = isinstance(tower.projection, MatrixProjection)
-        for name, tensor in tower.trunk.state_dict().items():
+        for name, tensor in merged(tower.trunk).state_dict().items():
             named[f"{part}.{name}"] = tensor
         for name, tensor in tower.projection.state_dict().items():
             named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor

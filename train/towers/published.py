@@ -7,14 +7,14 @@ This module does not import torch.
 import importlib.util
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.train.config import ModelConfig, TextTower
+from dyad.train.config import ImageTower, ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings
@@ -49,6 +49,20 @@ def refuse_code() -> None:
     dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
 
 
+@cache
+def offline_without_hub() -> None:
+    """Ask the Hugging Face hub for an answer within 5 s; without one, make its library look into its cache alone.
+
+    The library would otherwise ask again and again, for a minute or two, and print a warning each time.
+    """
+    from huggingface_hub import constants, get_session
+
+    try:
+        get_session().head(constants.ENDPOINT, timeout=5)
+    except Exception:  # of many types: no network, no such name, a proxy that refuses
+        constants.HF_HUB_OFFLINE = True
+
+
 def check_open_clip(key: str, model_cfg: Any) -> None:
     """Raise ConfigError for an open_clip model configuration with sizes above our limits, or with foreign code to run.
 
@@ -77,6 +91,8 @@ def may_download(config: ModelConfig) -> bool:
     named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
     if config.text.kind is TextTower.transformers:
         named.append(config.text.name or config.name)
+    if config.image.kind is ImageTower.transformers:
+        named.append(config.image.name)
     return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
@@ -156,18 +172,15 @@ def is_unknown(name: str, file: str) -> bool:
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
     """Return the path of a published model's file in the local cache of the Hugging Face hub, None if it is not there.
 
-    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. The hub is
-    asked with a timeout of 5 s before the download, because a download without a network would retry much longer. Any
-    failure gives None. The result is cached for the process.
+    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. Any failure
+    gives None. The result is cached for the process.
     """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     try:
         cached = try_to_load_from_cache(model, file, revision=revision)
         if cached is None and fetch:
-            with suppress(EntryNotFoundError):  # the download below then caches that there is none
-                get_hf_file_metadata(hf_hub_url(model, file, revision=revision), timeout=5)
+            offline_without_hub()
             cached = hf_hub_download(model, file, revision=revision)
     except Exception:  # no such model, no network: loading the weights raises it
         return None

@@ -5,6 +5,7 @@ user sets win. The JSON files are untrusted: names of modules are compared with 
 module does not import torch.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,8 +28,8 @@ OF_TASK = {
     Task.question_passage: [*LAYERS, "model.text.pooling", *OF_PAIRS.split()],
 }
 OPEN = {key for keys in OF_TASK.values() for key in keys}  # keys that may take their default from a folder
-CHAINS = ("Transformer Pooling", "Transformer Pooling Normalize", "Transformer Pooling Dense")
-CHAINS += ("Transformer Pooling Dense Normalize",)
+CHAIN = re.compile("Transformer Pooling( Dense)*( Normalize)?")
+ACTIVATIONS = ("Identity", "Tanh")  # of Dense modules
 POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
 POOLINGS |= {"cls_token": Pooling.cls, "mean_tokens": Pooling.mean}  # before sentence-transformers 6
 MODULES = "modules.json"
@@ -44,7 +45,8 @@ class SentenceFolder:
 
     name: the model's folder or published name. defaults: dotted configuration key → value. refused: dotted
     configuration key → text that describes the folder's setting that this key cannot express. prompts: prompt name →
-    text. dense: weight file of its Dense module, a linear layer. no_dense: why `dense` is None.
+    text. dense: weight file and activation (of ACTIVATIONS) of each of its Dense modules, which are linear layers.
+    no_dense: why `dense` is empty.
     """
 
     name: str
@@ -52,7 +54,7 @@ class SentenceFolder:
     refused: dict[str, str] = field(default_factory=dict)
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
-    dense: Path | None = None
+    dense: tuple[tuple[Path, str], ...] = ()
     no_dense: str = "it has no Dense module"
 
 
@@ -81,16 +83,18 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     defaults: dict[str, Any] = _lengths(name, encoder, tokenizer.get("model_max_length"), fetch)
     defaults |= {"model.text.lower_case": True} if encoder.get("do_lower_case") is True else {}
     refused: dict[str, str] = {}
-    dense, no_dense = None, SentenceFolder.no_dense
-    if "Dense" in folders:
+    dense, no_dense = [], SentenceFolder.no_dense
+    for folder in (folder for kind, folder in folders if kind == "Dense"):
         defaults["model.text.dense"] = True
-        layer, file = settings(f"{folders['Dense']}/config.json"), f"{folders['Dense']}/model.safetensors"
+        layer, file = settings(f"{folder}/config.json"), file_of(name, f"{folder}/model.safetensors", fetch)
         activation = str(layer.get("activation_function")).rpartition(".")[2]
-        if activation != "Identity" or layer.get("use_residual"):
+        if activation not in ACTIVATIONS or layer.get("use_residual"):
             no_dense = f"its Dense module is no plain linear layer ({activation})"
+        elif file is None:
+            no_dense = f"its Dense module has no {folder}/model.safetensors"
         else:
-            dense, no_dense = file_of(name, file, fetch), f"its Dense module has no {file}"
-    pooling = settings(f"{folders['Pooling']}/config.json")
+            dense.append((file, activation))
+    pooling = settings(f"{dict(folders)['Pooling']}/config.json")
     flags = [key.removeprefix(FLAG) for key, is_set in pooling.items() if key.startswith(FLAG) and is_set]
     modes = pooling.get("pooling_mode") or flags or "mean"
     mode = " and ".join(map(str, modes)) if isinstance(modes, list) else str(modes)
@@ -108,13 +112,16 @@ def sentence_folder(name: str, fetch: bool = False) -> SentenceFolder | None:
     for side, names in (("question", ("query", "question")), ("passage", ("document", "passage", "corpus"))):
         found = [prompts[name] for name in names if name in prompts]
         defaults |= {f"data.{side}.prefix": found[0]} if found else {}
-    similarity = "cosine" if "Normalize" in folders else model.get("similarity_fn_name")
+    if model.get("truncate_dim"):
+        raise ConfigError(f"{path.parent}/config_sentence_transformers.json: truncate_dim is not read. {instead}")
+    similarity = "cosine" if "Normalize" in dict(folders) else model.get("similarity_fn_name")
     if similarity in ("cosine", "dot"):
         defaults["objective.similarity"] = Similarity(similarity)
     elif similarity:
         refused["objective.similarity"] = f"its similarity is {similarity}"
     default_prompt = next((name for name in prompts if name == model.get("default_prompt_name")), None)
-    return SentenceFolder(name, defaults, refused, prompts, default_prompt, dense, no_dense)
+    known = tuple(dense) if no_dense == SentenceFolder.no_dense else ()
+    return SentenceFolder(name, defaults, refused, prompts, default_prompt, known, no_dense)
 
 
 def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> SentenceFolder | None:
@@ -210,8 +217,8 @@ def _shown(value: Any) -> str:
     return repr(value) if isinstance(value, str) else str(value)
 
 
-def _module_folders(path: Path, instead: str) -> dict[str, str]:
-    """Read modules.json and return its modules: class name → folder, relative to the model's root ("" is the root).
+def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:
+    """Read modules.json and return its modules: (class name, folder), relative to the model's root ("" is the root).
 
     path: the path of modules.json. instead: advice for the user, put at the end of most error messages. Raises
     ConfigError for modules that we do not support, and for folders outside the model's folder.
@@ -221,12 +228,12 @@ def _module_folders(path: Path, instead: str) -> dict[str, str]:
         raise ConfigError(f"{path} is no list of modules. {instead}")
     types = [str(module.get("type")) for module in modules]
     chain = " ".join(kind.rpartition(".")[2] for kind in types)
-    if chain not in CHAINS or not all(kind.startswith("sentence_transformers.") for kind in types):
-        raise ConfigError(f"{path}: its modules are {', '.join(types)}; known are {' or '.join(CHAINS)}. {instead}")
-    folders = dict(zip(chain.split(), (str(module.get("path", "")) for module in modules), strict=True))
-    if folders["Transformer"]:
-        raise ConfigError(f"{path}: the encoder is in the folder {folders['Transformer']}: name it, and type its keys")
-    if any(".." in Path(folder).parts or Path(folder).is_absolute() for folder in folders.values()):
+    if not CHAIN.fullmatch(chain) or not all(kind.startswith("sentence_transformers.") for kind in types):
+        raise ConfigError(f"{path}: its modules are {', '.join(types)}; known is {CHAIN.pattern}. {instead}")
+    folders = list(zip(chain.split(), (str(module.get("path", "")) for module in modules), strict=True))
+    if encoder := folders[0][1]:
+        raise ConfigError(f"{path}: the encoder is in the folder {encoder}: name it, and type its keys")
+    if any(".." in Path(folder).parts or Path(folder).is_absolute() for _, folder in folders):
         raise ConfigError(f"{path}: the path of a module leads out of the folder. {instead}")
     return folders
 

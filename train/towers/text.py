@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import psutil
-import torch
 from safetensors.torch import load_file
 from tokenizers.normalizers import Lowercase, Sequence
 from torch import Tensor, nn
@@ -19,10 +16,11 @@ from dyad.train.config import ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.published import check_settings, explained, file_of, location_of, refuse_code, split_revision
+from dyad.train.towers.published import explained
 from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
+from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_model
 
 if TYPE_CHECKING:
     from dyad.train.towers.open_clip import BuildContext
@@ -112,26 +110,20 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
     name, text = config.text.name or config.name, config.text
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
-    if text.frozen and text.lora_rank:
-        raise ConfigError(
-            f"model.text.frozen=true, model.text.lora_rank={text.lora_rank}: adapters leave the encoder's own weights "
-            "as they are. Take one of the two"
-        )
     pretrained = load_pretrained and not text.from_scratch
-    encoder, tokenizer = _load(name, pretrained)
+    encoder, tokenizer = load_model(f"model.text.name={name}", name, "AutoTokenizer", pretrained)
+    if hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5; a saved encoder says is_encoder_decoder=false
+        encoder = encoder.get_encoder()
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
     pad = _padding(tokenizer)
     if config.grad_checkpointing:
-        renamed = getattr(encoder, "activation_checkpointing_enable", None)  # in transformers 5.x
-        (renamed or encoder.gradient_checkpointing_enable)({"use_reentrant": False})
+        checkpoint_activations(encoder)
     if text.frozen:
-        lists = [list(module) for module in encoder.modules() if isinstance(module, nn.ModuleList)]
-        layers = max(lists, key=len, default=[encoder])
-        freeze(encoder, layers, text.unlocked_layers)
+        freeze(encoder, layers_of(encoder), text.unlocked_layers)
     if text.lora_rank:
-        add_adapters(encoder, text)
+        add_adapters(encoder, text, "model.text")
     width = encoder.config.hidden_size
     if config.embed_dim is not None:
         projection = nn.Linear(width, config.embed_dim)
@@ -139,52 +131,6 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
     tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_bytes=cache_bytes(config), pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
-
-
-def _load(name: str, pretrained: bool) -> tuple[Any, Any]:
-    """Load (encoder, tokenizer) of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
-
-    pretrained: load its weights; else they are random. No file of the model can choose code to run, neither a class
-    that comes with the model nor an attention kernel. Raises ConfigError when loading fails.
-    """
-    from transformers import AutoConfig, AutoModel, AutoTokenizer
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    location, revision = split_revision(location_of(name))
-    key = f"model.text.name={name}"
-    if location.startswith(("/", ".")) and not os.path.isdir(location):
-        raise ConfigError(f"{key}: there is no folder {location}")
-    check_settings(key, file_of(name, "config.json", fetch=True))
-    if file_of(name, "adapter_config.json", fetch=False):
-        raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
-    refuse_code()
-    safe = {"trust_remote_code": False}
-    single = {"dtype": torch.float32, **safe}  # not the dtype of the file, e.g. bf16
-    advice = "Without a network give the path of a folder with config.json, model.safetensors and the tokenizer's files"
-    with explained(key, advice):
-        tokenizer = AutoTokenizer.from_pretrained(location, revision=revision, **safe)
-        settings = AutoConfig.from_pretrained(location, revision=revision, **safe)
-        settings._attn_implementation = settings._experts_implementation = None  # torch's own
-        with torch.device("meta"):
-            _check_size(key, AutoModel.from_config(settings, **safe))
-        if pretrained:
-            single |= {"revision": revision, "config": settings, "use_safetensors": True}
-            model = AutoModel.from_pretrained(location, **single)
-        else:
-            model = AutoModel.from_config(settings, **single)
-    return (model.get_encoder() if model.config.is_encoder_decoder else model), tokenizer
-
-
-def _check_size(key: str, model: nn.Module) -> None:
-    """Raise ConfigError if the float32 weights of a model, built on the meta device, exceed the machine's memory.
-
-    key: the configuration key that names the model, for the message.
-    """
-    numbers = sum(tensor.numel() for tensor in [*model.parameters(), *model.buffers()])
-    needed, memory = 4 * numbers / 2**30, psutil.virtual_memory().total / 2**30
-    if needed > memory:
-        raise ConfigError(f"{key}: {numbers:.3g} weights take {needed:.3g} GiB, this machine has {memory:.3g} GiB")
 
 
 def _padding(tokenizer: Any) -> int:
@@ -204,23 +150,27 @@ def _padding(tokenizer: Any) -> int:
 
 
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
-    """Return the Dense module of a SentenceTransformer folder as a linear layer.
+    """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    width: the layer's input width. pretrained: load its weights; else they are random. Raises ConfigError when the
-    folder has no Dense module that is a plain linear layer.
+    width: the input width. pretrained: load their weights; else they are random. Raises ConfigError when the folder has
+    no Dense module, or one that is no plain linear layer with an activation of ACTIVATIONS.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
-    if folder.dense is None:
+    if not folder.dense:
         raise ConfigError(
             f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim for a new projection, or "
             "model.text.dense=false for none"
         )
-    with explained(str(folder.dense)):
-        weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(folder.dense).items()}
-        projection = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
-        if pretrained:
-            projection.load_state_dict(weights)
-    return projection
+    layers: list[nn.Module] = []
+    for file, activation in folder.dense:
+        with explained(str(file)):
+            weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(file).items()}
+            layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
+            if pretrained:
+                layer.load_state_dict(weights)
+        width = layer.out_features
+        layers += [layer, nn.Tanh()] if activation == "Tanh" else [layer]
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
 
 
 def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:

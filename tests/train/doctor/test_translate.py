@@ -235,7 +235,6 @@ REFUSED = {
     f"{MAIN} --train-data a.tar --opt lion": "any of timm's as timm/NAME",
     f"{MAIN} --train-data a.tar --opt timm/lion": "say its learning rate, --lr",
     f"{MAIN} --train-data a.tar --momentum 0.9": "any of timm's as timm/NAME",
-    f"{MAIN} --train-data a.tar --force-patch-dropout 0.3": "--model my_model.json",
     f"{MAIN} --train-data a.tar --aug-cfg use_timm=True": "there is no use_timm",
     f"{MAIN} --train-data a.tar --text-key caption": "--text-key caption",
     f"{MAIN} --train-data a.tar --force-image-size 224 336": "pictures are squares",
@@ -263,6 +262,12 @@ def test_a_line_without_quotes_and_the_number_of_gpus() -> None:
     for line in (words, ["srun", "-N", "5", *words[1:]]):
         with pytest.raises(ConfigError, match="gpus=12: must be as many on each"):
             run([*line, "gpus=12"])
+
+
+def test_patch_dropout_is_a_key() -> None:
+    assert (
+        "model.image.patch_dropout=0.3" in translate(f"{MAIN} --train-data a.tar --force-patch-dropout 0.3").arguments
+    )
 
 
 def test_every_flag_has_one_place_and_every_key_exists() -> None:

@@ -3,14 +3,21 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
+import open_clip
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig
+from dyad.train.distributed.world import World
+from dyad.train.run.components import build_parts
 from dyad.train.towers.build import build_image_text
 
+WEIGHTS = "open_clip_model.safetensors"
 TEXT = {"context_length": 8, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1}
 VISION = {"image_size": 32, "layers": 1, "width": 32, "head_width": 16, "patch_size": 16}
 
@@ -51,3 +58,34 @@ def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | 
     with pytest.raises(ConfigError, match=r"model\.name=.*own\.json cannot be read: .*") as caught:
         build_image_text(ModelConfig(name=str(path)))
     assert "Fetch" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["image_size=5", "patch_dropout=0.5"])
+def test_what_the_picture_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
+    words = {"image_size=5": [], "patch_dropout=0.5": ["model.image.kind=timm", "model.image.name=test_resnet"]}[key]
+    words += [f"model.name={config_file(tmp_path / 'model', 16)}", f"model.image.{key}", "model.embed_dim=16"]
+    with pytest.raises(ConfigError, match=r"model\.image"):
+        build_parts(compose_config([*words, "data.train=nowhere.tar", "steps=1"]), World())
+
+
+@pytest.mark.parametrize("side", ["image", "text"])
+def test_one_tower_of_a_folder_beside_another_model(side: str, tmp_path: Path) -> None:
+    own, other = tmp_path / "own", config_file(tmp_path / "other", 16)
+    file = Path(config_file(own, 16))
+    content = {"model_cfg": json.loads(file.read_text()), "preprocess_cfg": {"mean": [0.1] * 3}}
+    (own / "open_clip_config.json").write_text(json.dumps(content))
+    library: Any = open_clip
+    open_clip.add_model_config(file)
+    theirs = library.create_model(file.stem, force_custom_text=False)
+    save_file({name: tensor.contiguous() for name, tensor in theirs.state_dict().items()}, own / WEIGHTS)
+    config = ModelConfig(name=other)
+    getattr(config, side).name = f"local-dir:{own}"
+    model = build_image_text(config)
+    assert (model.image.mean == (0.1,) * 3) == (side == "image") and model.open_clip_config is None
+    weight = {"image": "x_tower.trunk.class_embedding", "text": "y_tower.trunk.token_embedding.weight"}
+    named = {"image": "visual.class_embedding", "text": "token_embedding.weight"}
+    parameters = dict(model.towers.named_parameters())
+    assert [torch.equal(parameters[weight[s]], theirs.state_dict()[named[s]]) for s in ("image", "text")] == [
+        side == "image",
+        side == "text",
+    ]

@@ -20,7 +20,7 @@ from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers import image
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.image import NormalizePixels
-from dyad.train.towers.open_clip import PatchDropout
+from dyad.train.towers.patch_dropout import PatchDropout
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
@@ -112,7 +112,7 @@ def test_convolutions_are_channels_last_off_the_cpu(kind: str, convolves: bool, 
 @pytest.mark.parametrize("prob", [0.0, 0.5, 0.95])
 def test_the_patches_that_stay_are_open_clips(prob: float, class_token: bool) -> None:
     theirs = TheirPatchDropout(prob, exclude_first_token=class_token)
-    ours, tokens = PatchDropout(prob, class_token), torch.randn(5, 17, 8)
+    ours, tokens = PatchDropout(prob, int(class_token)), torch.randn(5, 17, 8)
     kept = []
     for module in (theirs, ours):
         rows = tokens.clone().requires_grad_()

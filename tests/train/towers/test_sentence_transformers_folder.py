@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
 from torch import nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, T5Config, T5EncoderModel
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder
@@ -75,10 +75,27 @@ class Listed:
 def embedded(config: TrainConfig) -> tuple[ExportSource, np.ndarray, np.ndarray]:
     """Questions and passages before any training, by the encoder of `python -m eval`."""
     config.data.workers = 0
-    model = build_text_pair(config.model)
+    source = ExportSource("tiny", config, build_text_pair(config.model))
+    return source, *sides(source)
+
+
+def sides(source: ExportSource) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings of the questions and the passages."""
+    config, model = source.config, source.model
     encode = Encoder.of(config, model, World())
     x = encode("x", Listed(QUESTIONS, config.data.question, model.tokenize))
-    return ExportSource("tiny", config, model), x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
+    return x, encode("y", Listed(PASSAGES, config.data.passage, model.tokenize))
+
+
+def train_once(source: ExportSource) -> None:
+    """One step of plain gradient descent on the distance of a question and a passage."""
+    towers, tokens = source.model.towers.train(), source.model.tokenize(["who", "a cat"], 11)
+    loss = towers.x_tower(tokens).diff(dim=0).square().sum()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in towers.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad / parameter.grad.norm().clamp(min=1e-6)
 
 
 def near_to(folder: Path, x: np.ndarray, y: np.ndarray) -> None:
@@ -94,6 +111,10 @@ KINDS: dict[str, tuple[list[nn.Module], dict[str, Any]]] = {
         [parts.Dense(32, 8, bias=False, activation_function=nn.Identity()), parts.Normalize()],
         {"pooling": "lasttoken", "default_prompt_name": "other"},
     ),
+    "several layers, as LaBSE and EmbeddingGemma have": (
+        [parts.Dense(32, 64, bias=False, activation_function=nn.Identity()), parts.Dense(64, 8), parts.Normalize()],
+        {"pooling": "mean"},
+    ),
 }
 
 
@@ -104,9 +125,12 @@ def test_a_folder_is_embedded_as_its_library_does_and_exported_with_its_prompts(
     more, options = KINDS[kind]
     source, x, y = embedded(configured(folder_of(bert, tmp_path / "st", *more, **options)))
     near_to(tmp_path / "st", x, y)
+    train_once(source)
+    trained = sides(source)
+    assert np.abs(trained[0] - x).max() > 1e-3
     near(monkeypatch)
     export(export_sentence_transformers.LIBRARY, source, tmp_path / "out")
-    near_to(tmp_path / "out", x, y)
+    near_to(tmp_path / "out", *trained)
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").prompts == PROMPTS
 
 
@@ -145,6 +169,15 @@ def test_a_tokenizer_that_ends_texts_with_its_padding_keeps_the_end(bert: str, t
     """As Qwen3-Embedding's does: its padding is what it puts behind every text."""
     folder = folder_of(bert, tmp_path / "st", pooling="lasttoken", similarity_fn_name="dot")
     edit(folder / "tokenizer_config.json", pad_token="[SEP]")
+    near_to(folder, *embedded(configured(folder))[1:])
+
+
+def test_the_encoder_half_of_t5(bert: str, tmp_path: Path) -> None:
+    """Saved alone, its settings say that it is no encoder-decoder."""
+    settings = T5Config(vocab_size=57, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2)
+    T5EncoderModel(settings).save_pretrained(tmp_path / "t5")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "t5")
+    folder = folder_of(str(tmp_path / "t5"), tmp_path / "st", parts.Normalize(), pooling="mean")
     near_to(folder, *embedded(configured(folder))[1:])
 
 
@@ -197,7 +230,7 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(b
 
 
 def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: str, tmp_path: Path) -> None:
-    folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, activation_function=nn.Tanh()))
+    folder = folder_of(bert, tmp_path / "st", parts.Dense(32, 8, activation_function=nn.ReLU()))
     edit(folder / "sentence_bert_config.json", do_lower_case=True)
     config = configured(folder, "objective=dpr", "model.embed_dim=null")
     assert (config.model.text.lower_case, config.model.text.dense) == (True, True)
@@ -223,6 +256,7 @@ STRANGE: dict[str, tuple[str, Any, str]] = {
     "no list": ("modules.json", 7, "no list of modules"),
     "no settings": ("1_Pooling/config.json", [1], "must be a JSON object"),
     "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, "is no length"),
+    "a cut": ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is not read"),
     "prompts": ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be"),
 }
 

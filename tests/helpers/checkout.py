@@ -1,0 +1,31 @@
+"""A copy of the checkout made of links, and a part of the topics that is encoded in seconds."""
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOPICS = ROOT / "data/samples/topics"
+
+
+def link(source: Path, folder: Path, without: Collection[str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for entry in source.iterdir():
+        if entry.name not in without:
+            (folder / entry.name).symlink_to(entry)
+
+
+def write_few_topics(folder: Path, verses: int) -> None:
+    """The first verses and what is said of them: the whole takes minutes to encode."""
+    (folder / "qrels").mkdir(parents=True)
+    corpus = (TOPICS / "corpus.jsonl").read_text().splitlines(keepends=True)[:verses]
+    kept = {json.loads(line)["_id"] for line in corpus}
+    asked: set[str] = set()
+    for split in (TOPICS / "qrels").glob("*.tsv"):
+        header, *judged = split.read_text().splitlines(keepends=True)
+        judged = [line for line in judged if line.split("\t")[1] in kept]
+        asked |= {line.split("\t")[0] for line in judged}
+        (folder / "qrels" / split.name).write_text("".join([header, *judged]))
+    queries = (TOPICS / "queries.jsonl").read_text().splitlines(keepends=True)
+    (folder / "corpus.jsonl").write_text("".join(corpus))
+    (folder / "queries.jsonl").write_text("".join(line for line in queries if json.loads(line)["_id"] in asked))
