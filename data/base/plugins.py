@@ -84,7 +84,9 @@ def _import(name: str) -> ModuleType:
 
 
 def _what(error: Exception) -> str:
-    return first_line(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, ConfigError):
+        return first_line(error)
+    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else first_line(error)}"
 
 
 def _where(error: Exception, root: Path | None) -> str:

@@ -267,7 +267,8 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_cause(error, in_full(overrides))) from error
+        cause = _first_cause(error, in_full(overrides))
+        raise ConfigError(cause.replace(f"experiment/{OWN}", str(recipe_of(in_full(overrides))))) from error
 
 
 def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
@@ -381,13 +382,18 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     typed_out = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in overrides}
+    where = ""
+    if found := re.fullmatch(r"In ('.*'): .* raised while composing config:", lines[0]):  # of a file, not of a word
+        where, typed_out, lines = f" in the preset {found[1]}", {}, lines[1:]
     for pattern, wanted in MUST_BE.items():
         if key and (found := re.match(pattern, lines[0])):
-            return f"{key}={typed_out.get(key, found[found.re.groups])}: must be {wanted}"
+            return f"{key}={typed_out.get(key, found[found.re.groups])}{where}: must be {wanted}"
     if key and (found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", lines[0])):
         value = typed_out.get(key, found[1])
-        return f"{key}={value}: must be one of {found[2]}.{nearest(value, found[2].split(', '))}".removesuffix(".")
-    if key and any(line.startswith(f"Key '{key.rpartition('.')[2]}' not in") for line in lines):
-        preset = lines[0].partition(":")[0].removeprefix("In ")
-        return f"unknown key '{key}' in the preset {preset}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+        hint = nearest(value, found[2].split(", "))
+        return f"{key}={value}{where}: must be one of {found[2]}{hint and f'.{hint}'}"
+    if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
+        return f"unknown key '{key}'{where}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+    if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
+        return f"{lines[0]}.{nearest(found[1], lines)} See: python -m train --help"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -164,6 +164,7 @@ def check_run(config: TrainConfig) -> None:
     free.add("experiment")  # it only names the recipe whose keys are compared
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
+    changed.sort(key=lambda key: not key.endswith("name"))  # another objective has other options, too
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""
