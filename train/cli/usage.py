@@ -27,7 +27,7 @@ objective.duplicates data.train data.val data.workers data.captions data.questio
 data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
 model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_norm optim.lr optim.weight_decay
 optim.warmup optim.schedule optim.clip_norm eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
-resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split()
+resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins""".split()
 
 CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
