@@ -14,42 +14,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.question_passage.formats import FORMATS, QuestionFormat
+from dyad.eval.run.suite import KINDS, SuiteKind
+from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower
+from dyad.train.losses import OBJECTIVES
+from dyad.train.losses.options.common import ObjectiveOptions, preset
+from dyad.train.tracking.trackers import TRACKERS, Tracker
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dyad.data.question_passage.formats import QuestionFormat
-    from dyad.eval.run.suite import SuiteKind
-    from dyad.train.losses.options.common import ObjectiveOptions
     from dyad.train.towers.image import ImageParts
     from dyad.train.towers.open_clip import BuildContext
     from dyad.train.towers.tower import Tower
-    from dyad.train.tracking.background import Tracker
-
-__all__ = [
-    "register_evaluator",
-    "register_format",
-    "register_image_tower",
-    "register_objective",
-    "register_text_tower",
-    "register_tracker",
-]
 
 
 def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
     """Add objective=NAME. options: the dataclass of its options, whose `formula` is a subclass of Objective, or
     "module:Class" to import the class when the objective is built. Raises ConfigError if the name is taken."""
-    from dyad.train.losses import OBJECTIVES
-    from dyad.train.losses.options.common import preset
-
     _add(OBJECTIVES, name, preset(name, options), "objective")
 
 
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
     """Add model.image.kind=NAME. build: makes the trunk, the projection to the shared space, and the size and
     normalisation of the pictures that the trunk takes, (b, 3, S, S). Raises ConfigError if the name is taken."""
-    from dyad.train.config import OWN_IMAGE_TOWERS, ImageTower
-
     _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
 
 
@@ -58,8 +46,6 @@ def register_text_tower(
 ) -> None:
     """Add model.text.kind=NAME for captions. build: makes the tower, and the tokenizer from n texts to token ids, int64
     (n, L) with one L for all batches. Raises ConfigError if the name is taken."""
-    from dyad.train.config import OWN_TEXT_TOWERS, TextTower
-
     _add(OWN_TEXT_TOWERS, name, build, "model.text.kind", TextTower)
 
 
@@ -68,8 +54,6 @@ def register_format(added: QuestionFormat) -> None:
 
     Raises ConfigError if there is a format with these two fields.
     """
-    from dyad.data.question_passage.formats import FORMATS
-
     if any((f.question, f.positives) == (added.question, added.positives) for f in FORMATS):
         raise ConfigError(f"a format of rows with {added.question} and {added.positives} exists already")
     FORMATS.insert(0, added)
@@ -77,15 +61,11 @@ def register_format(added: QuestionFormat) -> None:
 
 def register_evaluator(name: str, kind: SuiteKind) -> None:
     """Add entries NAME:TARGET of eval.suite. Raises ConfigError if the name is taken."""
-    from dyad.eval.run.suite import KINDS
-
     _add(KINDS, name, kind, "eval.suite")
 
 
 def register_tracker(name: str, tracker: type[Tracker]) -> None:
     """Add a tracker, which a run uses if tracker.is_on says so. Raises ConfigError if the name is taken."""
-    from dyad.train.tracking.trackers import TRACKERS
-
     _add(TRACKERS, name, tracker, "tracker")
 
 

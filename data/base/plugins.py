@@ -28,16 +28,16 @@ def import_typed_plugins(arguments: Iterable[str]) -> None:
     for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{KEY}=")):
         if value[:1] + value[-1:] != "[]":
             raise ConfigError(f"{KEY}={value}: must be a list of modules or .py files. Write {KEY}=[{value}]")
-        import_plugins([name.strip().strip("'\"") for name in value[1:-1].split(",") if name.strip()])
+        import_plugins(name.strip("'\" ") for name in value[1:-1].split(","))
 
 
-def import_plugins(names: Sequence[str]) -> None:
+def import_plugins(names: Iterable[str]) -> None:
     """Import plugins that are not imported yet. names: modules, or paths of .py files, as the user typed them.
 
     Raises ConfigError as `import_typed_plugins` does.
     """
     for name in names:
-        if name not in _imported:
+        if name and name not in _imported:
             _imported[name] = _import(name)
 
 
@@ -70,29 +70,25 @@ def _import(name: str) -> ModuleType:
     folder, module = (Path.cwd(), name) if path is None else (path.parent, path.stem)
     if str(folder) not in sys.path:  # at the end: no file of the folder hides a package that others import
         sys.path.append(str(folder))
-    root = None
+    root = folder
     try:
         if (spec := find_spec(module.partition(".")[0])) is None:
             raise ConfigError("no such module in the working folder, in PYTHONPATH or installed")
-        root = Path(spec.origin or folder / "x").absolute().parent
+        root = Path(spec.origin or folder / module).absolute().parent
         found = import_module(module)
     except Exception as error:
-        raise ConfigError(f"{KEY}=[{name}]: {_where(error, root)}{_what(error)}") from error
+        name_of_error = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        text = error.msg if isinstance(error, SyntaxError) else first_line(error)
+        raise ConfigError(f"{KEY}=[{name}]: {_where(error, root)}{name_of_error}{text}") from error
     if path is not None and Path(found.__file__ or "").resolve() != path.resolve():
         raise ConfigError(f"{KEY}=[{name}]: {found.__file__} has the same name. Give your file another one")
     return found
 
 
-def _what(error: Exception) -> str:
-    if isinstance(error, ConfigError):
-        return first_line(error)
-    return f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else first_line(error)}"
-
-
-def _where(error: Exception, root: Path | None) -> str:
+def _where(error: Exception, root: Path) -> str:
     """Return "file, line N: " for the innermost line of the plugin that led to the error. root: the plugin's folder."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}, line {error.lineno}: "
     lines = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines = [(Path(error.filename), error.lineno)]
     own = [f"{file}, line {line}: " for file, line in lines if root in file.parents and OURS not in file.parents]
     return own[-1] if own else ""

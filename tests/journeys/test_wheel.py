@@ -1,4 +1,4 @@
-"""The wheel, built from the sdist, in an environment of its own, used from a stranger's folder with train.py and data/."""
+"""The wheel, built from the sdist, in its own environment, used from a stranger's folder with train.py and data/."""
 
 import os
 import shutil

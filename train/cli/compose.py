@@ -33,12 +33,8 @@ from dyad.train.run_folder.folder import all_keys
 from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 
 # Group → what to write for a name or file which is none of the group's choices
-KEY_OF_GROUP = {
-    "model": "model.name={}",
-    "data": "data.train={}",
-    "experiment": "experiment=PATH.yaml",
-    "objective": "plugins=[MODULE]",
-}
+KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
+KEY_OF_GROUP["objective"] = "plugins=[MODULE]"
 # Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
 LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs

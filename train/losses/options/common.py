@@ -72,7 +72,7 @@ class ObjectiveOptions:
     pairs only.
     """
 
-    formula: ClassVar[str | type]
+    formula: ClassVar[Any]
     takes: ClassVar[frozenset[str]] = frozenset()
     inputs: ClassVar[str] = "pairs"
 
