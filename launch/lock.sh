@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export UV_CUSTOM_COMPILE_COMMAND="bash launch/lock.sh"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-extras=(demo slurm bench onnx build dev)
+extras=(demo bench onnx build dev)
 compile() { # compile OUT FAISS_EXTRA [MORE...]
     uv pip compile -q --universal --no-header --no-annotate --python-version 3.11 \
         "${extras[@]/#/--extra=}" --extra="$2" pyproject.toml -o "$1" "${@:3}"

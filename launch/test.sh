@@ -2,6 +2,7 @@
 # The whole test suite, after ruff and pyright, one process per core (TEST_PROCESSES).
 #   bash launch/test.sh --coverage        also measures line coverage, which must be 90 % at least; a third slower
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
+#   bash launch/test.sh --lowest          the quick tests of data, train and eval on the oldest packages of pyproject.toml
 #   bash launch/test.sh --cluster         a SLURM cluster and the Dockerfile instead: root, Debian 12, 25 GB, half an hour
 #   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
 set -euo pipefail
@@ -12,6 +13,7 @@ export OMP_NUM_THREADS=1 # threads of several processes would wait for each othe
 ruff check --no-cache .
 ruff format --check .
 pyright
+if [ "$*" = --lowest ]; then exec bash launch/lowest.sh; fi
 if [ "$*" = --cluster ]; then
     bash tests/cluster/run.sh
     exec bash tests/docker/run.sh

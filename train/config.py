@@ -6,14 +6,15 @@ Does not import torch, so that --help answers at once.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.plugins import HELP as PLUGINS_HELP
 from dyad.data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
@@ -23,6 +24,9 @@ Task = StrEnum("Task", ["image_text", "question_passage"])
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
+# Towers of plugins: model.image.kind or model.text.kind → the function that builds the tower, see dyad/plugins.py
+OWN_IMAGE_TOWERS: dict[str, Callable[..., Any]] = {}
+OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
@@ -30,6 +34,17 @@ Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the v
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
+
+
+def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> str:
+    """Return the member of `ours` that `kind` names, or `kind` if a plugin has added it. Raises ConfigError otherwise.
+
+    key: the configuration key, for the message. own: the towers of plugins.
+    """
+    if kind not in [*ours, *own]:
+        choices = f"{nearest(kind, ours)} Choices: {', '.join([*ours, *own])}, or of your own: plugins=[MODULE]"
+        raise ConfigError(f"{key}={kind}: no such tower.{choices}")
+    return kind if kind in own else ours(kind)
 
 
 @dataclass
@@ -40,7 +55,9 @@ class RunConfig:
 
 @dataclass
 class ImageTowerConfig:
-    kind: ImageTower = described(ImageTower.open_clip, "where the picture tower comes from")
+    kind: str = described(
+        ImageTower.open_clip, f"where the picture tower comes from: {', '.join(ImageTower)}, or of a plugin"
+    )
     name: str | None = described(
         None, "open_clip model, its folder or config .json; timm model; transformers folder or name; null: model.name"
     )
@@ -57,10 +74,13 @@ class ImageTowerConfig:
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
 
+    def __post_init__(self) -> None:
+        self.kind = _tower("model.image.kind", self.kind, ImageTower, OWN_IMAGE_TOWERS)
+
 
 @dataclass
 class TextTowerConfig:
-    kind: TextTower = described(TextTower.open_clip, "where the text tower comes from")
+    kind: str = described(TextTower.open_clip, "where the text tower comes from: open_clip, transformers or a plugin")
     name: str | None = described(
         None, "as model.name, or a transformers name, folder or pkg:PACKAGE/FOLDER; null: that"
     )
@@ -76,6 +96,9 @@ class TextTowerConfig:
     lora_rank: int = described(0, "transformers: rank of adapters that train instead of the weights; 0: none", least=0)
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
+
+    def __post_init__(self) -> None:
+        self.kind = _tower("model.text.kind", self.kind, TextTower, OWN_TEXT_TOWERS)
 
 
 @dataclass
@@ -188,7 +211,8 @@ class TrainConfig:
     )
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
-    experiment: str | None = described(None, "name of the recipe in configs/experiment")
+    experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
+    plugins: list[str] = described([], PLUGINS_HELP)
     run: RunConfig = field(default_factory=RunConfig)
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -202,9 +226,21 @@ class TrainConfig:
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
-    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
+    """Raise ConfigError for values that are missing, and as `check_values` does; the message names the fix.
 
     world_size: the number of training processes on all machines together.
+    """
+    missing = {
+        "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train,
+        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.steps or config.epochs,
+    }
+    check_values(config, world_size, [message for message, value in missing.items() if value is None])
+
+
+def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str] = ()) -> None:
+    """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
+
+    world_size: as for `validate`. broken: messages about further mistakes.
     """
     steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
     per_row, has_questions = negatives.per_row, config.task is Task.question_passage
@@ -215,9 +251,6 @@ def validate(config: TrainConfig, world_size: int) -> None:
         "data.negatives.per_row=1, or leave it out": negatives.file is not None and not drawn,
         f"data.negatives.per_row={per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
         "task=question_passage has hard negatives": bool(per_row or negatives.refresh_every) and not has_questions,
-        "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train
-        is None,
-        "steps or epochs is missing: say how long to train, e.g. steps=1000": steps is None and config.epochs is None,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
@@ -231,7 +264,7 @@ def validate(config: TrainConfig, world_size: int) -> None:
         **_stream_rules(config),
         **_objective_rules(config),
     }
-    broken = [message for message, is_broken in rules.items() if is_broken]
+    broken = [*broken, *(message for message, is_broken in rules.items() if is_broken)]
     if broken:
         raise ConfigError("\n".join(broken[:5]))
 

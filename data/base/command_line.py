@@ -20,6 +20,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.plugins import HELP as PLUGINS_HELP
+from dyad.data.base.plugins import KEY as PLUGINS
 
 HELP = ("--help", "-h", "help")
 AT_COMMAS = re.compile(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")  # commas outside braces and quotes
@@ -55,6 +57,8 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = argument.lstrip("-").partition("=")
+        if separator and key == PLUGINS:  # `errors.run` has imported them
+            continue
         if argument.startswith("-") or not separator:
             near = nearest(key.replace("-", "_"), types_of)
             raise ConfigError(f"'{argument}': options are written key=value here.{near} See: {command} --help")
@@ -144,13 +148,13 @@ def help_text(purpose: str, examples: Mapping[str, str], schema: type, notes: st
 def key_table(schema: Any) -> list[str]:
     """Return one help line for each field of the dataclass `schema`, the keys of a command: key, default, meaning,
     choices."""
-    width = max(len(option.name) for option in fields(schema))
+    width = max(len(PLUGINS), *(len(option.name) for option in fields(schema)))
     lines = []
     for option in fields(schema):
         kind = type(option.default)
         choices = f" ({'|'.join(kind.__members__)})" if issubclass(kind, Enum) else ""
         lines.append(f"  {option.name:<{width}}  {_default(option):26} {option.metadata['help']}{choices}")
-    return lines
+    return [*lines, f"  {PLUGINS:<{width}}  {'[]':26} {PLUGINS_HELP}"]
 
 
 def _default(option: Field[Any]) -> str:

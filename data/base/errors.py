@@ -90,11 +90,12 @@ def first_line(error: BaseException) -> str:
 def run(main: Callable[[], None]) -> None:
     """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130.
 
-    First it sets up the process. The garbage collector looks at new objects less often: the imports of torch and
-    open_clip make so many that it would take a fifth of their time. New files get at most mode 0640, and new folders
-    0750. A process that torchrun started ends together with torchrun's agent, its parent. A waiting OpenMP thread spins
-    for 30,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that
-    it waits for. torch reads this variable once, when it is loaded; a value that the user has set stays.
+    First it imports the plugins of the command line, and sets up the process. The garbage collector looks at new
+    objects less often: the imports of torch and open_clip make so many that it would take a fifth of their time. New
+    files get at most mode 0640, and new folders 0750. A process that torchrun started ends together with torchrun's
+    agent, its parent. A waiting OpenMP thread spins for 30,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a
+    shared core the spinning delays the thread that it waits for. torch reads this variable once, when it is loaded; a
+    value that the user has set stays.
     """
     gc.set_threshold(100_000, 20, 10)
     os.umask(os.umask(0o077) | 0o027)
@@ -102,7 +103,10 @@ def run(main: Callable[[], None]) -> None:
         end_with_parent()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    from dyad.data.base.plugins import import_typed_plugins
+
     try:
+        import_typed_plugins(sys.argv[1:])
         main()
         sys.stdout.flush()
     except UserError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.child_processes import end_with_parent
+from dyad.data.base.plugins import import_plugins, imported_plugins
 
 
 def available_cores() -> int:
@@ -39,5 +40,12 @@ def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Ite
         yield map
         return
     # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
+    spawn, plugins = get_context("spawn"), imported_plugins()
+    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_start, initargs=(plugins,)) as pool:
         yield pool.map
+
+
+def _start(plugins: list[str]) -> None:
+    """Set up a new process. plugins: those of the parent process, which this one lacks."""
+    end_with_parent()
+    import_plugins(plugins)

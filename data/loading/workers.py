@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from dyad.data.base.errors import HardwareError, UserError
+from dyad.data.base.plugins import import_plugins, imported_plugins
 from dyad.data.base.sockets import open_connections
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ def prefetched(
         sampler=entries,
         num_workers=workers,
         prefetch_factor=ahead if workers else None,
-        worker_init_fn=partial(_start_worker, group.current_items, group.begun),
+        worker_init_fn=partial(_start_worker, group.current_items, group.begun, imported_plugins()),
         pin_memory=pin,
         generator=torch.Generator(),  # otherwise the start of workers draws from the global generator
     )
@@ -248,11 +249,12 @@ def begin_item(item: int) -> None:
         _record_item(item)
 
 
-def _start_worker(current_items: Any, begun: Any, worker: int) -> None:
+def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: int) -> None:
     """Set up a new loader worker process: close inherited sockets, block stop signals, exit with the parent.
     current_items, begun: shared arrays with the item that each worker is loading and the number of items that it has
-    begun, for `begin_item`; worker: index of this worker."""
+    begun, for `begin_item`; plugins: those of the parent process; worker: index of this worker."""
     global _record_item
+    import_plugins(plugins)  # of a worker that was not forked
     _running.clear()
     for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
         inherited.close_here()

@@ -101,7 +101,7 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
 def unknown_format(fields: Fields) -> BadRow:
     """Return the error for a row of no known format. Its message lists the fields of the row and the known formats."""
     known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
-    return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}")
+    return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
 
 
 def query_of(fields: Fields) -> Question:
@@ -251,11 +251,11 @@ def _score(entry: Any, where: str) -> float:
     return float(score)
 
 
-FORMATS = (
+FORMATS = [
     QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),
     QuestionFormat("Tevatron", "query", "positive_passages", "", "negative_passages", _passages),
     QuestionFormat("DPR", "question", "positive_ctxs", "negative_ctxs", "hard_negative_ctxs", _passages),
     QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
     QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
     QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
-)
+]

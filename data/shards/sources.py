@@ -154,7 +154,8 @@ def _missing_part(path: str) -> str:
         return f": {missing} is no folder."
     if glob.has_magic(missing.name):
         return f" in {missing.parent}."
-    return f": no '{missing.name}' in {missing.parent}.{nearest(missing.name, os.listdir(missing.parent))}"
+    folder = "the working folder" if missing.parent == Path() else missing.parent
+    return f": no '{missing.name}' in {folder}.{nearest(missing.name, os.listdir(missing.parent))}"
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:

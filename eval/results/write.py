@@ -27,7 +27,7 @@ def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
     """Return the fields of a result that describe the model: its name, the checkpoint, the step of training."""
     model = config.model
     towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
-    names = [t.name or config.model.name or t.kind.name for t in towers]
+    names = [t.name or config.model.name or str(t.kind) for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
     return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step, **average}

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest, printable
+from dyad.data.base.plugins import plugins_needed
 from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -82,9 +83,13 @@ def read_config(run: Path) -> TrainConfig:
     Raises ConfigError if the file is missing or is no configuration of this version.
     """
     saved = OmegaConf.create(saved_config(run))
+    hint = plugins_needed(saved.get("plugins") or [])
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}") from error
+        unknown = "no objective " * isinstance(error, KeyError)
+        reason = unknown + " ".join(str(error).split())[:200]
+        raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error

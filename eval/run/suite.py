@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.plugins import plugins_needed
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import EXACT, check_spec
@@ -130,6 +131,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             forms = ", ".join(f"{name}:…" for name in legal)
             other = kind in KINDS and target
             hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
+            hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
         names.append(_name(target, names))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target)
@@ -148,16 +150,20 @@ def _name(target: str, taken: Sequence[str]) -> str:
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
-def _images(
-    form: str,
-    sources: Callable[[SuiteEntry], list[ShardSource]],
+def _shards(entry: SuiteEntry) -> list[ShardSource]:
+    return parse_sources(entry.target, entry.key)
+
+
+def images(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
+    form: str = "SHARDS",
+    sources: Callable[[SuiteEntry], list[ShardSource]] = _shards,
 ) -> SuiteKind:
     """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
     name shards of pictures.
 
-    form: how a target is written, such as SHARDS, for help texts. sources: function that returns the shards of an
-    entry. build: function that makes the evaluator of an entry from its opened shards.
+    build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
+    texts. sources: function that returns the shards of an entry.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -222,14 +228,14 @@ def _path(entry: SuiteEntry) -> Path:
 
 
 KINDS = {
-    "retrieval": _images("SHARDS", lambda entry: parse_sources(entry.target, entry.key), _retrieval),
-    "zero_shot": _images(
-        "TASK.json", lambda entry: parse_sources(read_task(_path(entry)).source, f"{entry.target}: source"), _zero_shot
+    "retrieval": images(_retrieval),
+    "zero_shot": images(
+        _zero_shot, "TASK.json", lambda entry: parse_sources(read_task(_path(entry)).source, f"{entry.target}: source")
     ),
-    "wds": _images(
+    "wds": images(
+        _wds,
         "FOLDER (a CLIP_benchmark data set)",
         lambda entry: parse_sources(read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
-        _wds,
     ),
     "beir": SuiteKind(
         Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.cli import ROOT
 
+from dyad.train.cli.usage import help_text
+
 SCRIPT = ROOT / "launch" / "slurm.sbatch"
 OUTSIDE = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | {"DYAD_EXTRAS": "demo"}
 ALLOCATED = {
@@ -88,6 +90,20 @@ def test_slurm_reads_what_is_asked_of_it() -> None:
     head = SCRIPT.read_text().split("set -euo pipefail")[0]
     asked = re.findall(r"^#SBATCH (\S+)$", head, re.MULTILINE)
     assert {"--signal=B:USR1@120", "--requeue", "--open-mode=append", "--ntasks-per-node=1"} <= set(asked)
+
+
+def test_a_sweep_submits_a_job_for_each_run(tmp_path: Path) -> None:
+    """By the line that --help shows; this sbatch shows what its job would run."""
+    line = next(line for line in help_text().splitlines() if "jobs of SLURM: " in line).partition("SLURM: ")[2]
+    swept = f"-m experiment=emoji run.dir='{tmp_path}/a b' optim.lr=1e-3,2e-3"
+    (tmp_path / "sbatch").write_text('#!/bin/bash\nexec bash "$2" --dry-run "${@:3}"\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", line.replace("-m …", swept)]
+    done = subprocess.run(command, cwd=ROOT, env=OUTSIDE | {"PATH": path}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    folders = re.findall(r"^run folder: (.*)$", done.stdout, re.M)
+    assert len(set(folders)) == 2 and all(folder.startswith(f"{tmp_path}/a b/emoji-") for folder in folders)
 
 
 # The pieces ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The wheel in its own environment, used from the folder of a stranger who has a train.py, data/ and eval/ as well."""
+"""The wheel, built from the sdist, in its own environment, used from a stranger's folder with train.py and data/."""
 
 import os
 import shutil
@@ -28,7 +28,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(source)]
+    backend = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", backend, str(wheels)], check=True, capture_output=True, cwd=source)
+    (sdist,) = wheels.glob("dyad-*.tar.gz")
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), str(sdist)]
     subprocess.run(build, check=True, capture_output=True)
     venv.create(environment, symlinks=True)
     torch = find_spec("torch")
@@ -79,3 +82,17 @@ def test_a_run_is_trained_examined_and_reported(environment: Path, strangers: Pa
     torchrun = ("python", "-m", "torch.distributed.run", "--nproc-per-node=2", "-m", "dyad", "train")
     run(environment, strangers, *torchrun, *tiny({"steps": 4, "run.name": "b"})[1:])
     assert (folder.parent / "b" / "report.html").exists()
+
+
+def test_a_recipe_and_a_plugin_of_the_strangers_folder(environment: Path, strangers: Path) -> None:
+    (strangers / "recipe.yaml").write_text("defaults: [emoji, override /model: small]\nsteps: 3\n")
+    (strangers / "model").mkdir()
+    (strangers / "model/small.yaml").write_text("defaults: [cnn_minilm]\nembed_dim: 32\n")
+    (strangers / "own.py").write_text(
+        "from dyad.plugins import register_objective\n"
+        "from dyad.train.losses.options.spectral import SpectralOptions\n"
+        "register_objective('own_spectral', SpectralOptions)\n"
+    )
+    words = ["experiment=recipe.yaml", "plugins=[own]", "objective=own_spectral", "--cfg", "job"]
+    shown = run(environment, strangers, "dyad", "train", *words)
+    assert "steps: 3\n" in shown and "embed_dim: 32\n" in shown and "name: own_spectral\n" in shown

@@ -7,7 +7,7 @@ configuration. Hydra's own command line is not used: it has flags that run code,
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, fields, is_dataclass
@@ -25,38 +25,35 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli.presets import CONFIG_DIR, OWN, SUFFIXES, groups, recipe_of, refuse_resolvers, store_recipe
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
-from dyad.train.config import TrainConfig
+from dyad.train.config import TrainConfig, check_values
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import all_keys, flat
+from dyad.train.run_folder.folder import all_keys
 from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 
-# Group → the key that takes a name or file which is none of the group's choices
-KEY_OF_GROUP = {"model": "model.name", "data": "data.train", "tracking": "tracking.wandb", "optim": "optim.name"}
+# Group → what to write for a name or file which is none of the group's choices
+KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
+KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
 OPEN_SECTION = "optim.options"  # a mapping with any keys
+# Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
+LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
-CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
+
+
+def register() -> None:
+    """Store the schemas of TrainConfig and of each objective's options in Hydra's ConfigStore."""
+    _register(tuple(OBJECTIVES))
 
 
 @cache
-def register() -> None:
-    """Store the schemas of TrainConfig and of each objective's options in Hydra's ConfigStore, once per process."""
+def _register(objectives: tuple[str, ...]) -> None:
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
-    for name, options in OBJECTIVES.items():
-        store.store(group="objective", name=name, node=open_schema(options, "objective."))
-
-
-def groups() -> dict[str, list[str]]:
-    """Return group → sorted names of its choices, for the groups below configs/, e.g. "model", "data", "objective".
-
-    The group "local", for optional settings of one machine (configs/local/), is left out.
-    """
-    found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
-    found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
-    return {name: found[name] for name in sorted(found) if name != "local"}
+    for name in objectives:
+        store.store(group="objective", name=name, node=open_schema(OBJECTIVES[name], "objective."))
 
 
 def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -81,12 +78,12 @@ class CommandLine:
     """A parsed command line of `python -m train`.
 
     words: the arguments key=value. sweep (-m): train once for each combination of the values that `words` list.
-    show (--cfg job): print the configuration and train nothing.
+    show: what to print in place of training: "job" (--cfg job), the configuration; "runs", the arguments of each run.
     """
 
     words: list[str]
     sweep: bool
-    show: bool
+    show: str
 
     def runs(self) -> list[list[str]]:
         """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
@@ -102,21 +99,27 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
     """Parse the arguments of a `python -m train` command. The flags -m, --cfg job and --resolve may stand anywhere.
 
     Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
-    --cfg other than `job`.
+    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has the command that does its work.
     """
     words: list[str] = []
-    sweep = show = False
+    sweep, show, launcher = False, "", ""
     rest = iter(arguments)
     for word in rest:
         flag, _, value = word.partition("=")
         if word in ("-m", "--multirun"):
             sweep = True
         elif flag in ("-c", "--cfg"):
-            show, value = True, value or next(rest, "")
-            if value != "job":
-                raise ConfigError(f"'{flag} {value}': --cfg job prints the configuration and trains nothing")
+            show = value or next(rest, "")
+            if show not in ("job", "runs"):
+                raise ConfigError(f"'{flag} {show}': --cfg job prints the configuration, --cfg runs the runs of -m")
+        elif flag == "hydra/launcher":
+            launcher = value
         elif word != "--resolve":  # a flag of --cfg job, which always resolves
             words.append(word)
+    if launcher not in ("", "basic"):  # basic: one run after the other, as -m does
+        each = LAUNCHERS.get(launcher, LAUNCHERS["joblib"])
+        fix = f"python -m train -m {shlex.join(words)} --cfg runs | xargs -r -L1 {each}"
+        raise ConfigError(f"hydra/launcher={launcher}: Hydra's launchers are not used. Write:  {fix}")
     return CommandLine(in_full(words), sweep, show)
 
 
@@ -158,7 +161,9 @@ def words_for(config: TrainConfig) -> list[str]:
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
     do not set to its value in `config`.
     """
-    recipe = config.experiment if config.experiment in groups()["experiment"] else None
+    named = config.experiment or ""
+    is_there = named in groups()["experiment"] or (named.endswith(SUFFIXES) and Path(named).expanduser().is_file())
+    recipe = written(named) if is_there else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     if compose_config(words).objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
@@ -206,11 +211,11 @@ def preview(overrides: Sequence[str]) -> str:
     overrides: key=value arguments. Raises ConfigError for an unknown key, group choice or value.
     """
     config = _composed(overrides)
-    _refuse_resolvers(config)
+    refuse_resolvers(OmegaConf.to_container(config))
     with _explained(overrides):
         fill_defaults(config)
         if not OmegaConf.missing_keys(config):
-            typed(config, overrides)
+            check_values(typed(config, overrides))
         return OmegaConf.to_yaml(config, resolve=True)
 
 
@@ -220,12 +225,19 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     Raises ConfigError for an argument that is refused, and for any error of Hydra.
     """
     overrides = in_full(overrides)
-    _check_words(overrides)
+    recipe = recipe_of(overrides)
+    _check_words(overrides, groups(recipe))
     register()
+    if recipe is not None:
+        store_recipe(recipe)
     GlobalHydra.instance().clear()
+    words = [_unescaped(f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word) for word in overrides]
+    words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        adding = [f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word for word in overrides]
-        return compose("train", [_unescaped(word) for word in adding])
+        config = compose("train", words)
+    if config.plugins and not any(word.startswith("plugins=") for word in overrides):
+        raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
+    return config
 
 
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -235,7 +247,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     folder of the text tower if it is one, else to their defaults. overrides: the arguments of the command line, so that
     a message shows a value as it was typed.
     """
-    _refuse_resolvers(config)
+    refuse_resolvers(OmegaConf.to_container(config))
     with _explained(overrides):
         fill_defaults(config)
         result = OmegaConf.to_object(config)
@@ -252,21 +264,14 @@ def _explained(overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_cause(error, in_full(overrides))) from error
+        cause = _first_cause(error, in_full(overrides))
+        raise ConfigError(cause.replace(f"experiment/{OWN}", str(recipe_of(in_full(overrides))))) from error
 
 
-def _refuse_resolvers(config: Any) -> None:
-    """Raise ConfigError if a value contains a resolver like ${oc.env:NAME}, which could copy a secret into files.
-
-    References to another key, ${another.key}, are allowed.
-    """
-    for key, value in flat(OmegaConf.to_container(config)).items():
-        if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
-            raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
-
-
-def _check_words(words: Sequence[str]) -> None:
+def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
     """Check the arguments `words` of the command line, each by itself and for repeated keys.
+
+    choices: the names of the presets of each group.
 
     Raises ConfigError for an argument that is not key=value, an unknown key, a key with two different values, and
     other arguments that _check_override refuses.
@@ -277,30 +282,31 @@ def _check_words(words: Sequence[str]) -> None:
         if word.startswith("-"):
             raise ConfigError(_not_a_flag(word, following, known))
         if "=" not in word and not word.startswith("~"):
-            hint = f" Write {word}=VALUE, without spaces" if word in known else nearest(word, known)
+            hint = f" Write {word}=VALUE, without spaces." if word in known else nearest(word, known)
             raise ConfigError(f"'{word}' is not key=value.{hint} See: python -m train --help")
         key, _, value = word.partition("=")
         if value != given.setdefault(key, value):
             expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
             raise ConfigError(f"{key} is given twice: {given[key]} and {value}.{hint}")
-        _check_override(word, key.lstrip("+~"), value, known)
+        if _parsed(word).is_sweep_override():
+            several = f"{word}: several values are several runs, after -m. A list is written [a,b]. Write"
+            raise ConfigError(f"{several}:  python -m train -m {shlex.join(words)}")
+        _check_override(word, key.lstrip("+~"), value, known, choices)
 
 
-def _check_override(word: str, key: str, value: str, known: Iterable[str]) -> None:
-    """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, a sweep without -m, or a leading `+`.
+def _check_override(
+    word: str, key: str, value: str, known: Iterable[str], choices: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, or a leading `+`.
 
-    word: the argument as typed; key and value: its parts. known: all keys of the configuration.
+    word: the argument as typed; key and value: its parts. known: all keys of the configuration. choices: the names of
+    the presets of each group.
     """
-    choices = groups()
     if re.match(r"hydra([./]|$)", key):
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
-    if _parsed(word).is_sweep_override():
-        raise ConfigError(
-            f"{key}={value}: several values are several runs, with -m before them. A list is written [a,b]"
-        )
-    if key in choices and value not in [*choices[key], "null"]:
-        own = f". A name or file of your own: {KEY_OF_GROUP[key]}={value}" if key in KEY_OF_GROUP else ""
+    if key in choices and value not in [*choices[key], "null"] and not (key == "experiment" and recipe_of([word])):
+        own = f". Of your own: {KEY_OF_GROUP[key].format(value)}" if key in KEY_OF_GROUP else ""
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
     if key.startswith(f"{OPEN_SECTION}."):
@@ -376,13 +382,18 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key")), "")
     typed_out = {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in overrides}
+    where = ""
+    if found := re.fullmatch(r"In ('.*'): .* raised while composing config:", lines[0]):  # of a file, not of a word
+        where, typed_out, lines = f" in the preset {found[1]}", {}, lines[1:]
     for pattern, wanted in MUST_BE.items():
         if key and (found := re.match(pattern, lines[0])):
-            return f"{key}={typed_out.get(key, found[found.re.groups])}: must be {wanted}"
+            return f"{key}={typed_out.get(key, found[found.re.groups])}{where}: must be {wanted}"
     if key and (found := re.match(r"Invalid value '(.*)', expected one of \[(.*)\]", lines[0])):
         value = typed_out.get(key, found[1])
-        return f"{key}={value}: must be one of {found[2]}.{nearest(value, found[2].split(', '))}"
-    if key and any(line.startswith(f"Key '{key.rpartition('.')[2]}' not in") for line in lines):
-        preset = lines[0].partition(":")[0].removeprefix("In ")
-        return f"unknown key '{key}' in the preset {preset}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+        hint = nearest(value, found[2].split(", "))
+        return f"{key}={value}{where}: must be one of {found[2]}{hint and f'.{hint}'}"
+    if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
+        return f"unknown key '{key}'{where}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+    if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
+        return f"{lines[0]}.{nearest(found[1], lines)} See: python -m train --help"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -28,12 +28,15 @@ data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.re
 model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_norm optim.name optim.lr
 optim.layer_decay optim.weight_decay optim.ema optim.warmup optim.schedule optim.clip_norm eval.every eval.suite
 checkpoint.every checkpoint.keep tracking.wandb
-resume.mode resume.allow_batch_change resume.allow_more_data init_from""".split()
+resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins""".split()
 
 CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'
 Lists:  eval.suite=[retrieval:a.tar,zero_shot:task.json]      Nothing: key=null
 Several runs, one after the other: -m optim.lr=1e-3,2e-3 seed=0,1
+  two at a time: python -m train -m … --cfg runs | xargs -r -L1 -P2 python -m train
+  jobs of SLURM: python -m train -m … --cfg runs | xargs -r -L1 sbatch --gpus-per-node=8 launch/slurm.sbatch
+A recipe of your own: experiment=my/recipe.yaml; my/model/tiny.yaml beside it is model=tiny. Your code: plugins=[module]
 
 All keys with their values: python -m train experiment=emoji --cfg job
 Exit codes: 0 ok, 1 a bug, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again"""

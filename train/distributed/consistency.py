@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, HardwareError, UserError
+from dyad.data.base.plugins import plugin_files
 from dyad.train.distributed.failures import list_ranks
 from dyad.train.distributed.world import World, all_reduce_sum, gather_objects
 
@@ -88,11 +89,12 @@ def minority_ranks(values: Sequence[Hashable]) -> list[int]:
 
 
 def code_digest() -> str:
-    """Hash the names and contents of this project's Python files: the first 16 hex digits of a SHA-256."""
+    """Hash names and contents of the Python files of this project and of plugins: 16 hex digits of a SHA-256."""
     digest = hashlib.sha256()
-    for path in sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py")):
+    ours = sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py"))
+    for name, path in [*((path.relative_to(ROOT), path) for path in ours), *plugin_files()]:
         content = path.read_bytes()
-        digest.update(f"{path.relative_to(ROOT)} {len(content)}\n".encode() + content)
+        digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 

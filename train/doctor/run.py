@@ -235,7 +235,7 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
         elif not Path(image.pretrained).expanduser().is_file():
             raise ConfigError(f"model.image.pretrained={image.pretrained}: no such file")
     context = BuildContext(both, load_pretrained=False)
-    models = [(context.image_model, image.kind.name), (context.text_model, text.kind.name)]
+    models = [(context.image_model, image.kind), (context.text_model, text.kind)]
     for name, pretrained in dict.fromkeys(model for model, kind in models if kind == "open_clip"):
         known = model_name(name)
         check_weights(known, pretrained)

@@ -65,5 +65,10 @@ def build_objective(name: str, **options: Any) -> Objective:
     option, a bad value, or options that exclude each other.
     """
     config = configure(name, **options)
-    module, _, formula = config.formula.partition(":")
-    return getattr(import_module(f"dyad.train.losses.objectives.{module}"), formula)(config)
+    formula = config.formula
+    if isinstance(formula, str):
+        names_it = next(options for options in type(config).__mro__ if "formula" in vars(options))
+        folder = "dyad.train.losses.objectives." if names_it.__module__.startswith("dyad.") else ""  # else a plugin's
+        module, _, formula = formula.partition(":")
+        formula = getattr(import_module(folder + module), formula)
+    return formula(config)

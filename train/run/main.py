@@ -32,11 +32,14 @@ def main() -> None:
 
     line = read_line(arguments)
     runs = line.runs()
-    if line.show:
+    if line.show == "job":
         print(errors.printable("---\n".join(map(preview, runs))), end="")
         return
     configs = [compose_config(own) for own in runs]
     check_sweep(line.words, configs)
+    if line.show:
+        print("\n".join(map(shlex.join, runs)))
+        return
     for own, config in zip(runs, configs, strict=True):
         if line.sweep and _is_rank_0():
             print(errors.printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))

@@ -36,7 +36,7 @@ RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in it
 # enter the run's name.
 NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
-    data.workers data.timeout data.bad_ data.val model.frozen_cache_mb""".split()
+    data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs
@@ -67,13 +67,15 @@ WITH_DATA = ("data.train", "data.passage.corpus")
 def run_folder(config: TrainConfig) -> Path:
     """Return the path of a run's folder, `<run.dir>/<run.name>`.
 
-    Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment. The
-    digits are a hash of the keys that change the trained weights (see maths_keys).
+    Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment; of a
+    recipe file, its name without suffix stands for `<experiment>`. The digits are a hash of the keys that change the
+    trained weights (see maths_keys).
     """
     keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
     keys["precision"] = keys["precision"].replace("auto", "fp32")  # one name on all machines, that of older runs
+    recipe = keys["experiment"] = re.sub(r"(.*/)?(.*)\.ya?ml", r"\2", config.experiment or "") or None
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
-    return Path(config.run.dir) / (config.run.name or f"{config.experiment or config.task.value}-{digest}")
+    return Path(config.run.dir) / (config.run.name or f"{recipe or config.task.value}-{digest}")
 
 
 def all_keys(config: Any) -> dict[str, Any]:
@@ -118,12 +120,24 @@ def saved_config(folder: Path) -> dict[str, Any]:
     ConfigError when the folder has no config.yaml, when that is a symbolic link out of the folder, or cannot be read,
     and when a newer program has made the folder.
     """
-    path = folder / CONFIG
     version = recorded_state(folder).get("format", FORMAT)
     if isinstance(version, int) and version > FORMAT:
         raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
     if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
+    tree = read_yaml(folder / CONFIG)
+    for old, new in RENAMED.items():
+        section, _, key = old.partition(".")
+        if isinstance(tree.get(section), dict) and key in tree[section]:
+            tree[section][new.partition(".")[2]] = tree[section].pop(key)
+    return tree
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a configuration file that a stranger may have written, as nested dictionaries; ${…} stays unresolved.
+
+    Raises ConfigError when it cannot be read, is larger than LARGEST or nested too deep, or has no keys.
+    """
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST:,} bytes")
@@ -135,10 +149,6 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is no configuration: it has no keys")
-    for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
-        if isinstance(tree.get(section), dict) and key in tree[section]:
-            tree[section][new.partition(".")[2]] = tree[section].pop(key)
     return {str(key): value for key, value in tree.items()}
 
 
@@ -167,9 +177,10 @@ def check_run(config: TrainConfig) -> None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
-    free |= ADDED.keys() - old.keys()
+    free |= {"experiment", *(ADDED.keys() - old.keys())}  # experiment only names the recipe whose keys are compared
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
+    changed.sort(key=lambda key: not key.endswith("name"))  # another objective has other options, too
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""

@@ -96,7 +96,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     """
     if config.text.kind is not TextTower.transformers:
         raise ConfigError(
-            f"model.text.kind={config.text.kind.value}: questions and passages take model.text.kind=transformers, with "
+            f"model.text.kind={config.text.kind}: questions and passages take model.text.kind=transformers, with "
             "model.text.name=…"
         )
     tower, tokenize = build_text_encoder(config, load_pretrained)

@@ -1,7 +1,7 @@
 """Build image towers: uint8 pixels (b, 3, S, S) → (b, D), with S the side in pixels.
 
 Pixels are normalised on the device, inside the tower. A new kind of tower takes a member of train.config.ImageTower and
-a row of BUILDERS.
+a row of BUILDERS; one outside this repository, dyad.plugins.register_image_tower.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.config import ImageTower
+from dyad.train.config import OWN_IMAGE_TOWERS, ImageTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
@@ -73,7 +73,7 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     model, or weights that do not exist or do not fit.
     """
     config = context.config
-    trunk, projection, spec = BUILDERS[config.image.kind](context)
+    trunk, projection, spec = (BUILDERS | OWN_IMAGE_TOWERS)[config.image.kind](context)
     set_patch_dropout(trunk, config.image.patch_dropout)
     if config.image.lora_rank:
         add_adapters(trunk, config.image, "model.image")

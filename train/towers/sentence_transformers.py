@@ -133,7 +133,7 @@ def folder_of_config(config: TrainConfig | DictConfig, fetch: bool = False) -> S
     """
     text = config.model.text
     name = text.name or config.model.name
-    return sentence_folder(name, fetch) if name and text.kind is TextTower.transformers else None
+    return sentence_folder(name, fetch) if name and text.kind == TextTower.transformers else None
 
 
 def fill_defaults(config: DictConfig) -> None:
@@ -191,7 +191,7 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
         yield f"model.text.name={name}: only its encoder is taken. {error}"
         return
     if found is None:
-        if name and config.model.text.kind is TextTower.transformers and is_unknown(name, MODULES):
+        if name and config.model.text.kind == TextTower.transformers and is_unknown(name, MODULES):
             yield (
                 f"model.text.name={name} is taken as a plain encoder: the hub's cache does not know whether it has a "
                 f"{MODULES}, as SentenceTransformers have. Fetch it once: hf download {name} {MODULES}"

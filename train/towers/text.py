@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Lengths
-from dyad.train.config import ModelConfig, TextTower
+from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.pooled import Pooled
@@ -92,6 +92,8 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
     model, or weights that do not exist or do not fit.
     """
     config = context.config
+    if config.text.kind in OWN_TEXT_TOWERS:
+        return OWN_TEXT_TOWERS[config.text.kind](context)
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")

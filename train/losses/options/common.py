@@ -66,12 +66,13 @@ class ExpectedBatch:
 class ObjectiveOptions:
     """Options of every objective. Raises ConfigError for a value out of range or options that exclude each other.
 
-    formula: "module:Class" of the objective in train.losses.objectives; the module is imported when the objective is
-    built. takes: the arguments that Objective.forward accepts beside pairs, keys and sample ids. inputs: the kind of x
-    and y, pairs by default; the tasks of this program have pairs only.
+    formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
+    of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
+    beside pairs, keys and sample ids. inputs: the kind of x and y, pairs by default; the tasks of this program have
+    pairs only.
     """
 
-    formula: ClassVar[str]
+    formula: ClassVar[Any]
     takes: ClassVar[frozenset[str]] = frozenset()
     inputs: ClassVar[str] = "pairs"
 

@@ -1,0 +1,94 @@
+"""Imports the modules that the user names by plugins=[…] on the command line; dyad.plugins has what they call.
+
+No other file names code: plugins= of a recipe, a config.yaml or a checkpoint is never imported.
+"""
+
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+from dyad.data.base.errors import ConfigError, first_line
+
+KEY = "plugins"
+HELP = "modules or .py files of your own code, imported first: plugins=[my_module]; see CONTRIBUTING.md"
+OURS = Path(__file__).parents[2]  # of what a traceback shows, not the plugin's
+_imported: dict[str, ModuleType] = {}  # by the names that the user typed
+
+
+def import_typed_plugins(arguments: Iterable[str]) -> None:
+    """Import the modules of the argument plugins=[…], if the command line has one.
+
+    arguments: the texts of a command line. Raises ConfigError if the value is no list, and for a module that does not
+    exist or that raises an error.
+    """
+    for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{KEY}=")):
+        if value[:1] + value[-1:] != "[]":
+            raise ConfigError(f"{KEY}={value}: must be a list of modules or .py files. Write {KEY}=[{value}]")
+        import_plugins(name.strip("'\" ") for name in value[1:-1].split(","))
+
+
+def import_plugins(names: Iterable[str]) -> None:
+    """Import plugins that are not imported yet. names: modules, or paths of .py files, as the user typed them.
+
+    Raises ConfigError as `import_typed_plugins` does.
+    """
+    for name in names:
+        if name and name not in _imported:
+            _imported[name] = _import(name)
+
+
+def imported_plugins() -> list[str]:
+    """Return the names of the imported plugins, as the user typed them."""
+    return list(_imported)
+
+
+def plugin_files() -> Iterator[tuple[str, Path]]:
+    """Yield (name, path) for each Python file of the imported plugins. name: equal on all machines."""
+    for module in _imported.values():
+        path = Path(module.__file__ or "")
+        files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
+        yield from ((f"{module.__name__}/{file.relative_to(path.parent)}", file) for file in files)
+
+
+def plugins_needed(recorded: Sequence[str]) -> str:
+    """Return a hint for an error about a run that was made with plugins which are not imported now; "" if it has none.
+
+    recorded: the key `plugins` of the run's config.yaml, which is never imported by itself.
+    """
+    missing = [name for name in recorded if name not in _imported]
+    return f" The run was made with code beside Dyad. If you trust it, add {KEY}=[{','.join(recorded)}]" * bool(missing)
+
+
+def _import(name: str) -> ModuleType:
+    path = Path(name).expanduser().absolute() if name.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise ConfigError(f"{KEY}=[{name}]: no such file")
+    folder, module = (Path.cwd(), name) if path is None else (path.parent, path.stem)
+    if str(folder) not in sys.path:  # at the end: no file of the folder hides a package that others import
+        sys.path.append(str(folder))
+    root = folder
+    try:
+        if (spec := find_spec(module.partition(".")[0])) is None:
+            raise ConfigError("no such module in the working folder, in PYTHONPATH or installed")
+        root = Path(spec.origin or folder / module).absolute().parent
+        found = import_module(module)
+    except Exception as error:
+        name_of_error = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        text = error.msg if isinstance(error, SyntaxError) else first_line(error)
+        raise ConfigError(f"{KEY}=[{name}]: {_where(error, root)}{name_of_error}{text}") from error
+    if path is not None and Path(found.__file__ or "").resolve() != path.resolve():
+        raise ConfigError(f"{KEY}=[{name}]: {found.__file__} has the same name. Give your file another one")
+    return found
+
+
+def _where(error: Exception, root: Path) -> str:
+    """Return "file, line N: " for the innermost line of the plugin that led to the error. root: the plugin's folder."""
+    lines = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        lines = [(Path(error.filename), error.lineno)]
+    own = [f"{file}, line {line}: " for file, line in lines if root in file.parents and OURS not in file.parents]
+    return own[-1] if own else ""

@@ -1,0 +1,76 @@
+"""What a plugin calls: it adds an objective, a tower, a format of question files, an evaluator or a tracker by name.
+
+A plugin is a Python module of your own, outside this repository, that you name on the command line:
+
+    python -m train plugins=[my_module] objective=my_objective …
+
+It is imported in every process before the configuration is composed. CONTRIBUTING.md has an example of each kind.
+Registering imports no torch, so `--help` stays quick with plugins whose own imports of torch stand inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.question_passage.formats import FORMATS, QuestionFormat
+from dyad.eval.run.suite import KINDS, SuiteKind
+from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower
+from dyad.train.losses import OBJECTIVES
+from dyad.train.losses.options.common import ObjectiveOptions, preset
+from dyad.train.tracking.trackers import TRACKERS, Tracker
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dyad.train.towers.image import ImageParts
+    from dyad.train.towers.open_clip import BuildContext
+    from dyad.train.towers.tower import Tower
+
+
+def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
+    """Add objective=NAME. options: the dataclass of its options, whose `formula` is a subclass of Objective, or
+    "module:Class" to import the class when the objective is built. Raises ConfigError if the name is taken."""
+    _add(OBJECTIVES, name, preset(name, options), "objective")
+
+
+def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
+    """Add model.image.kind=NAME. build: makes the trunk, the projection to the shared space, and the size and
+    normalisation of the pictures that the trunk takes, (b, 3, S, S). Raises ConfigError if the name is taken."""
+    _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
+
+
+def register_text_tower(
+    name: str, build: Callable[[BuildContext], tuple[Tower, Callable[[list[str]], Tensor]]]
+) -> None:
+    """Add model.text.kind=NAME for captions. build: makes the tower, and the tokenizer from n texts to token ids, int64
+    (n, L) with one L for all batches. Raises ConfigError if the name is taken."""
+    _add(OWN_TEXT_TOWERS, name, build, "model.text.kind", TextTower)
+
+
+def register_format(added: QuestionFormat) -> None:
+    """Add a format of question files; it comes before the others, so that a row with its two fields is of this format.
+
+    Raises ConfigError if there is a format with these two fields.
+    """
+    if any((f.question, f.positives) == (added.question, added.positives) for f in FORMATS):
+        raise ConfigError(f"a format of rows with {added.question} and {added.positives} exists already")
+    FORMATS.insert(0, added)
+
+
+def register_evaluator(name: str, kind: SuiteKind) -> None:
+    """Add entries NAME:TARGET of eval.suite. Raises ConfigError if the name is taken."""
+    _add(KINDS, name, kind, "eval.suite")
+
+
+def register_tracker(name: str, tracker: type[Tracker]) -> None:
+    """Add a tracker, which a run uses if tracker.is_on says so. Raises ConfigError if the name is taken."""
+    _add(TRACKERS, name, tracker, "tracker")
+
+
+def _add(table: dict[str, Any], name: str, value: Any, what: str, ours: Any = ()) -> None:
+    """Add a row to a table. ours: names beside the table that are taken, too. Raises ConfigError if `name` is taken."""
+    if name in table or name in list(ours):
+        raise ConfigError(f"{what}={name} exists already. Choose another name")
+    table[name] = value

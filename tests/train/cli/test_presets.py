@@ -1,0 +1,126 @@
+"""Recipe files of the user, with presets beside them: what they choose, and what they must not."""
+
+from pathlib import Path
+
+import pytest
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.cli.compose import compose_config, preview, read_line, words_for
+from dyad.train.config import TrainConfig
+from dyad.train.run.main import check_arguments
+from dyad.train.run_folder.folder import all_keys, open_run, run_folder
+
+RECIPE = """
+defaults:
+  - override /model: tiny
+  - override /objective: siglip
+steps: 5
+data: {train: data/samples/emoji/fxemoji-trained.tar}
+optim: {lr: 2e-4}
+"""
+TINY = "defaults: [cnn_minilm]\nimage: {widths: [8]}\nembed_dim: 32\n"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/tiny.yaml").write_text(TINY)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    return tmp_path / "mine.yaml"
+
+
+def composed(text: str, path: Path, *words: str) -> TrainConfig:
+    path.write_text(text)
+    return compose_config([f"experiment={path}", *words])
+
+
+def test_a_recipe_file_is_read_as_one_of_ours(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose_config([f"experiment={recipe}", "steps=7"])
+    assert (config.steps, config.optim.lr, config.objective.name) == (7, 2e-4, "siglip")
+    assert (config.model.image.widths, config.model.image.kind, config.model.embed_dim) == ([8], "cnn", 32)
+    assert config.data.train == "data/samples/emoji/fxemoji-trained.tar"  # relative to the working folder
+    assert run_folder(config).name.startswith("mine-")
+    assert "lr: 0.0002" in preview([f"experiment={recipe}"])
+    assert compose_config([f"experiment={recipe}", "model=minilm"]).model.text.name is not None
+    monkeypatch.chdir(recipe.parent)
+    assert run_folder(compose_config(["experiment=mine.yaml", "steps=7"])) == run_folder(config)
+
+
+def test_the_words_for_it_compose_to_it_with_the_file_and_without(recipe: Path) -> None:
+    config = compose_config([f"experiment={recipe}", "seed=3"])
+    assert words_for(config) == [f"experiment={recipe}", "seed=3"]
+    recipe.unlink()
+    again = all_keys(compose_config(words_for(config)))
+    assert {key for key, value in all_keys(config).items() if again[key] != value} <= {"experiment"}
+
+
+def test_a_run_goes_on_wherever_its_recipe_lies_now(recipe: Path, tmp_path: Path) -> None:
+    config = compose_config([f"experiment={recipe}", f"run.dir={tmp_path}"])
+    (open_run(config) / "checkpoints" / "step_00000001").mkdir(parents=True)
+    moved = recipe.with_name("moved.yaml")
+    moved.write_text(RECIPE)
+    same = [f"experiment={moved}", f"run.dir={tmp_path}", f"run.name={run_folder(config).name}"]
+    open_run(compose_config(same))
+    with pytest.raises(ConfigError, match=r"another configuration:\n  objective.name: siglip there, clip now"):
+        open_run(compose_config([*same, "objective=clip"]))
+
+
+def test_recipes_are_swept(recipe: Path) -> None:
+    other = recipe.with_name("other.yaml")
+    other.write_text("experiment: x\nsteps: 3\ndata: {train: data/samples/emoji/fxemoji-trained.tar}\n")
+    line = read_line(["-m", f"experiment={recipe},{other}", "model=tiny"])
+    assert [compose_config(words).steps for words in line.runs()] == [5, 3]
+    assert check_arguments(["-m", f"experiment={recipe},{other}", "--cfg", "runs"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("plugins: [os]", r"plugins=\['os'\]: a file names no code"),
+        ("seed: ${oc.env:HOME}", r"mine.yaml: seed=.*: only keys are read inside"),
+        ("defaults: [override /model: '${oc.env:HOME}']", "only keys are read inside"),
+        ("defaults: [override /hydra/job_logging: none]", "defaults cannot name Hydra's own groups"),
+        ("hydra: {searchpath: ['pkg://os']}", "hydra.searchpath is only supported"),
+        ("_target_: os.system", "unknown key '_target_' in the preset '.*mine.yaml'"),
+        ("optim: {_target_: os.system}", "unknown key 'optim._target_' in the preset"),
+        ("optim: {lrr: 1}", r"unknown key 'optim.lrr' in the preset '.*mine.yaml'. Did you mean 'optim.lr'\?"),
+        ("optim: {patience: 5}", r"'optim\.patience' in the preset .*Did you mean 'optim\.max_sk"),
+        ("steps: abc", "steps=abc in the preset '.*mine.yaml': must be a whole number"),
+        ("precision: amp", "precision=amp in the preset '.*mine.yaml': must be one of"),
+        ("defaults: [override /model: tinny]", r"Could not find 'model/tinny'. Did you mean 'tiny'\?"),
+        ("a: &x [1]\nb: *x", "mine.yaml cannot be read: it has aliases"),
+        ("steps: [1", "mine.yaml cannot be read"),
+        ("- 1", "mine.yaml is no configuration: it has no keys"),
+    ],
+)
+def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, answer: str) -> None:
+    with pytest.raises(ConfigError, match=answer) as caught:
+        composed(text, recipe)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_preset_beside_it_chooses_keys_too(recipe: Path) -> None:
+    for text, answer in ((TINY + "name: ${oc.env:HOME}", "model/tiny.yaml: name="), ("nam: x", "key 'model.nam' in")):
+        (recipe.parent / "model/tiny.yaml").write_text(text)
+        with pytest.raises(ConfigError, match=answer):
+            compose_config([f"experiment={recipe}"])
+    (recipe.parent / "model/minilm.yaml").write_text(TINY)
+    (recipe.parent / "model/tiny.yaml").write_text("# @package _global_\nmodel: {embed_dim: 9}\nseed: 9\n")
+    with pytest.raises(ConfigError, match="model=minilm is a preset of Dyad"):
+        compose_config([f"experiment={recipe}"])
+    (recipe.parent / "model/minilm.yaml").unlink()
+    assert composed("steps: 5", recipe, "model=tiny").seed == 9
+
+
+def test_a_recipe_that_is_not_there_is_named_with_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"experiment=nowhere.yaml: no such file.*working folder, /"):
+        compose_config(["experiment=nowhere.yaml"])
+    with pytest.raises(ConfigError, match=r"experiment=mine: no such choice.*Of your own: experiment=PATH.yaml"):
+        compose_config(["experiment=mine"])
+
+
+def test_launchers_of_hydra_are_answered_with_a_command(recipe: Path) -> None:
+    line = ["hydra/launcher=submitit_slurm", f"experiment={recipe}", "optim.lr=1e-3,1e-4", "-m"]
+    with pytest.raises(ConfigError, match=r"optim.lr=1e-3,1e-4 --cfg runs \| xargs -r -L1 sbatch .*launch/slurm"):
+        read_line(line)
+    assert read_line(["hydra/launcher=basic", *line[1:]]).sweep

@@ -1,0 +1,93 @@
+"""The presets of each group: those of configs/, and a recipe file of the user with presets in folders beside it.
+
+experiment=PATH.yaml is read as a recipe of configs/experiment: `defaults:` names presets, the rest are keys. A preset
+`mine` of the group model is model/mine.yaml beside it. Paths inside are relative to the working folder. No such file
+chooses code: it is data for Hydra's ConfigStore, and ${…} in it reads other keys alone.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import flat, read_yaml
+
+CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
+SUFFIXES = (".yaml", ".yml")
+OWN = "recipe_of_yours"  # the name of the recipe in the ConfigStore: no file of configs/experiment has it
+PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
+
+
+def groups(recipe: Path | None = None) -> dict[str, list[str]]:
+    """Return group → sorted names of its choices, e.g. "model", "data", "objective"; with a recipe file, of presets
+    beside it as well.
+
+    The group "local", for optional settings of one machine (configs/local/), is left out.
+    """
+    found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
+    found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
+    beside = [(group, path.stem) for group, path in _beside(recipe)]
+    return {name: [*found[name], *(own for g, own in beside if g == name)] for name in sorted(found) if name != "local"}
+
+
+def recipe_of(words: Sequence[str]) -> Path | None:
+    """Return the recipe file that an argument experiment=PATH.yaml names, None without one.
+
+    Raises ConfigError if there is no such file.
+    """
+    values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
+    path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
+    if path is not None and not path.is_file():
+        raise ConfigError(f"experiment={path}: no such file. Paths are relative to the working folder, {Path.cwd()}")
+    return path
+
+
+def store_recipe(path: Path) -> None:
+    """Store a recipe file, as experiment=OWN, and the presets beside it in Hydra's ConfigStore.
+
+    Raises ConfigError for a file that is no YAML of keys, that reads something else than keys by ${…}, or that has the
+    name of a preset of ours.
+    """
+    store, ours = ConfigStore.instance(), groups()
+    node = {**_checked(path), "experiment": str(path)}
+    store.store(name=OWN, group="experiment", node=OmegaConf.create(node), package="_global_")
+    for group, preset in _beside(path):
+        if preset.stem in ours[group]:
+            raise ConfigError(f"{preset}: {group}={preset.stem} is a preset of Dyad. Give the file another name")
+        package = PACKAGE.match(preset.read_text(encoding="utf-8"))
+        node = OmegaConf.create(_checked(preset))
+        store.store(name=preset.stem, group=group, node=node, package=package[1] if package else None)
+
+
+def refuse_resolvers(tree: Any) -> None:
+    """Raise ConfigError if a value contains a resolver like ${oc.env:NAME}, which could copy a secret into files.
+
+    References to another key, ${another.key}, are allowed. tree: nested mappings.
+    """
+    for key, value in flat(tree).items():
+        if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
+            raise ConfigError(f"{key}={value}: only keys are read inside ${{…}}. Write the value itself")
+
+
+def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
+    """Return (group, path) of the presets in folders beside a recipe that are named as our groups, experiment aside."""
+    if recipe is None:
+        return []
+    names = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name not in ("experiment", "local"))
+    return [(name, path) for name in names for path in sorted((recipe.parent / name).glob("*.yaml"))]
+
+
+def _checked(path: Path) -> dict[str, Any]:
+    tree = read_yaml(path)
+    try:
+        refuse_resolvers(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if "hydra" in str(tree.get("defaults", "")):
+        raise ConfigError(f"{path}: defaults cannot name Hydra's own groups")
+    return tree
