@@ -44,7 +44,10 @@ ADDED = {
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
+    "data.batches": "mixed",
 }
+# … of these only the runs themselves know what they had; the others were as ADDED says
+UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")
 
 # Keys that may change with another batch size, or with more data: what counts steps, and how long the run is
 WITH_BATCH = "global_batch_size steps epochs optim.warmup optim.cooldown data.negatives.refresh_every".split()
@@ -93,6 +96,8 @@ def _public(value: Any) -> Any:
     """Convert a configuration value to what others may see: None becomes "null", paths lose the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _public(item) for name, item in value.items()}
     if value is None:
         return "null"
     return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
@@ -141,15 +146,16 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint, and its config.yaml and `config` train different weights.
 
     That is so if a key that changes the trained weights (see maths_keys) differs. Two kinds of keys may differ: those
-    that resume.allow_batch_change or resume.allow_more_data let change, and those of the table ADDED (new in later
-    versions of Dyad) that the run's config.yaml lacks. precision=auto is that of the run. With resume=never nothing is
-    checked.
+    that resume.allow_batch_change or resume.allow_more_data let change, and those of UNRECORDED that the run's
+    config.yaml lacks; another key that it lacks (new in later versions of Dyad) had the value in the table ADDED.
+    precision=auto is that of the run. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
-    free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(ADDED.keys() - old.keys())}
+    free = {*WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data, *(set(UNRECORDED) - {*old})}
+    old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
     if changed:
