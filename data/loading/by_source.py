@@ -7,14 +7,15 @@ a global batch). An epoch of the run is one epoch of each source, with all their
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.loading.order import Ids, Order, SampleOrder, permuted, random_keys
+from dyad.data.loading.order import Ids, Order, permuted
 
 
-class BySource(SampleOrder):
+class BySource(Order):
     """The order of training samples in which each global batch is of one source.
 
     names: what a message calls each source; the other arguments as of Order. Raises ConfigError, naming the source,
@@ -27,11 +28,9 @@ class BySource(SampleOrder):
         weights: Sequence[float],
         names: Sequence[str],
         *,
-        seed: int,
         global_batch_size: int,
-        shuffle: str = "window",
+        **how: Any,
     ) -> None:
-        self.seed, self.global_batch_size, self.sizes = seed, global_batch_size, list(sizes)
         for name, size, weight in zip(names, sizes, weights, strict=True):
             if (count := round(weight * size)) < global_batch_size:
                 least = f", or a weight of {-(-global_batch_size // size):,}" if size else ""
@@ -40,11 +39,11 @@ class BySource(SampleOrder):
                     f"global_batch_size={global_batch_size}. Set global_batch_size={max(count, 1)} or less{least}, or "
                     "data.batches=mixed"
                 )
+        super().__init__(sizes, weights, global_batch_size=global_batch_size, **how)
         self._orders = [
-            Order([size], [weight], seed=f"{seed}/of {i}", global_batch_size=global_batch_size, shuffle=shuffle)
-            for i, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+            Order([size], [weights[i]], global_batch_size=global_batch_size, **how | {"seed": f"{self.seed}/of {i}"})
+            for i, size in enumerate(sizes)
         ]
-        self.samples_per_epoch = sum(order.samples_per_epoch for order in self._orders)
         self._first_batches = [0, *accumulate(order.steps_per_epoch for order in self._orders)]
         self._first_ids = [0, *accumulate(sizes)]
         self.steps_per_epoch = self._first_batches[-1]
@@ -52,8 +51,7 @@ class BySource(SampleOrder):
     def source(self, step: int) -> tuple[int, int]:
         """Return the source of optimiser step `step`, counted from 0, and which step of this source's order it is."""
         epoch, batch = divmod(step, self.steps_per_epoch)
-        keys = random_keys(f"{self.seed}/{epoch}/batches")
-        place = int(permuted(np.array([batch]), self.steps_per_epoch, keys)[0])
+        place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])
         source = bisect_right(self._first_batches, place) - 1
         return source, epoch * self._orders[source].steps_per_epoch + place - self._first_batches[source]
 

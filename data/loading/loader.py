@@ -1,7 +1,7 @@
 """The loader of one rank's training batches, which worker processes prepare ahead of the step that uses them.
 
-The order of the samples decides which ones a step uses; the workers only share the decoding. One iterator serves all
-steps of a run, so the workers are not restarted between two epochs.
+`Order` decides which samples a step uses; the workers only share the decoding. One iterator serves all steps of a run,
+so the workers are not restarted between two epochs.
 """
 
 import os
@@ -14,7 +14,7 @@ import torch
 from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
-from dyad.data.loading.order import SampleOrder, local_rows
+from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 
 CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
@@ -54,7 +54,7 @@ class BatchSource(Protocol):
 
 def build_loader(
     dataset: BatchSource,
-    order: SampleOrder,
+    order: Order,
     *,
     rank: int,
     world_size: int,

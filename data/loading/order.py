@@ -9,7 +9,6 @@ G is the number of samples in a global batch, over all ranks.
 """
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -24,28 +23,8 @@ ROUNDS = 6  # of the Feistel network
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
-class SampleOrder(ABC):
-    """Which sample ids each optimiser step uses. sizes: number of samples of each source; samples_per_epoch: with the
-    weights of the sources, before the rest that fills no batch is left out."""
-
-    sizes: list[int]
-    global_batch_size: int
-    samples_per_epoch: int
-    steps_per_epoch: int
-
-    @abstractmethod
-    def ids(self, step: int) -> Ids:
-        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted, G =
-        global_batch_size. An id occurs twice only if its source has a weight above 1."""
-
-    def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
-        """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
-        global batch. The parts of two ranks differ by at most one id in length."""
-        return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
-
-
-class Order(SampleOrder):
-    """The order of training samples in which the sources are mixed.
+class Order:
+    """The order in which a run uses its training samples.
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
@@ -82,11 +61,18 @@ class Order(SampleOrder):
         self._window = min(self._used, max(WINDOW, 4 * global_batch_size) if shuffle == "window" else self._used)
 
     def ids(self, step: int) -> Ids:
+        """Return the sample ids of the global batch of optimiser step `step`: (G,) int64, sorted, G =
+        global_batch_size. An id occurs twice only if its source has a weight above 1."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         position = np.arange(self.global_batch_size, dtype=np.int64) + batch * self.global_batch_size
         shuffled = self._shuffled(position, epoch)
         left_over = self.samples_per_epoch - self._used  # rotate by the samples that each epoch leaves out
         return np.sort(self._base_ids((shuffled + epoch * left_over) % self.samples_per_epoch, epoch))
+
+    def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
+        """Return the epoch of optimiser step `step`, and one rank's consecutive part of the sample ids of the step's
+        global batch. The parts of two ranks differ by at most one id in length."""
+        return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
         """Map positions in an epoch's sample order to positions in its unshuffled order, not yet rotated. position:
@@ -120,13 +106,8 @@ class Order(SampleOrder):
         return result
 
     def _keys(self, epoch: int, purpose: str) -> list[int]:
-        return random_keys(f"{self.seed}/{epoch}/{purpose}")
-
-
-def random_keys(purpose: str) -> list[int]:
-    """Return the random integers of a permutation, a hash of `purpose`."""
-    digest = hashlib.blake2b(purpose.encode(), digest_size=8 * ROUNDS).digest()
-    return np.frombuffer(digest, "<u8").tolist()
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}/{purpose}".encode(), digest_size=8 * ROUNDS).digest()
+        return np.frombuffer(digest, "<u8").tolist()
 
 
 def local_rows(count: int, rank: int, world_size: int) -> slice:

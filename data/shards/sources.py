@@ -78,37 +78,30 @@ def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]
     key: the configuration key, for messages. Raises ConfigError for an empty part, a weight that is not a positive
     number, and a mapping with other names or values.
     """
-    found: list[WrittenSource] = []
-    for entry in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
-        if isinstance(entry, Mapping):
-            found.append(_of_mapping(entry, key))
-            continue
-        parts = [part.strip() for part in entry.split("::")] if isinstance(entry, str) else [""]
-        if not all(parts):
-            raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-        found += [WrittenSource(*_split_weight(part, key)) for part in parts]
-    if not found:
+    entries = [value] if isinstance(value, str | Mapping) else value
+    known = isinstance(entries, Sequence) and all(isinstance(entry, str | Mapping) for entry in entries)
+    listed = [[entry] if isinstance(entry, Mapping) else entry.split("::") for entry in entries] if known else []
+    parts = [part.strip() if isinstance(part, str) else part for parts in listed for part in parts]
+    if not parts or not all(parts):
         raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-    return found
+    return [WrittenSource(*_split_weight(part, key)) if isinstance(part, str) else _of(part, key) for part in parts]
 
 
-def _of_mapping(entry: Mapping[Any, Any], key: str) -> WrittenSource:
+def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
     """Convert a source that is written as a mapping. Raises ConfigError, naming the configuration key `key`, for a
     missing path, an unknown name and a wrong value in it."""
     from pydantic import TypeAdapter, ValidationError  # takes longer than all else that --help imports
 
     try:
-        source = TypeAdapter(WrittenSource).validate_python({str(name): value for name, value in entry.items()})
+        source = TypeAdapter(WrittenSource).validate_python({str(name): value for name, value in mapping.items()})
+        if 0 < source.weight < math.inf:
+            return source
+        wrong = f"weight={source.weight:g} of {source.path}: must be a positive number, like 2 or 0.5"
     except ValidationError as error:
         (first, *_) = error.errors()
-        name, known = str(first["loc"][0]), [field.name for field in fields(WrittenSource)]
-        near = nearest(name, known) if name not in known else ""
-        raise ConfigError(
-            f"{key}: {name} of a source: {first['msg']}.{near} A source is written {{{', '.join(known)}}}."
-        ) from None
-    if not 0 < source.weight < math.inf:
-        raise ConfigError(f"{key}: weight={source.weight:g} of {source.path} must be a positive number, like 2 or 0.5.")
-    return source
+        wrong = f"{first['loc'][0]} of a source: {first['msg']}"
+    names = ", ".join(field.name for field in fields(WrittenSource))
+    raise ConfigError(f"{key}: {wrong}. A source is written {{{names}}}.")
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:

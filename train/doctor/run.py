@@ -21,7 +21,7 @@ from torch import nn
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
-from dyad.data.config import Batches, DataConfig, Mode
+from dyad.data.config import DataConfig, Mode
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
@@ -30,7 +30,7 @@ from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource, parse_sources, written_sources
+from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
 from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
 from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
@@ -89,13 +89,8 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     else:
         shards = [shard for source in parse_sources(config.data.train) for shard in source.shards]
     for source in written_sources(config.data.train, "data.train"):
-        told = [
-            f"{name}={value!r}" for name, value in vars(source).items() if name != "path" and value not in (None, 1)
-        ]
-        if told:
-            yield ok("data", f"{source.path}: {', '.join(told)}")
-    if config.data.batches is Batches.by_source:
-        yield ok("data", "data.batches=by_source: every batch is of one source")
+        if source != WrittenSource(source.path):
+            yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
     total = f"{len(shards)} file{'s' * (len(shards) > 1)}"
     for shard in dict.fromkeys([shards[0], shards[-1]]):
         yield from _shard(shard, total, config)

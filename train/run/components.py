@@ -15,7 +15,7 @@ from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.loader import BatchSource
-from dyad.data.loading.order import Order, SampleOrder
+from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
@@ -48,7 +48,7 @@ class TrainingData:
     """
 
     dataset: BatchSource | Stream
-    order: SampleOrder | OneEpoch
+    order: Order | OneEpoch
     fingerprint: str
     manifest: Manifest
 
@@ -119,7 +119,7 @@ def _model(config: TrainConfig, world: World) -> TwoTowerModel:
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     options = asdict(config.objective)
-    if isinstance(data.order, SampleOrder):  # the run's own numbers, where the options leave them open
+    if isinstance(data.order, Order):  # the run's own numbers, where the options leave them open
         own = {
             "num_samples": sum(data.order.sizes),
             "samples_per_epoch": data.order.steps_per_epoch * config.global_batch_size,
@@ -172,9 +172,9 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
 
 
-def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> SampleOrder:
-    size, shuffle = config.global_batch_size, config.data.shuffle.name
+def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
+    how = {"seed": config.seed, "shuffle": config.data.shuffle.name}
     if config.data.batches is Batches.mixed:
-        return Order(sizes, weights, seed=config.seed, global_batch_size=size, shuffle=shuffle)
+        return Order(sizes, weights, global_batch_size=config.global_batch_size, **how)
     names = [path for path, _ in split_sources(config.data.train, "data.train")]
-    return BySource(sizes, weights, names, seed=config.seed, global_batch_size=size, shuffle=shuffle)
+    return BySource(sizes, weights, names, global_batch_size=config.global_batch_size, **how)

@@ -15,7 +15,7 @@ from dyad.data.config import Mode
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.loader import BatchSource, build_loader, worker_count
-from dyad.data.loading.order import SampleOrder
+from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
 from dyad.eval.encode.encoder import Encoder
@@ -242,7 +242,7 @@ class TrainingRun:
         ahead = partial(copied_ahead, device=self.world.device, timer=copies)
         if isinstance(dataset, Stream):
             return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout, ahead=ahead)
-        assert isinstance(order, SampleOrder)
+        assert isinstance(order, Order)
 
         rank, world_size = self.world.rank, self.world.size
         loader = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)

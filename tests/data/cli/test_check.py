@@ -93,6 +93,12 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ["captions", "4; words min 1, median 1.5, max 2"],
         ["duplicates", "1 pictures, 2 texts"],
         ["damage", "0"],
+        ["fine:", "train with"],
+        [
+            "python",
+            f"-m train 'data.train=\"{tmp_path}/a.tar\"' 'data.captions=[caption]' model.name=ViT-B-32 epochs=10 "
+            "global_batch_size=3",
+        ],
     ]
 
 
@@ -159,7 +165,8 @@ def test_check_of_captions_and_keys(
     path = write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match="30 findings of damage in 30 samples"):
         here(monkeypatch, "check", path)
-    assert "… and 10 more" in capsys.readouterr().out
+    (found,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bad: "))
+    assert "sample '0': its json member" in found and found.endswith(" … and 29 more like this")
     mixed = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", picture(kind="JPEG")), ("1.txt", b"x")])
     with pytest.raises(DataError, match="1 findings"):
         here(monkeypatch, "check", mixed, "image_key=png")
@@ -250,8 +257,8 @@ def test_help_of_a_verb_names_every_key(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack."),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack."),
+        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split."),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),
