@@ -16,6 +16,7 @@ from dyad.data.shards.manifest import changes, summary
 from dyad.eval.run.suite import build_evaluators, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
+from dyad.train.doctor import run as doctor
 from dyad.train.run.components import TrainingData, build_data
 from dyad.train.towers.build import TwoTowerModel, build_model
 
@@ -105,6 +106,8 @@ def test_batches_by_source_and_folders(bert: Path, files: list[str], tmp_path: P
 
 def test_evaluations_take_the_global_prefixes(bert: Path, files: list[str]) -> None:
     config, model, _ = opened(bert, [{"path": files[0], **TOLD}], f"data.val={files[1]}", "global_batch_size=16")
+    (told,) = (line for line in doctor.data(config) if "question_prefix" in line.text)
+    assert repr(TOLD["question_prefix"]) in told.text and "weight=1" in told.text
     (evaluator,) = build_evaluators(config, model)
     assert evaluator.name == "val"
     config.data.val = [{"path": files[1], **TOLD}]
