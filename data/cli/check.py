@@ -56,7 +56,8 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
         print_leaks(arguments, options, options.val)
     if kind is InputKind.passages:
         return print("fine: passages alone, for data.passage.corpus")
-    how = train_command(arguments, options, {"data.train": "::".join(arguments)}, samples)
+    paths = {"data.train": "::".join(arguments), **({"data.val": options.val} if options.val else {})}
+    how = train_command(arguments, options, paths, samples, options.split)
     print_line(f"fine: train with\n  {how}")
 
 
@@ -78,7 +79,8 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     for kind, keys in both.items():
         print(f"{kind + 's':<12}{len(keys):,} of {len(wanted[kind]):,} of val stand in the training data too")
         for where, held in islice(((where, held) for where, held in held_out if held[kind].keys() & keys), LEAKS):
-            print_line(f"  {where}  {' | '.join(held[kind][key] for key in held[kind].keys() & keys):.100}")
+            texts = filter(None, (held[kind][key] for key in held[kind].keys() & keys))
+            print_line(f"  {where}  {' | '.join(texts):.100}".rstrip())
     if any(both.values()):
         print("warning: val is not unseen. python -m data split keeps what is equal on one side")
 

@@ -66,5 +66,7 @@ def train_command(
         return outputs.question_command(paths, samples, *others)
     from dyad.data.image_text.sample import ShardSample
 
-    shards = open_shards(parse_sources(values, "SOURCE"))
-    return outputs.picture_command(paths, samples, caption_name(ShardSample.read(shards, 0), options))
+    name = caption_name(ShardSample.read(open_shards(parse_sources(values, "SOURCE")), 0), options)
+    if name == "cls":
+        return "nothing: class numbers alone are for an evaluation, eval.suite=[wds:FOLDER]"
+    return outputs.picture_command(paths, samples, name)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.data_cli import code_of, command, here
+from helpers.rows import write_beir
 from helpers.shards import Member, pairs, picture, write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -296,3 +297,15 @@ def test_values_of_keys() -> None:
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)
     assert (options.maxsize, options.on_error, options.image_key) == (5e8, OnError.skip, None)
+
+
+def test_what_to_do_with_sound_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The split of a folder is in the command; class numbers alone train nothing."""
+    beir = write_beir(tmp_path / "beir", split="dev")
+    here(monkeypatch, "check", beir, "split=dev", f"val={beir}@dev")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"'data.val=\"{beir}@dev\"' data.question.split=dev global_batch_size=6" in last
+    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.cls", b"7")]))
+    assert "nothing: class numbers alone" in capsys.readouterr().out.splitlines()[-1]
