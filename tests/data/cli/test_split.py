@@ -25,9 +25,9 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.run.main import check
 
 
-def held(path: Path, **options: str) -> list[set[int]]:
+def held(path: Path, split: str = "train") -> list[set[int]]:
     """The content keys of each row."""
-    rows = contents([str(path)], CheckOptions(**options), "SOURCE")
+    rows = contents([str(path)], CheckOptions(split=split), "SOURCE")
     return [{key for keys in kinds.values() for key in keys} for _, kinds in rows]
 
 
