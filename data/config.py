@@ -2,6 +2,7 @@
 it."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,6 +16,7 @@ LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1
 
 Shuffle = StrEnum("Shuffle", ["window", "full"])
 Mode = StrEnum("Mode", ["indexed", "stream"])
+Batches = StrEnum("Batches", ["mixed", "by_source"])
 Title = StrEnum("Title", ["join", "pair", "drop"])
 DrawnPositives = StrEnum("DrawnPositives", ["one", "first", "all"])
 NegativeList = StrEnum("NegativeList", ["hard_negatives", "negatives", "mined"])
@@ -165,7 +167,11 @@ class DataConfig:
     """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
     made of a pair."""
 
-    train: Any = described(None, "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list")
+    train: Any = described(
+        None,
+        "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list of these and of "
+        "{path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
+    )
     val: Any = described(None, "shards for retrieval while training, written like data.train")
     mode: Mode = described(
         Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
@@ -194,6 +200,9 @@ class DataConfig:
     shuffle: Shuffle = described(
         Shuffle.window, "window: chunks of 256 and a window of max(65536, 4G); full: every sample"
     )
+    batches: Batches = described(
+        Batches.mixed, "mixed: a global batch has samples of all sources; by_source: of one, drawn anew for each step"
+    )
     resize: ResizeMode | None = described(
         None,
         "how a picture is brought to size when it is not cropped at random; null: as the tower's own preprocessing",
@@ -211,6 +220,8 @@ class DataConfig:
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.train, Mapping):  # one value, as a list is, wherever keys are compared
+            self.train = [self.train]
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
         if self.timeout < 0:

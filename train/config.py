@@ -15,7 +15,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import HELP as PLUGINS_HELP
-from dyad.data.config import DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
+from dyad.data.config import Batches, DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.robust import Setting
@@ -325,6 +325,7 @@ def _stream_rules(config: TrainConfig) -> dict[str, bool]:
         f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does not "
         "have one. Set data.id_key to the json field that holds it, 0 … N - 1": data.id_key is None
         and getattr(objective, "by_sample_id", False),
+        "data.batches=by_source: data.mode=stream mixes all sources; leave it out": data.batches is Batches.by_source,
         "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out": data.shuffle
         is Shuffle.full,
         "resume.allow_more_data: the passes of data.mode=stream would be others. Start another run.name with "

@@ -7,21 +7,23 @@ Questions and passages: every row is read as training reads it.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 from operator import iadd
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, DataError, SampleError
+from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
+from dyad.data.cli.contents import caption_name, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
-from dyad.data.cli.inputs import InputKind, UnreadFields, kind_of, open_input, open_passages, refuse_unknown
+from dyad.data.cli.inputs import InputKind, UnreadFields, is_beir, kind_of, open_input, open_passages, refuse_unknown
 from dyad.data.cli.options import CheckOptions
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -32,50 +34,82 @@ from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.data.shards.storage import sha256_of
 
-if TYPE_CHECKING:
-    from dyad.data.image_text.sample import ShardSample
-
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
-SHOWN = 20  # bad lines that are printed
+SHOWN = 20  # kinds of faults that are printed
+LEAKS = 3  # examples that are printed
+VARYING = re.compile(r"'[^']*'|[\d,.]+")  # what differs between messages about one fault
 INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
-    """Check all data that the arguments (paths or URLs) name, and print statistics. Raises DataError at the end if
-    anything is wrong."""
+    """Check all data that the arguments (paths or URLs) name, print statistics, and how to train on them. With
+    options.val, print what stands on both sides. Raises DataError at the end if anything is wrong."""
     checks = {
         InputKind.pictures: check_shards,
         InputKind.questions: check_questions,
         InputKind.passages: check_passages,
     }
-    checks[kind_of(arguments)](arguments, options)
+    kind = kind_of(arguments)
+    samples = checks[kind](arguments, options)
+    if options.val:
+        print_leaks(arguments, options, options.val)
+    if kind is InputKind.passages:
+        return print("fine: passages alone, for data.passage.corpus")
+    paths = {"data.train": "::".join(arguments), **({"data.val": options.val} if options.val else {})}
+    how = train_command(arguments, options, paths, samples, options.split)
+    print_line(f"fine: train with\n  {how}")
 
 
-@dataclass
-class BadLines:
-    """Messages about bad data. Stores only the first SHOWN messages, because nearly every row may be bad. count: number
-    of all messages."""
+def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
+    """Print how many of the contents of `val`, data for evaluation in the syntax of data.val, stand in the training
+    data `values` too, with examples. Raises ConfigError for data of another kind."""
+    folder, _, split = val.rpartition("@")
+    named = (folder, split) if is_beir(folder) else (val, "test" if is_beir(val) else options.split)
+    held_out = list(contents([named[0]], replace(options, split=named[1]), "val"))
+    wanted = {
+        kind: {key for _, held in held_out for key in held[kind]} for kind in (held_out[0][1] if held_out else ())
+    }
+    both = {kind: set[int]() for kind in wanted}
+    for _, held in contents(values, options, "SOURCE"):
+        if held.keys() != wanted.keys():
+            raise ConfigError(f"val={val} holds {', '.join(wanted) or 'nothing'}; SOURCE {', '.join(held)}")
+        for kind, keys in held.items():
+            both[kind] |= keys.keys() & wanted[kind]
+    for kind, keys in both.items():
+        print(f"{kind + 's':<12}{len(keys):,} of {len(wanted[kind]):,} of val stand in the training data too")
+        for where, held in islice(((where, held) for where, held in held_out if held[kind].keys() & keys), LEAKS):
+            texts = filter(None, (held[kind][key] for key in held[kind].keys() & keys))
+            print_line(f"  {where}  {' | '.join(texts):.100}".rstrip())
+    if any(both.values()):
+        print("warning: val is not unseen. python -m data split keeps what is equal on one side")
 
-    lines: list[str] = field(default_factory=list)
-    count: int = 0
+
+class BadLines(dict[str, tuple[int, str]]):
+    """Messages about bad data by fault: how many, and the first one. Messages about one fault differ only in numbers
+    and quoted names. After SHOWN faults the others count as one."""
+
+    @property
+    def count(self) -> int:
+        return sum(count for count, _ in self.values())
 
     def add(self, line: str) -> None:
-        self.count += 1
-        if self.count <= SHOWN:
-            self.lines.append(f"bad: {line}")
+        self._count(VARYING.sub("…", line), 1, line)
 
     def __iadd__(self, other: BadLines) -> BadLines:
-        self.lines += other.lines[: SHOWN - len(self.lines)]
-        self.count += other.count
+        for fault, (count, first) in other.items():
+            self._count(fault, count, first)
         return self
 
+    def _count(self, fault: str, count: int, first: str) -> None:
+        fault = fault if fault in self or len(self) < SHOWN else "others"
+        before, first = self.get(fault, (0, first))
+        self[fault] = before + count, first
+
     def print(self) -> None:
-        """Print the messages about bad data that this object (BadLines) stores, the first SHOWN at most. If there were
-        more, print also how many were not stored."""
-        more = [f"… and {self.count - SHOWN:,} more"] if self.count > SHOWN else []
-        for line in [*self.lines, *more]:
-            print_line(line)
+        """Print the first message about each fault, and how many others there are."""
+        for count, first in self.values():
+            print_line(f"bad: {first}{f' … and {count - 1:,} more like this' if count > 1 else ''}")
 
 
 def count_repeated(keys: array[int]) -> int:
@@ -111,8 +145,9 @@ class PictureFindings:
         return self
 
 
-def check_shards(values: Sequence[str], options: CheckOptions) -> None:
-    """Check all shards of pictures that `values` (paths or URLs) name, and print statistics.
+def check_shards(values: Sequence[str], options: CheckOptions) -> int:
+    """Check all shards of pictures that `values` (paths or URLs) name, and print statistics. Returns how many samples
+    there are.
 
     Each shard is indexed first. If its index lists problems (damaged places in the file), they are printed and the
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
@@ -145,7 +180,11 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
     if not found.samples:
         raise DataError("there is no sample.")
     if found.bad.count:
-        raise DataError(f"{found.bad.count:,} findings of damage in {found.samples:,} samples.")
+        raise DataError(
+            f"{found.bad.count:,} findings of damage in {found.samples:,} samples. Training takes others in "
+            "their place, as data.bad_samples and data.bad_share say; an evaluation stops at them."
+        )
+    return found.samples
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
@@ -168,30 +207,15 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
             found.widths.append(header.width)
             found.heights.append(header.height)
             found.pictures.append(content_key(encoded))
-            for text in _captions(sample, options.captions.split(",")):
+            name = caption_name(sample, options)
+            if name == "cls":
+                sample.label(name)
+            for text in sample.captions(name) if name != "cls" else ():
                 found.words.append(len(text.split()))
                 found.texts.append(content_key(text.encode()))
         except DataError as error:
             found.bad.add(str(error))
     return found
-
-
-def _captions(sample: ShardSample, names: Sequence[str]) -> Sequence[str]:
-    """Return the captions of a sample. They are read from the first entry of `names` that the sample has: "txt" is its
-    text member, another name is a field of its json member.
-
-    If this entry is "cls", the class number is checked and no caption is returned. Raises SampleError when the sample
-    has no entry of `names`, or when the captions cannot be used for training.
-    """
-    there = {*sample.members, *sample.fields} - {"json"}
-    name = next((name for name in names if name in there), None)
-    if name is None:
-        has = ", ".join(sorted(there))
-        raise SampleError(f"{sample.where} has no caption: captions={','.join(names)}, it has {has:.200}.")
-    if name == "cls":
-        sample.label(name)
-        return ()
-    return sample.captions(name)
 
 
 def _counts(counter: Counter[str]) -> str:
@@ -238,9 +262,9 @@ def _contradictions(row: QuestionRow) -> Iterator[str]:
                 yield f"right and wrong at once: positives[{positives[key]}] is {name}[{i}]"
 
 
-def check_questions(values: Sequence[str], options: CheckOptions) -> None:
+def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
-    one, and print statistics.
+    one, and print statistics. Returns how many rows there are.
 
     Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
     negative, when the corpus has an empty passage, or when there is no row.
@@ -281,12 +305,12 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> None:
     if source.corpus and positives:
         missing = np.isin(np.array(positives, np.int64), source.corpus.keys, invert=True).sum()
         print(f"not in corpus   {missing:,} of the {len(positives):,} positives that are in the rows")
-    _finish(source.unread, bad, rows)
+    return _finish(source.unread, bad, rows)
 
 
-def check_passages(values: Sequence[str], options: CheckOptions) -> None:
+def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     """Read every passage of the files that `values` (paths or URLs) name, and print statistics. The files hold passages
-    only, no questions.
+    only, no questions. Returns how many there are.
 
     Raises DataError at the end when a passage is empty, cannot be read, has no id or repeats the id of another one, or
     when there is no row.
@@ -305,7 +329,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> None:
     for line in _repeated_ids(values, found) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
-    _finish(unread, bad, rows)
+    return _finish(unread, bad, rows)
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
@@ -328,18 +352,22 @@ def _quantiles(values: array[int]) -> str:
     if not values:
         return "none"
     low, median, high, most = np.quantile(np.array(values), [0, 0.5, 0.95, 1], method="nearest")
-    return f"min {low:g}, median {median:g}, 95 % {high:g}, max {most:g}"
+    return f"min {low:g}, median {median:g}, 95th percentile {high:g}, max {most:g}"
 
 
-def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> None:
+def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> int:
     """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
-    messages about bad rows.
+    messages about bad rows. Returns `rows`.
 
     Raises DataError when there is a bad row, or no row at all. rows: number of rows that were read.
     """
     print(f"not read        {str(unread) or 'nothing'}")
     if bad.count:
         bad.print()
-        raise DataError(f"{bad.count:,} problems in {rows:,} rows.")
+        raise DataError(
+            f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: "
+            "python -m data pack INPUT out=FOLDER on_error=skip"
+        )
     if not rows:
         raise DataError("there is no row.")
+    return rows

@@ -11,14 +11,14 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_passages
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import Tally, checked_out, command, index_new, new_folder, shard_names
+from dyad.data.cli.outputs import Tally, checked_out, index_new, new_folder, question_command, shard_names
+from dyad.data.cli.split import split_packed
 from dyad.data.cli.writers import CORPORA, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
 from dyad.data.question_passage.passages import InlinePassages
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 
 BY_ID = (Target.tevatron_ids, Target.beir)  # formats whose rows name passages of a corpus
-MNRL_BATCH = 64  # global_batch_size of experiment=mnrl
 
 
 @dataclass
@@ -78,9 +78,16 @@ def convert(source: str, options: PackOptions) -> None:
     with new_folder(out) as folder:
         _write(questions, folder, options, report)
         report.tally.check_any(source)
-        files = len(index_new(folder))
+        paths, trained = _paths(options, len(index_new(folder))), report.written["questions"]
+        if options.val:
+            corpus = folder / paths["data.passage.corpus"] if options.to is Target.tevatron_ids else None
+            parts, trained = split_packed(folder, folder / paths["data.train"], options, corpus=corpus)
+            paths |= parts
     report.print(out)
-    print(f"train on them:\n  {_train_command(out, options, files, report.written['questions'])}")
+    named = options.to is Target.beir and options.split != "train" and not options.val
+    split = [f"data.question.split={options.split}"] if named else []
+    paths = {key: out / path for key, path in paths.items()}
+    print(f"train on them:\n  {question_command(paths, trained, *split)}")
 
 
 def _write(questions: InputQuestions, folder: Path, options: PackOptions, report: ConversionReport) -> None:
@@ -122,20 +129,15 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
         report.dropped["passages that no row names"] = int((~named).sum())
 
 
-def _train_command(out: Path, options: PackOptions, files: int, questions: int) -> str:
-    """Return a shell command that trains on the new files in the folder `out`. files: number of shards. questions:
-    number of question rows."""
+def _paths(options: PackOptions, files: int) -> dict[str, Path]:
+    """Return the paths to train on, in the folder that is written, by configuration key. files: number of shards."""
     train = {
-        Target.shards: shard_names(out, files),
-        Target.dpr: out / f"{options.split}.json",
-        Target.beir: out,
-    }.get(options.to, out / f"{options.split}.jsonl")
-    paths = {"data.train": train}
-    if options.to is Target.tevatron_ids:
-        paths["data.passage.corpus"] = out / CORPORA[options.to][0]
-    split = [f"data.question.split={options.split}"] if options.to is Target.beir and options.split != "train" else []
-    batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
-    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *split, *batch)
+        Target.shards: shard_names(Path(), files),
+        Target.dpr: Path(f"{options.split}.json"),
+        Target.beir: Path(),
+    }.get(options.to, Path(f"{options.split}.jsonl"))
+    own_corpus = {"data.passage.corpus": Path(CORPORA[options.to][0])} if options.to is Target.tevatron_ids else {}
+    return {"data.train": train, **own_corpus}
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------

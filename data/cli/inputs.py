@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.json_text import parse_json
-from dyad.data.cli.options import CheckOptions, PackOptions
+from dyad.data.cli.options import PackOptions, ReadOptions
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import formats, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
@@ -197,7 +197,7 @@ def _first_lines(file: str) -> Iterator[bytes]:
 # ---- questions -----------------------------------------------------------------------------------------------------
 
 
-def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions, key: str) -> InputQuestions:
+def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, key: str) -> InputQuestions:
     """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
     syntax of the setting data.train.
 
@@ -251,7 +251,7 @@ def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]
 
 
 def _rows(
-    rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
+    rows: Rows, options: PackOptions | ReadOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
     """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
     it.

@@ -1,4 +1,4 @@
-"""`python -m data VERB` with the verbs index, check and pack. The module of a verb is imported only when the verb
+"""`python -m data VERB` with the verbs index, check, pack and split. The module of a verb is imported when the verb
 runs."""
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 from dyad.data.base.command_line import HELP, key_table, parse_options
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions
+from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, SplitOptions
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
@@ -65,6 +65,7 @@ VERBS = (
             "check nq-train.json",
             "check train.jsonl corpus=corpus.jsonl",
             "check beir/scifact/ split=test",
+            "check shards/ val=held_out.tar",
         ),
         CheckOptions,
         several=True,
@@ -84,8 +85,17 @@ VERBS = (
             "pack beir/scifact/ out=scifact to=tevatron_ids split=train",
             "pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip",
             "pack psgs_w100.tsv out=corpus to=tevatron",
+            "pack pairs.csv out=parts val=0.05",
         ),
         PackOptions,
+    ),
+    Verb(
+        "split",
+        "SOURCE",
+        "part of it for validation, without a copy on both sides",
+        ("split shards/ out=parts", "split shards/ out=parts val=0.05 by=picture", "split beir/scifact/ out=parts"),
+        SplitOptions,
+        several=True,
     ),
 )
 FORMER = {

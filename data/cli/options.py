@@ -12,6 +12,11 @@ OnError = StrEnum("OnError", ["stop", "skip"])
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
+BY = (
+    "rows with equal ones stay together: content (all of picture, caption; question, passage), one of these, or a field"
+)
+
+
 @dataclass
 class IndexOptions:
     """The key=value options of `python -m data index`."""
@@ -21,15 +26,13 @@ class IndexOptions:
 
 
 @dataclass
-class CheckOptions:
-    """The key=value options of `python -m data check`."""
+class ReadOptions:
+    """The key=value options of commands that read packed data."""
 
-    workers: int | None = described(None, "pictures: processes that decode; null: one per core")
     captions: str = described(
         "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
     )
     image_key: str = config_option(DataConfig, "image_key")
-    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
     corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = config_option(QuestionConfig, "split")
     pos_pool: int = config_option(PassageConfig, "pos_pool")
@@ -37,6 +40,26 @@ class CheckOptions:
 
     def __post_init__(self) -> None:
         check_split(self.split, "split")
+
+
+@dataclass
+class CheckOptions(ReadOptions):
+    """The key=value options of `python -m data check`."""
+
+    val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
+    workers: int | None = described(None, "pictures: processes that decode; null: one per core")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+
+
+@dataclass
+class SplitOptions(ReadOptions):
+    """The key=value options of `python -m data split`."""
+
+    out: str | None = described(None, "folder to write, with train/ and val/; must not exist yet (required)")
+    val: float = described(0.1, "share of the rows for validation, above 0 and below 1")
+    by: str = described("content", BY)
+    maxcount: int = described(10_000, "samples per shard, at most")
+    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
 
 
 @dataclass
@@ -48,6 +71,8 @@ class PackOptions:
     maxcount: int = described(10_000, "samples per shard, at most")
     maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
+    val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
+    by: str = described("content", f"with val: {BY}")
     corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names the new files")
     pos_pool: int = config_option(PassageConfig, "pos_pool")

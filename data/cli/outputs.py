@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import whole_folder
 from dyad.data.base.progress import print_line
-from dyad.data.cli.options import OnError, PackOptions
+from dyad.data.cli.options import OnError, PackOptions, SplitOptions
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 from dyad.data.shards.scan_tar import MAX_BYTES
 
 SHOWN = 5  # bad rows that are printed in full
+MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
 
 
 @contextmanager
@@ -38,11 +39,11 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
 
 
-def checked_out(options: PackOptions) -> Path:
-    """Return the path of the folder that `pack` will write. Raises ConfigError for options that cannot work, and when
-    the folder exists and is not empty."""
+def checked_out(options: PackOptions | SplitOptions) -> Path:
+    """Return the path of the folder that `pack` or `split` will write. Raises ConfigError for options that cannot work,
+    and when the folder exists and is not empty."""
     if not options.out:
-        raise ConfigError("pack needs out=FOLDER, for example out=shards.")
+        raise ConfigError("out=FOLDER is missing, for example out=shards.")
     if options.maxcount < 1 or options.maxsize <= 0:
         raise ConfigError(f"maxcount={options.maxcount} and maxsize={options.maxsize:g} must be positive.")
     out = Path(options.out)
@@ -52,7 +53,7 @@ def checked_out(options: PackOptions) -> Path:
 
 
 @contextmanager
-def shard_writer(folder: Path, options: PackOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
+def shard_writer(folder: Path, options: PackOptions | SplitOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
 
     The function takes a sample as {"__key__": name, suffix: bytes}. A new shard begins after options.maxcount samples
@@ -92,13 +93,31 @@ def index_new(folder: Path) -> list[ShardIndex]:
     return indexes
 
 
+def file_names(folder: Path, indexes: Sequence[ShardIndex]) -> Path:
+    """Return one path that names newly written files of rows in a folder: all shards, or the only file."""
+    return shard_names(folder, len(indexes)) if indexes[0].name.endswith(".tar") else folder / indexes[0].name
+
+
 def shard_names(folder: Path, shards: int) -> Path:
     """Return one path that names all shards of a folder, such as folder/{000000..000011}.tar. shards: number of
     shards."""
     return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
 
 
-def command(program: str, paths: Mapping[str, Path], *others: str) -> str:
+def picture_command(paths: Mapping[str, str | Path], samples: int, captions: str) -> str:
+    """Return a shell command that trains on pictures and captions. captions: "txt" or a json field."""
+    field = [] if captions == "txt" else [f"data.captions=[{captions}]"]
+    how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}"]
+    return command("python -m train", paths, *field, *how)
+
+
+def question_command(paths: Mapping[str, str | Path], questions: int, *others: str) -> str:
+    """Return a shell command that trains on questions and passages. others: further arguments."""
+    batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
+    return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *others, *batch)
+
+
+def command(program: str, paths: Mapping[str, str | Path], *others: str) -> str:
     """Return a command line to print: the program, then key=path for each of `paths`, then other arguments, all quoted
     for the shell and Hydra."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}

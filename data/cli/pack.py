@@ -11,6 +11,7 @@ from dyad.data.cli import outputs
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.inputs import InputKind, kind_of
 from dyad.data.cli.options import PackOptions, Target
+from dyad.data.cli.split import split_packed
 from dyad.data.cli.tables import PairTable, TablePair, content, open_table
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
@@ -19,7 +20,10 @@ from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 def run(arguments: Sequence[str], options: PackOptions) -> None:
     """Pack or convert the only input in `arguments`, depending on whether it holds pictures, questions or passages."""
     packs = {InputKind.pictures: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
-    packs[kind_of(arguments)](arguments[0], options)
+    kind = kind_of(arguments)
+    if options.val and kind is InputKind.passages:
+        raise ConfigError(f"val={options.val:g}: INPUT {arguments[0]} has passages only, which are not split.")
+    packs[kind](arguments[0], options)
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
@@ -42,13 +46,15 @@ def pack_pairs(source: str, options: PackOptions) -> None:
                     write({"__key__": f"{tally.rows - 1:09d}", **members})
         tally.check_any(source)
         indexes = outputs.index_new(folder)
+        paths, trained = {"data.train": outputs.shard_names(Path(), len(indexes))}, sum(i.samples for i in indexes)
+        captions = table.caption_key if table.listed else "txt"
+        if options.val:
+            paths, trained = split_packed(folder, folder / paths["data.train"], options, captions=captions)
     samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    captions = [f"data.captions=[{table.caption_key}]"] if table.listed else []
-    how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, 256)}"]
-    train = outputs.command("python -m train", {"data.train": outputs.shard_names(out, len(indexes))}, *captions, *how)
+    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained, captions)
     print(f"train on them:\n  {train}")
 
 

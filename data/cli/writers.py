@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dyad.data.base.errors import BadRow, DataError
-from dyad.data.cli.options import PackOptions, Target
+from dyad.data.cli.options import PackOptions, SplitOptions, Target
 from dyad.data.cli.outputs import json_bytes, shard_writer
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
@@ -137,7 +137,7 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 
 @contextmanager
-def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+def _lines(folder: Path, options: PackOptions | SplitOptions) -> Iterator[AddJson]:
     """Open a new .jsonl file, named by options.split; yield a function that writes the JSON of a row as one line
     (context manager)."""
     with (folder / f"{options.split}.jsonl").open("wb") as file:
@@ -145,7 +145,7 @@ def _lines(folder: Path, options: PackOptions) -> Iterator[AddJson]:
 
 
 @contextmanager
-def _array(folder: Path, options: PackOptions) -> Iterator[AddJson]:
+def _array(folder: Path, options: PackOptions | SplitOptions) -> Iterator[AddJson]:
     """Open a new .json file, named by options.split; yield a function that adds the JSON of a row to the array in the
     file (context manager)."""
     with (folder / f"{options.split}.json").open("wb") as file:
@@ -203,6 +203,7 @@ def _refuse_in_table(name: str) -> None:
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
 
+ROW_FILES = {".tar": shard_writer, ".jsonl": _lines, ".json": _array}  # what split writes, named by options.split
 ROWS = {
     Target.shards: (_shards, dpr_fields),
     Target.dpr: (_array, dpr_fields),

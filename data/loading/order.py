@@ -28,9 +28,9 @@ class Order:
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
-    determines all random choices. global_batch_size: samples of one step, over all ranks. shuffle: 'window' permutes
-    chunks of ids and then samples inside windows, so that reads stay local; 'full' permutes single samples over the
-    whole epoch. Raises ConfigError when an epoch has less than one global batch.
+    determines all random choices; a text keeps two orders of one run apart. global_batch_size: samples of one step,
+    over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads stay local;
+    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole global batch.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Order:
         sizes: Sequence[int],
         weights: Sequence[float],
         *,
-        seed: int,
+        seed: int | str,
         global_batch_size: int,
         shuffle: str = "window",
     ) -> None:

@@ -9,7 +9,7 @@ Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -56,7 +56,8 @@ class DrawnRow:
     """The question and the passages that were drawn for one row of a batch.
 
     i: index of the row in the data set. extra: further passages, each with True for a positive, False for a hard
-    negative. positive_keys: content ids of all positive passages of the row, drawn or not.
+    negative. positive_keys: content ids of all positive passages of the row, drawn or not. prefix: of all its passages;
+    None: that of the configuration.
     """
 
     i: int
@@ -64,6 +65,7 @@ class DrawnRow:
     positive: Passage
     extra: list[tuple[Passage, bool]]
     positive_keys: list[int]
+    prefix: str | None = None
 
 
 class QuestionPassage:
@@ -103,7 +105,8 @@ class QuestionPassage:
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
-        passages = [one.positive for one in drawn] + [passage for _, passage, _ in extra]
+        told = [(one.positive, one.prefix) for one in drawn] + [(one, drawn[row].prefix) for row, one, _ in extra]
+        passages = [replace(passage, prefix=prefix) for passage, prefix in told]
         y = tokens(passages, self.tokenize, config.passage)
         questions = [one.question for one in drawn]
         x = tokens(questions, self.tokenize, config.question)
@@ -143,7 +146,7 @@ class QuestionPassage:
             extra += [(row.positives[j], True) for j in distinct(keys, {keys[chosen]})]
         if config.negatives.per_row:
             extra += [(passage, False) for passage in draw_negatives(row, i, self.mined, config.negatives, draws[1:])]
-        return DrawnRow(i, row.question, row.positives[chosen], extra, list(dict.fromkeys(keys)))
+        return DrawnRow(i, row.question, row.positives[chosen], extra, list(dict.fromkeys(keys)), row.passage_prefix)
 
 
 def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts) -> Extra:

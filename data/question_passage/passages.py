@@ -11,11 +11,13 @@ Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text whe
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage, from a corpus or from a row with a question. id: None when the file gives none."""
+    """A passage, from a corpus or from a row with a question. id: None when the file gives none. prefix: of its source;
+    None: that of the configuration."""
 
     text: str
     title: str = ""
     id: str | None = None
+    prefix: str | None = None
 
     @property
     def key(self) -> int:
@@ -31,10 +33,11 @@ class Passage:
         setting, returns one text and None. The one text is the prefix, then (only with title=join) the title and a
         blank, unless the title is empty, then the passage's text.
         """
+        prefix = config.prefix if self.prefix is None else self.prefix
         if config.title is Title.pair:
-            return config.prefix + self.title, self.text
+            return prefix + self.title, self.text
         title = f"{self.title} " if self.title and config.title is Title.join else ""
-        return config.prefix + title + self.text, None
+        return prefix + title + self.text, None
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,14 @@ class Question:
     """A question, from a data row or from queries.jsonl of a BEIR folder.
 
     answers: texts, if the file gives any; a relevant passage contains at least one. group: the field metadata.topic, or
-    None; questions of one group are drawn together in bootstrap resampling.
+    None; questions of one group are drawn together in bootstrap resampling. prefix: as of a passage.
     """
 
     id: str
     text: str
     answers: tuple[str, ...] = ()
     group: str | None = None
+    prefix: str | None = None
 
     @property
     def key(self) -> int:
@@ -58,7 +62,7 @@ class Question:
     def rendered(self, config: QuestionConfig) -> Rendered:
         """Return the text of a question that a tower (encoder) reads: the prefix and the question. The second entry is
         None, since a question is never a pair of texts."""
-        return config.prefix + self.text, None
+        return (config.prefix if self.prefix is None else self.prefix) + self.text, None
 
 
 class InlinePassages(tuple[Passage, ...]):

@@ -11,7 +11,7 @@ import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,14 @@ from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import local_path, parse_sources, refuse_twice, split_sources
+from dyad.data.shards.sources import (
+    WrittenSource,
+    local_path,
+    parse_sources,
+    refuse_twice,
+    split_sources,
+    written_sources,
+)
 from dyad.data.shards.storage import sha256_of
 
 FORMAT = "1"
@@ -44,12 +51,14 @@ JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of
 
 @dataclass(frozen=True)
 class QuestionRow:
-    """A question and its lists of passages. Passages that the file names by id are read from the corpus on access."""
+    """A question and its lists of passages. Passages that the file names by id are read from the corpus on access.
+    passage_prefix: what begins the passages in place of data.passage.prefix, or None."""
 
     question: Question
     positives: PassageList
     negatives: PassageList
     hard_negatives: PassageList
+    passage_prefix: str | None = field(default=None, kw_only=True)
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
@@ -76,14 +85,14 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    paths, weights = zip(*split_sources(value, key), strict=True)
+    written = written_sources(value, key)
     sources = [
         BeirQuestions(local_path(path), config.question.split, shared, key)
         if is_beir(path)
         else RowQuestions(open_rows(_files(path, key)), config.passage, shared)
-        for path in paths
+        for path in (source.path for source in written)
     ]
-    return QuestionRows(sources, weights, shared)
+    return QuestionRows(sources, written, shared)
 
 
 def _files(path: str, key: str) -> list[str]:
@@ -99,19 +108,21 @@ def is_beir(path: str) -> bool:
 class QuestionRows:
     """The question rows of several sources, numbered consecutively from 0 through all of them.
 
-    weights: how often training uses each source. shared: the corpus that all sources use, or None. The attribute
-    `corpus`, in which mined negatives are looked up, is the shared corpus, or the only corpus among the sources,
-    otherwise None.
+    written: the weight of each source, and its prefixes, which its questions and rows carry. shared: the corpus that
+    all sources use, or None. The attribute `corpus`, in which mined negatives are looked up, is the shared corpus, or
+    the only corpus among the sources, otherwise None.
     """
 
     def __init__(
-        self, sources: Sequence["QuestionSource"], weights: Sequence[float], shared: Corpus | None = None
+        self, sources: Sequence["QuestionSource"], written: Sequence[WrittenSource], shared: Corpus | None = None
     ) -> None:
-        self.sources, self.weights = list(sources), list(weights)
+        self.sources, self.weights = list(sources), [source.weight for source in written]
+        self._written = list(written)
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
-        self.fingerprint = _digest([source.fingerprint for source in sources])
-        self.files = [entry for source in sources for entry in source.files]
+        pairs = list(zip(sources, written, strict=True))
+        self.fingerprint = _digest([each.digest(source.fingerprint) for source, each in pairs])
+        self.files = [replace(file, digest=each.digest(file.digest)) for source, each in pairs for file in source.files]
         own = {source.corpus.fingerprint: source.corpus for source in sources if source.corpus is not None}
         self.corpus = shared or (next(iter(own.values())) if len(own) == 1 else None)
 
@@ -119,17 +130,19 @@ class QuestionRows:
         return self._starts[-1]
 
     def question(self, i: int) -> Question:
-        source, row = self._locate(i)
-        return source.question(row)
+        source, row, written = self._locate(i)
+        return replace(source.question(row), prefix=written.question_prefix)
 
     def row(self, i: int) -> QuestionRow:
-        source, row = self._locate(i)
-        return source.row(row)
+        source, number, written = self._locate(i)
+        row = source.row(number)
+        question = replace(row.question, prefix=written.question_prefix)
+        return replace(row, question=question, passage_prefix=written.passage_prefix)
 
     def origin(self, i: int) -> tuple[str, str]:
         """Return where question row i was read: the path of its file, and its key there (the line or row number as
         text; in a tar shard the name of the sample)."""
-        source, row = self._locate(i)
+        source, row, _ = self._locate(i)
         return source.origin(row)
 
     @property
@@ -143,11 +156,11 @@ class QuestionRows:
         number of rows)."""
         return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
 
-    def _locate(self, i: int) -> tuple["QuestionSource", int]:
+    def _locate(self, i: int) -> tuple["QuestionSource", int, WrittenSource]:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is not in [0, {len(self)})")
         number = bisect_right(self._starts, i) - 1
-        return self.sources[number], i - self._starts[number]
+        return self.sources[number], i - self._starts[number], self._written[number]
 
 
 def _digest(value: Any) -> str:

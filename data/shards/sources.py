@@ -2,13 +2,15 @@
 weight."""
 
 import glob
+import hashlib
 import math
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, ClassVar
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.secrets import HIDDEN
@@ -21,6 +23,24 @@ FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', e
 
 
 @dataclass(frozen=True)
+class WrittenSource:
+    """A source as written: path or URL, weight, and what begins its questions and passages; None: as the configuration
+    says."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    path: str
+    weight: float = 1.0
+    question_prefix: str | None = None
+    passage_prefix: str | None = None
+
+    def digest(self, content: str) -> str:
+        """Return a digest of what training reads of this source: `content`, that of its data, if it has no prefixes."""
+        prefixes = (self.question_prefix, self.passage_prefix)
+        return content if prefixes == (None, None) else hashlib.sha256(repr((content, prefixes)).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
 class ShardSource:
     """Shards that share one weight. weight: how often each of their samples appears per epoch."""
 
@@ -29,32 +49,59 @@ class ShardSource:
 
 
 def parse_sources(
-    value: str | Sequence[str], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
+    value: str | Sequence[Any], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
 ) -> list[ShardSource]:
     """Parse a configuration value into sources (lists of shards with a weight).
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
     name. key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one
-    of `suffixes`, appears twice, has an unknown URL scheme or a weight that is not a positive number.
+    of `suffixes`, appears twice, has an unknown URL scheme, a weight that is not a positive number, or a prefix.
     """
-    sources = [
-        ShardSource(tuple(_shards(path, key, tuple(suffixes))), weight) for path, weight in split_sources(value, key)
-    ]
+    written = written_sources(value, key)
+    if named := [source.path for source in written if source.digest("")]:
+        raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
+    sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes))), each.weight) for each in written]
     refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
 
 
-def split_sources(value: str | Sequence[str], key: str) -> list[tuple[str, float]]:
-    """Split a text, or each text of a list, at each '::'. Return (path or URL as written, weight) of each part; the
-    weight is 1 when none is written ('a.tar@2' has weight 2). key: the configuration key, for messages. Raises
-    ConfigError for an empty part and for a weight that is not a positive number."""
-    texts = [value] if isinstance(value, str) else value
-    is_text = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-    written = [part.strip() for text in texts for part in text.split("::")] if is_text else []
-    if not written or not all(written):
+def split_sources(value: str | Sequence[Any], key: str) -> list[tuple[str, float]]:
+    """Return (path or URL as written, weight) of each source. Arguments and errors as in `written_sources`."""
+    return [(source.path, source.weight) for source in written_sources(value, key)]
+
+
+def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]:
+    """Split a text, or each text of a list, at each '::'; an entry of a list may also be a mapping with the fields of
+    WrittenSource. The weight is 1 when none is written ('a.tar@2' has weight 2).
+
+    key: the configuration key, for messages. Raises ConfigError for an empty part, a weight that is not a positive
+    number, and a mapping with other names or values.
+    """
+    entries = [value] if isinstance(value, str | Mapping) else value
+    known = isinstance(entries, Sequence) and all(isinstance(entry, str | Mapping) for entry in entries)
+    listed = [[entry] if isinstance(entry, Mapping) else entry.split("::") for entry in entries] if known else []
+    parts = [part.strip() if isinstance(part, str) else part for parts in listed for part in parts]
+    if not parts or not all(parts):
         raise ConfigError(f"{key}={value!r} names no shards. Write {FORMS}, or a list of these.")
-    return [_split_weight(part, key) for part in written]
+    return [WrittenSource(*_split_weight(part, key)) if isinstance(part, str) else _of(part, key) for part in parts]
+
+
+def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
+    """Convert a source that is written as a mapping. Raises ConfigError, naming the configuration key `key`, for a
+    missing path, an unknown name and a wrong value in it."""
+    from pydantic import TypeAdapter, ValidationError  # takes longer than all else that --help imports
+
+    try:
+        source = TypeAdapter(WrittenSource).validate_python({str(name): value for name, value in mapping.items()})
+        if 0 < source.weight < math.inf:
+            return source
+        wrong = f"weight={source.weight:g} of {source.path}: must be a positive number, like 2 or 0.5"
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        wrong = f"{first['loc'][0]} of a source: {first['msg']}"
+    names = ", ".join(field.name for field in fields(WrittenSource))
+    raise ConfigError(f"{key}: {wrong}. A source is written {{{names}}}.")
 
 
 def _split_weight(part: str, key: str) -> tuple[str, float]:

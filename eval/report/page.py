@@ -161,7 +161,10 @@ def _notices(run: RunFolder) -> list[Notice]:
     Returns [] if an option that names such data cannot be parsed.
     """
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
-    sources = [value for key in keys for value in _list(run.options.get(key)) if isinstance(value, str)]
+    named = [value for key in keys for value in _list(run.options.get(key))]
+    sources = [
+        path for value in named if isinstance(path := value.get("path") if isinstance(value, dict) else value, str)
+    ]
     try:
         return notices([*sources, *(result["source"] for result in run.results if result.get("source"))])
     except ConfigError:

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
-from helpers.tiny_runs import QUIET, losses, records, without_timings
+from helpers.tiny_runs import QUIET, SHARD, losses, records, without_timings
+
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
 
 
 def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int) -> Path:
@@ -41,6 +44,24 @@ def test_on_other_numbers_of_processes_and_loader_workers(jobs: Jobs) -> None:
     every_sample_once_an_epoch(run, 60)
     assert ids_of_steps(run) == ids_of_steps(one)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
+
+
+def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
+    """data.batches=by_source: stopped on two, gone on with on one, the ids and losses of one all along."""
+    small = SHARD.parent / "fxemoji-unseen.tar"
+    sources = f"[{SHARD},{{path: {small},weight: 2}}]"
+    keys = {**QUIET, "steps": 24, "data.batches": "by_source", "data.shuffle": "full", "data.train": sources}
+    one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
+    run = stopped(jobs, 2, keys, 9)
+    jobs.run(1, keys, observed=True)
+    ids = ids_of_steps(run)
+    assert ids == ids_of_steps(one)
+    first = open_shards(parse_sources(str(SHARD))).sizes[0]
+    of_small = [{i >= first for i in step} for step in ids.values()]
+    assert all(len(owners) == 1 for owners in of_small) and {True} in of_small and {False} in of_small
+    assert losses(run) == pytest.approx(losses(one), rel=1e-5)
+    outcome = jobs.start(1, {**keys, "data.batches": "mixed"}).ends()
+    assert outcome.codes == [2] and "data.batches: by_source there, mixed now" in outcome.out
 
 
 @pytest.mark.soak

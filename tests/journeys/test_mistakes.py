@@ -7,11 +7,11 @@ from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.run.load_run import read_config
-from dyad.train.cli.compose import compose_config, groups, keys, typed
+from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH
 from dyad.train.run.main import check_arguments
-from dyad.train.run_folder.folder import open_run
+from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_folder
 
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
 
@@ -163,6 +163,24 @@ def test_a_prefix_can_break_the_line() -> None:
 def test_two_backslashes_of_a_prefix_are_one_and_no_line_break(value: str) -> None:
     config = compose_config(["experiment=topics", f"data.question.prefix={value}"])
     assert config.data.question.prefix == r"solve \nabla: "
+
+
+SOURCES = r"""data.train=[{path: a.jsonl,weight: 2,question_prefix: "Ask: {x}\nQuery: "},b.jsonl@3,{path: c.jsonl}]"""
+
+
+def test_prefixes_of_sources() -> None:
+    """Escapes as of data.question.prefix; typed again they are the same configuration and the same run."""
+    config = compose_config(["experiment=topics", SOURCES])
+    a = {"path": "a.jsonl", "weight": 2, "question_prefix": "Ask: {x}\nQuery: "}
+    assert config.data.train == [a, "b.jsonl@3", {"path": "c.jsonl"}]
+    assert compose_config(words_for(config)) == config and "Query: " in preview(["experiment=topics", SOURCES])
+    assert "Query: " in by_section(maths_keys(config))["data"]
+    other = compose_config(["experiment=topics", SOURCES.replace("Ask", "Say")])
+    assert run_folder(other) != run_folder(config) == run_folder(compose_config(words_for(config)))
+    literal = compose_config(["experiment=topics", SOURCES.replace(r"\n", r"\\n")])
+    assert literal.data.train[0]["question_prefix"] == r"Ask: {x}\nQuery: "
+    assert compose_config(words_for(literal)) == literal
+    assert compose_config(["data.train={path: a.jsonl}"]).data.train == [{"path": "a.jsonl"}]
 
 
 def test_a_prefix_from_a_file_is_read_as_it_stands() -> None:

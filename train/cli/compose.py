@@ -7,7 +7,7 @@ configuration. Hydra's own command line is not used: it has flags that run code,
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, fields, is_dataclass
@@ -38,7 +38,8 @@ KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
 OPEN_SECTION = "optim.options"  # a mapping with any keys
 # Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
 LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
-WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix")  # keys whose values may have line breaks and tabs
+# Keys, also of a source of data.train, whose values may have line breaks and tabs
+WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
 
@@ -169,16 +170,27 @@ def words_for(config: TrainConfig) -> list[str]:
         words.append(f"objective={config.objective.name}")
     of_recipe = {**all_keys(compose_config(words)), "experiment": config.experiment}
     changed = {key: value for key, value in all_keys(config).items() if of_recipe.get(key) != value}
-    changed |= {key: _escaped(changed[key]) for key in WITH_ESCAPES if key in changed}
-    return [*words, *(f"{key}={written(value)}" for key, value in changed.items())]
+    return [*words, *(f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items())]
 
 
 def written(value: Any) -> str:
     """Write a value as Hydra parses it on the command line, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
         return f"[{','.join(map(written, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
+
+
+def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
+    """Return the value of a key with `change` applied to each prefix in it (see WITH_ESCAPES), also in its lists and
+    mappings."""
+    if isinstance(value, Mapping):
+        return {name: _prefixes(name, item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_prefixes(key, item, change) for item in value]
+    return change(value) if key in WITH_ESCAPES and isinstance(value, str) else value
 
 
 def _escaped(text: str) -> str:
@@ -195,13 +207,11 @@ def _unescaped(word: str) -> str:
     The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
     """
     key, _, value = word.partition("=")
-    if key not in WITH_ESCAPES:
+    if key not in (*WITH_ESCAPES, "data.train"):
         return word
-    quoted = value.startswith(("'", '"'))  # else Hydra takes two backslashes for one
+    quoted = value.startswith(("'", '"', "[", "{"))  # else Hydra takes two backslashes for one
     typed_out = _parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
-    if not isinstance(typed_out, str):
-        return word
-    text = re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], typed_out)
+    text = _prefixes(key, typed_out, lambda text: re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text))
     return word if text == typed_out else f"{key}={written(text)}"
 
 

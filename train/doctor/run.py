@@ -30,7 +30,7 @@ from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
 from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
 from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
@@ -88,6 +88,9 @@ def data(config: TrainConfig) -> Iterator[Finding]:
         shards = [_questions_of(file) for file in named_files(config.data.train, config.data)]
     else:
         shards = [shard for source in parse_sources(config.data.train) for shard in source.shards]
+    for source in written_sources(config.data.train, "data.train"):
+        if source != WrittenSource(source.path):
+            yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
     total = f"{len(shards)} file{'s' * (len(shards) > 1)}"
     for shard in dict.fromkeys([shards[0], shards[-1]]):
         yield from _shard(shard, total, config)

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import DrawnPositives, Mode, Title
+from dyad.data.config import Batches, DrawnPositives, Mode, Title
 from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
+from dyad.data.loading.by_source import BySource
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
@@ -20,7 +21,7 @@ from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import open_shards
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.sources import parse_sources, split_sources
 from dyad.eval.encode.encoder import Evaluator
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.index_spec import check_spec
@@ -172,5 +173,8 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
 
 
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:
-    shuffle = config.data.shuffle.name
-    return Order(sizes, weights, seed=config.seed, global_batch_size=config.global_batch_size, shuffle=shuffle)
+    how = {"seed": config.seed, "shuffle": config.data.shuffle.name}
+    if config.data.batches is Batches.mixed:
+        return Order(sizes, weights, global_batch_size=config.global_batch_size, **how)
+    names = [path for path, _ in split_sources(config.data.train, "data.train")]
+    return BySource(sizes, weights, names, global_batch_size=config.global_batch_size, **how)

@@ -55,7 +55,10 @@ ADDED = {
     "model.image.lora_rank": 0,
     "model.image.lora_alpha": 16.0,
     "model.image.lora_targets": None,
+    "data.batches": "mixed",
 }
+# … of these only the runs themselves know what they had; the others were as ADDED says
+UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")
 
 # Keys that may always change: how long the run is
 LENGTH = ("steps", "epochs")
@@ -108,6 +111,8 @@ def _public(value: Any) -> Any:
     """Convert a configuration value to what others may see: None becomes "null", paths lose the user's home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _public(item) for name, item in value.items()}
     if value is None:
         return "null"
     return "::".join(map(public_path, value.split("::"))) if isinstance(value, str) else value
@@ -168,16 +173,17 @@ def check_run(config: TrainConfig) -> None:
     """Raise ConfigError if the run folder has a checkpoint, and its config.yaml and `config` train different weights.
 
     That is so if a key that changes the trained weights (see maths_keys) differs. Three kinds of keys may differ: the
-    length of the run, those that resume.allow_batch_change or resume.allow_more_data let change, and those of the table
-    ADDED (new in later versions of Dyad) that the run's config.yaml lacks. precision=auto is that of the run. With
-    resume=never nothing is checked.
+    length of the run, those that resume.allow_batch_change or resume.allow_more_data let change, and those of
+    UNRECORDED that the run's config.yaml lacks; another key that it lacks (new in later versions of Dyad) had the value
+    in the table ADDED. precision=auto is that of the run. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
-    free |= {"experiment", *(ADDED.keys() - old.keys())}  # experiment only names the recipe whose keys are compared
+    free |= {"experiment", *(set(UNRECORDED) - {*old})}  # experiment only names the recipe whose keys are compared
+    old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
     fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
     changed = [key for key in fixed if old.get(key) != new.get(key)]
     changed.sort(key=lambda key: not key.endswith("name"))  # another objective has other options, too

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.data_cli import code_of, command, here
+from helpers.rows import write_beir
 from helpers.shards import Member, pairs, picture, write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -93,6 +94,12 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
         ["captions", "4; words min 1, median 1.5, max 2"],
         ["duplicates", "1 pictures, 2 texts"],
         ["damage", "0"],
+        ["fine:", "train with"],
+        [
+            "python",
+            f"-m train 'data.train=\"{tmp_path}/a.tar\"' 'data.captions=[caption]' model.name=ViT-B-32 epochs=10 "
+            "global_batch_size=3",
+        ],
     ]
 
 
@@ -159,7 +166,8 @@ def test_check_of_captions_and_keys(
     path = write_tar(tmp_path / "a.tar", members)
     with pytest.raises(DataError, match="30 findings of damage in 30 samples"):
         here(monkeypatch, "check", path)
-    assert "… and 10 more" in capsys.readouterr().out
+    (found,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bad: "))
+    assert "sample '0': its json member" in found and found.endswith(" … and 29 more like this")
     mixed = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", picture(kind="JPEG")), ("1.txt", b"x")])
     with pytest.raises(DataError, match="1 findings"):
         here(monkeypatch, "check", mixed, "image_key=png")
@@ -250,8 +258,8 @@ def test_help_of_a_verb_names_every_key(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack."),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack."),
+        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split."),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),
@@ -289,3 +297,15 @@ def test_values_of_keys() -> None:
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)
     assert (options.maxsize, options.on_error, options.image_key) == (5e8, OnError.skip, None)
+
+
+def test_what_to_do_with_sound_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The split of a folder is in the command; class numbers alone train nothing."""
+    beir = write_beir(tmp_path / "beir", split="dev")
+    here(monkeypatch, "check", beir, "split=dev", f"val={beir}@dev")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert f"'data.val=\"{beir}@dev\"' data.question.split=dev global_batch_size=6" in last
+    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.cls", b"7")]))
+    assert "nothing: class numbers alone" in capsys.readouterr().out.splitlines()[-1]

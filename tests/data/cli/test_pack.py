@@ -302,7 +302,7 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
             packed(path, tmp_path / "out", **options)
     with pytest.raises(ConfigError, match=r"pictures is there already"):
         packed(source, pictures)
-    with pytest.raises(ConfigError, match="pack needs out=FOLDER"):
+    with pytest.raises(ConfigError, match="out=FOLDER is missing"):
         pack_pairs(str(source), PackOptions())
     with pytest.raises(DataError, match="is no Parquet file"):
         packed(tmp_path / "broken.parquet", tmp_path / "out")

@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
 
 
 @pytest.fixture
@@ -41,6 +41,34 @@ def test_weights_joined_and_listed(folder: Path) -> None:
     expected = [ShardSource((a,), 2.0), ShardSource((b,), 0.5), ShardSource((c,), 1.0)]
     assert parse_sources(f"{a}@2::{b}@0.5::{c}") == expected
     assert parse_sources([f"{a}@2", f"{b}@0.5::{c}"]) == expected
+
+
+def test_sources_written_as_mappings(folder: Path) -> None:
+    a, b = str(folder / "a.tar"), str(folder / "b.tar")
+    assert parse_sources([{"path": a, "weight": 2}, f"{b}@0.5"]) == [ShardSource((a,), 2.0), ShardSource((b,), 0.5)]
+    told = {"path": a, "question_prefix": "q: ", "passage_prefix": ""}
+    assert written_sources([told, b], "data.train") == [WrittenSource(a, 1.0, "q: ", ""), WrittenSource(b)]
+    with pytest.raises(ConfigError, match=r"data\.train: .*a\.tar: prefixes are for questions and passages"):
+        parse_sources([told])  # pictures, and evaluations
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"weight": 2}, r"data\.train: path of a source: .* written \{path, weight, question_prefix, passage_prefix\}"),
+        ({"path": "a", "question": "q"}, r"data\.train: question of a source: Unexpected .*question_prefix"),
+        ({"path": "a", "weight": "two"}, r"data\.train: weight of a source: .*number"),
+        ({"path": "a", "weight": 0}, r"data\.train: weight=0 of a: must be a positive number"),
+        ({"path": "a", "weight": float("nan")}, r"data\.train: weight=nan of a: must be"),
+        ({"path": "a", "passage_prefix": 3}, r"data\.train: passage_prefix of a source: .*string"),
+        ({}, r"data\.train=.* names no shards"),
+        (3, r"data\.train=\[3\] names no shards"),
+        ({1: 2}, r"data\.train: "),
+    ],
+)
+def test_mappings_that_cannot_be_read(source: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        written_sources([source], "data.train")
 
 
 def test_names_with_at_signs_and_braces_are_names(tmp_path: Path) -> None:

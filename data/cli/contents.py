@@ -1,0 +1,72 @@
+"""What the rows of a source hold, by content key: pictures and captions, or questions and their right passages."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
+from dyad.data.cli import outputs
+from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown
+from dyad.data.cli.options import ReadOptions
+from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+
+KINDS = ("picture", "caption", "question", "passage")
+Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
+
+
+def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iterator[tuple[str, Held]]:
+    """Yield the location of each row of a source and what it holds, in the order of the rows.
+
+    values: paths or URLs. argument: their name, for messages. Raises ConfigError for data of another kind, DataError
+    for a row that cannot be read.
+    """
+    kind = kind_of(values)
+    if kind is InputKind.passages:
+        raise ConfigError(f"{argument}={values[0]} holds passages alone: give the file of their questions.")
+    if kind is InputKind.questions:
+        for where, row in open_input(values, options, argument).rows:
+            if isinstance(row, BadRow):
+                raise DataError(f"{where}: {row}")
+            right = dict.fromkeys(row.positives.keys, "")
+            yield where, {"question": {row.question.key: row.question.text}, "passage": right}
+        return
+    from dyad.data.image_text.sample import ShardSample  # imports torch
+
+    refuse_unknown(values)
+    shards = open_shards(parse_sources(values, argument))
+    for i in range(len(shards)):
+        sample = ShardSample.read(shards, i)
+        texts = [text for name in [caption_name(sample, options)] if name != "cls" for text in sample.captions(name)]
+        pictures = {content_key(sample.picture(options.image_key)): ""}
+        yield sample.where, {"picture": pictures, "caption": {content_key(text.encode()): text for text in texts}}
+
+
+def caption_name(sample: Any, options: ReadOptions) -> str:
+    """Return the first entry of options.captions that a ShardSample has: "txt", "cls" or a json field. Raises
+    SampleError when it has none."""
+    there = {*sample.members, *sample.fields} - {"json"}
+    name = next((name for name in options.captions.split(",") if name in there), None)
+    if name is None:
+        has = ", ".join(sorted(there))
+        raise SampleError(f"{sample.where} has no caption: captions={options.captions}, it has {has:.200}.")
+    return name
+
+
+def train_command(
+    values: Sequence[str], options: ReadOptions, paths: Mapping[str, str | Path], samples: int, split: str = "train"
+) -> str:
+    """Return a shell command that trains on data as `values` name them. paths: by configuration key; samples: number of
+    training samples; split: of a BEIR folder."""
+    if options.corpus:
+        paths = {**paths, "data.passage.corpus": options.corpus}
+    if kind_of(values) is InputKind.questions:
+        others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
+        return outputs.question_command(paths, samples, *others)
+    from dyad.data.image_text.sample import ShardSample
+
+    name = caption_name(ShardSample.read(open_shards(parse_sources(values, "SOURCE")), 0), options)
+    if name == "cls":
+        return "nothing: class numbers alone are for an evaluation, eval.suite=[wds:FOLDER]"
+    return outputs.picture_command(paths, samples, name)

@@ -1,0 +1,159 @@
+"""`python -m data split`: divides a source into training and validation data that have no content in common.
+
+Rows with equal contents are one group, also through other rows. Groups are taken for validation in the order of a hash
+of their contents, as long as they fit: the division depends on the data alone.
+"""
+
+import os
+import shutil
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.cli import outputs
+from dyad.data.cli.contents import KINDS, contents, train_command
+from dyad.data.cli.inputs import is_beir
+from dyad.data.cli.options import PackOptions, SplitOptions
+from dyad.data.cli.writers import ROW_FILES
+from dyad.data.question_passage.formats import passage_of
+from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
+from dyad.data.shards.sources import local_path, parse_sources
+from dyad.data.shards.storage import shard_name
+
+SIDES = ("train", "val")
+JUDGED = {"train": "train", "val": "test"}  # names of the judgements of a BEIR folder: what data.val takes by default
+INTEGERS = partial(array, "q")
+Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
+
+
+def run(arguments: Sequence[str], options: SplitOptions) -> None:
+    """Split the source that the arguments (paths or URLs) name into options.out/train and options.out/val, and print
+    how to train on them. Raises ConfigError for options that cannot work, DataError for damaged data."""
+    out = outputs.checked_out(options)
+    with outputs.new_folder(out) as folder:
+        paths, samples = split(arguments, folder, options)
+    how = train_command(arguments, options, {key: out / path for key, path in paths.items()}, samples)
+    print(f"train on them:\n  {how}")
+
+
+def split_packed(
+    folder: Path, train: Path, packed: PackOptions, captions: str = "txt", corpus: Path | None = None
+) -> Parts:
+    """Split what pack has written into `folder`, and remove the undivided files. train: the data to split; corpus: the
+    file of the passages that its rows name; both in `folder`. Returns as `split`."""
+    own = SplitOptions(captions, corpus=str(corpus) if corpus else None, split=packed.split, val=packed.val or 0)
+    own = replace(own, by=packed.by, maxcount=packed.maxcount, maxsize=packed.maxsize)
+    parts = split([str(train)], folder, own)
+    for entry in folder.iterdir():
+        if entry.name not in SIDES and str(entry) != own.corpus:
+            entry.unlink() if entry.is_file() else shutil.rmtree(entry)
+    return parts
+
+
+def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
+    """Write the rows of a source into folder/train and folder/val, and print how many each has.
+
+    Returns the paths of data.train and data.val in `folder`, and the number of training rows. Errors as of `run`.
+    """
+    beir, by = is_beir(values[0]), options.by.split(",")
+    rows = open_rows([os.path.join(local_path(values[0]), "queries.jsonl")] if beir else _files(values))
+    place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
+    places, found = INTEGERS(), defaultdict[str, tuple[Any, Any]](lambda: (INTEGERS(), INTEGERS()))
+    for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
+        places.append(place.get(where, number))
+        for name in set(by) - {"content", *held}:
+            held[name] = {content_key(repr(rows.fields(places[-1]).get(name)).encode()): ""}
+        for kind, keys in held.items():
+            found[kind][0].extend([number] * len(keys))
+            found[kind][1].extend(keys)
+    pairs = {kind: np.array(columns, np.int64) for kind, columns in found.items()}
+    joining = [columns for kind, columns in pairs.items() if {"content", kind} & {*by}]
+    if not joining:
+        raise DataError(f"{values[0]}: there is no row to split.")
+    in_val, paths = validation_rows(np.concatenate(joining, axis=1), len(places), options), dict[str, Path]()
+    for side in SIDES:
+        chosen, part = np.array(places)[in_val == (side == "val")].tolist(), folder / side
+        part.mkdir()
+        if beir:
+            _copy_beir(Path(local_path(values[0])), rows, chosen, part, options)
+        else:
+            _copy_rows(rows, chosen, part, replace(options, split=side))
+        files = outputs.index_new(part)
+        paths[f"data.{side}"] = Path(side) if beir else outputs.file_names(Path(side), files)
+        print(f"{side:<6}{len(chosen):,} of {len(places):,} rows ({len(chosen) / len(places):.1%})")
+    for kind, (row, key) in pairs.items():
+        shared = len(np.intersect1d(key[in_val[row]], key[~in_val[row]]))
+        print(f"{'both':<6}{shared or 'no'} {kind}{'s' * (shared != 1)}")
+    return paths, int((~in_val).sum())
+
+
+def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarray:
+    """Return which rows are for validation: (rows,) bool. pairs, int64 (2, k): the rows and the keys that they hold.
+
+    Their share is options.val, but for less than the smallest group of rows that is left. Raises ConfigError when no
+    group fits.
+    """
+    row, (least, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
+    group, before = np.full(rows, np.iinfo(np.int64).max), np.empty(0)  # the least key of each row's group, so far
+    while not np.array_equal(group, before):
+        before = group.copy()
+        np.minimum.at(group, row, least[item])
+        np.minimum.at(least, item, group[row])
+    groups, sizes = np.unique(group, return_counts=True)
+    left, taken = min(round(options.val * rows), rows - 1), []
+    for i in sorted(range(len(groups)), key=lambda i: content_key(str(groups[i]).encode())):
+        if sizes[i] <= left:
+            taken.append(groups[i])
+            left -= sizes[i]
+    if not taken or options.val >= 1:
+        raise ConfigError(
+            f"val={options.val:g} of {rows:,} rows: what is equal stays together, in {len(groups):,} groups of "
+            f"{sizes.min():,} to {sizes.max():,} rows. Set val= above 0 and below 1 so that one fits, or by=, one of "
+            f"{', '.join(KINDS)} or a field"
+        )
+    return np.isin(group, taken)
+
+
+def _files(values: Sequence[str]) -> list[str]:
+    """Return the files of a source. Raises ConfigError when they are not all shards, or all of one kind of file."""
+    files = [file for source in parse_sources(values, "SOURCE", SUFFIXES) for file in source.shards]
+    if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
+        raise ConfigError(
+            f"SOURCE has {', '.join(suffixes)} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "
+            "folder. Others: python -m data pack INPUT out=FOLDER val=0.1"
+        )
+    return files
+
+
+def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
+    """Write the chosen rows to new files in the folder `part`, with their bytes; samples of shards keep their keys,
+    unless two share one."""
+    shards, suffix = rows.shards, Path(rows.shards.indexes[0].name).suffix
+    with ROW_FILES[suffix](part, options) as write:
+        if suffix != ".tar":
+            for i in chosen:
+                write(shards.read(i)["json"])
+            return
+        unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
+        for i in chosen:
+            write({"__key__": shards.key(i) if unique else f"{i:09d}", **shards.read(i)})
+
+
+def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
+    """Write a BEIR folder with the chosen questions, their judgements of any grade, and the whole corpus."""
+    shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
+    lines = [queries.shards.read(i)["json"] + b"\n" for i in chosen]
+    (part / "queries.jsonl").write_bytes(b"".join(lines))
+    (part / "qrels").mkdir()
+    ids = {passage_of(queries.fields(i)).id for i in chosen}
+    judged = (source / "qrels" / f"{options.split}.tsv").read_text().splitlines(keepends=True)
+    kept = [line for n, line in enumerate(judged) if line.split("\t")[0] in ids or (not n and "score" in line)]
+    (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("".join(kept))

@@ -1,0 +1,60 @@
+"""The order of data.batches=by_source: the samples of each global batch come from one source.
+
+Each source has an order of its own, with an epoch of ⌊w · n / G⌋ batches (w: its weight, n: its samples, G: samples of
+a global batch). An epoch of the run is one epoch of each source, with all their batches permuted.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.loading.order import Ids, Order, permuted
+
+
+class BySource(Order):
+    """The order of training samples in which each global batch is of one source.
+
+    names: what a message calls each source; the other arguments as of Order. Raises ConfigError, naming the source,
+    when one has less than one global batch in an epoch.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        names: Sequence[str],
+        *,
+        global_batch_size: int,
+        **how: Any,
+    ) -> None:
+        for name, size, weight in zip(names, sizes, weights, strict=True):
+            if (count := round(weight * size)) < global_batch_size:
+                least = f", or a weight of {-(-global_batch_size // size):,}" if size else ""
+                raise ConfigError(
+                    f"data.batches=by_source: {name} gives {count:,} samples an epoch, and a batch of one source needs "
+                    f"global_batch_size={global_batch_size}. Set global_batch_size={max(count, 1)} or less{least}, or "
+                    "data.batches=mixed"
+                )
+        super().__init__(sizes, weights, global_batch_size=global_batch_size, **how)
+        self._orders = [
+            Order([size], [weights[i]], global_batch_size=global_batch_size, **how | {"seed": f"{self.seed}/of {i}"})
+            for i, size in enumerate(sizes)
+        ]
+        self._first_batches = [0, *accumulate(order.steps_per_epoch for order in self._orders)]
+        self._first_ids = [0, *accumulate(sizes)]
+        self.steps_per_epoch = self._first_batches[-1]
+
+    def source(self, step: int) -> tuple[int, int]:
+        """Return the source of optimiser step `step`, counted from 0, and which step of this source's order it is."""
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])
+        source = bisect_right(self._first_batches, place) - 1
+        return source, epoch * self._orders[source].steps_per_epoch + place - self._first_batches[source]
+
+    def ids(self, step: int) -> Ids:
+        source, own_step = self.source(step)
+        return self._first_ids[source] + self._orders[source].ids(own_step)
