@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from io import BufferedReader
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.json_text import parse_json
-from dyad.data.cli.options import CheckOptions, PackOptions
+from dyad.data.cli.options import CheckOptions, PackOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import formats, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
@@ -33,6 +33,10 @@ from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from dyad.data.shards.sources import SUFFIXES as SHARDS
 from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.tables.folders import ALWAYS, tables_of
+from dyad.data.tables.pictures import TableOptions, picture_column
+from dyad.data.tables.prepare import named_texts
+from dyad.data.tables.readers import OPENERS, Table, open_table
 
 LOOKED_AT = 20  # lines of a file that are read to tell what it holds
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
@@ -104,7 +108,28 @@ class InputQuestions:
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def kind_of(sources: Sequence[str]) -> InputKind:
+def input_tables(source: str | Sequence[str], options: TableKeys, key: str = "INPUT") -> list[Table]:
+    """Return the tables that `source` names. Raises ConfigError when it names a file that is no table."""
+    tables, others = _tables_and_files(source, options, key)
+    if strange := [file for file in others if not file.endswith(tuple(OPENERS))]:
+        raise ConfigError(f"{key} {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
+    return [*tables, *map(open_table, others)]
+
+
+def _tables_and_files(source: str | Sequence[str], options: TableKeys, key: str) -> tuple[list[Table], list[str]]:
+    """Return the tables that `source` names, and the files that are read by offset."""
+    tables: list[Table] = []
+
+    def found(path: str) -> list[str]:
+        tables.extend(here := tables_of(path, options.columns))
+        return [table.path for table in here]
+
+    files = [file for each in parse_sources(source, key, (*SUFFIXES, *ALWAYS), found) for file in each.shards]
+    paths = {table.path for table in tables}
+    return tables, [file for file in files if file not in paths]
+
+
+def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
     """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
     first source.
 
@@ -113,6 +138,10 @@ def kind_of(sources: Sequence[str]) -> InputKind:
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
+        for table in _tables_and_files(sources[0], options, "INPUT")[0][:1]:
+            pictures = picture_column(table, options.columns)
+            head = [named_texts(fields, table_keys(options)) for fields in table.head()]
+            return InputKind.pictures if pictures or not head else _kind_of_fields(head[0])
         if file := _first_file(sources):
             return _kind_of_file(file)
     return InputKind.pictures
@@ -213,7 +242,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
         raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
     if not folders:
-        return InputQuestions(corpus, _rows(_open_source(source, key), options, corpus, unread), unread)
+        return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
     folder = local_path(folders[0])
     qrels = questions.qrels_file(folder, options.split, "split")
     queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
@@ -227,31 +256,45 @@ def _open(files: Sequence[str]) -> Rows:
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
-def _open_source(source: str | Sequence[str], key: str) -> Rows:
-    return _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
+def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
+    """Return an iterator over the rows of files and tables that `source` names: of each its location, and its fields or
+    the error (a BadRow) instead of them. Rows that could not be indexed come first, with the path of the file as
+    location."""
+    tables, files = _tables_and_files(source, options, key)
+    return chain(_located(_open(files)) if files else (), *(_of_table(table, table_keys(options)) for table in tables))
 
 
-def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Yield, for each row, its location and the result of `convert(fields, location)`. If the row cannot be read or
-    converted, the error (a BadRow) is yielded instead of the result.
+def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:
+    options.checked(table)
+    for where, fields in table.rows():
+        yield f"{table.path}: {where}", fields if isinstance(fields, BadRow) else named_texts(fields, options)
 
-    Rows that could not be indexed come first, with the path of the file as location.
-    """
+
+def _located(rows: Rows) -> Located[dict[str, Any]]:
     for index in rows.shards.indexes:
         for i in range(index.problem_count):
             problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
             last = isinstance(problem, Problem) and problem.last
             yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
     for i in range(len(rows)):
-        where = rows.where(i)
         try:
-            yield where, convert(rows.parse(i), where)
+            yield rows.where(i), rows.parse(i)
+        except BadRow as error:
+            yield rows.where(i), error
+
+
+def _read(rows: Located[dict[str, Any]], convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
+    """Yield, for each row, its location and the result of `convert(fields, location)`; of a row that could not be read,
+    or cannot be converted, the error (a BadRow) instead of the result."""
+    for where, fields in rows:
+        try:
+            yield where, fields if isinstance(fields, BadRow) else convert(fields, where)
         except BadRow as error:
             yield where, error
 
 
 def _rows(
-    rows: Rows, options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
+    rows: Located[dict[str, Any]], options: PackOptions | CheckOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
     """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
     it.
@@ -276,14 +319,15 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: Question
     """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use."""
     read = format_of(fields)
     assert read is not None
-    unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
+    lists = read.lists(fields)
+    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS))
     unread.add_metadata(fields)
-    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
+    entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
             unread.add(entry, read.passage_fields, " of passages")
-    if middle := len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS):
-        unread["candidates in the middle"] += middle
+    if "score" in read.passage_fields:
+        unread["candidates in the middle"] += len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS)
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
@@ -322,7 +366,7 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 # ---- passages ------------------------------------------------------------------------------------------------------
 
 
-def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
+def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, options: TableKeys) -> Located[Passage]:
     """Return an iterator over the passages that `source` names. It yields, for each row, the location and the Passage,
     or the error (a BadRow) instead of it.
 
@@ -335,4 +379,4 @@ def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -
         unread.add(fields, PASSAGE_FIELDS, " of passages")
         return passage
 
-    return _read(_open_source(source, key), convert)
+    return _read(_open_source(source, key, options), convert)

@@ -10,7 +10,7 @@ import re
 import shlex
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from pathlib import Path
@@ -27,8 +27,10 @@ from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import local_path, parse_sources, refuse_twice, split_sources
+from dyad.data.shards.sources import Tables, local_path, parse_sources, refuse_twice, split_sources
 from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
 FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
@@ -59,10 +61,11 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     indexes nothing.
     """
     if config.passage.corpus:
-        corpus_files(config.passage.corpus, "data.passage.corpus")
+        corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
     named: list[str] = []
     for path, _ in split_sources(value, key):
-        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key)
+        tables = checked_tables(table_options(config), _row_check(config))
+        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key, tables)
     refuse_twice(named, key)
     return named
 
@@ -76,18 +79,23 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
+    prepared = prepared_tables(table_options(config), _row_check(config))
     paths, weights = zip(*split_sources(value, key), strict=True)
     sources = [
         BeirQuestions(local_path(path), config.question.split, shared, key)
         if is_beir(path)
-        else RowQuestions(open_rows(_files(path, key)), config.passage, shared)
+        else RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
         for path in paths
     ]
     return QuestionRows(sources, weights, shared)
 
 
-def _files(path: str, key: str) -> list[str]:
-    return [file for source in parse_sources([path], key, SUFFIXES) for file in source.shards]
+def _files(path: str, key: str, tables: Tables) -> list[str]:
+    return [file for source in parse_sources([path], key, SUFFIXES, tables) for file in source.shards]
+
+
+def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
+    return lambda fields: record_of(fields, config.passage)
 
 
 def is_beir(path: str) -> bool:

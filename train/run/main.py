@@ -118,6 +118,7 @@ def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.shards.sources import parse_sources
+    from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.eval.run.suite import check_suite
     from dyad.train.config import Task, validate
     from dyad.train.run_folder.folder import check_run
@@ -127,7 +128,7 @@ def check(config: TrainConfig) -> None:
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
     else:
-        parse_sources(config.data.train)
+        parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     check_suite(config)
     check_tracking(config.tracking)
     _check_paths(config)

@@ -1,0 +1,290 @@
+"""Read the rows of a table from first to last: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.json_text import parse_json
+from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
+from dyad.data.shards.scan_tar import MAX_BYTES
+from dyad.data.shards.storage import open_stream, shard_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SEPARATORS = "\t,;|"
+HEAD = 20  # rows that are read to tell what a table holds
+BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
+
+Fields = dict[str, Any]
+TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is read from first to last.
+
+    path: of its file or folder, or a URL. columns: their names; of JSON-lines those of the first rows. rows: a function
+    that reads the rows from the start. folder: that picture paths are relative to; None for a URL, which names no
+    pictures. files: a function that lists all files that the rows come from.
+    """
+
+    path: str
+    columns: Sequence[str]
+    rows: Callable[[], TableRows]
+    folder: str | None
+    files: Callable[[], Iterable[str]]
+
+    def head(self) -> list[Fields]:
+        """Return the first sound rows of this table."""
+        return [fields for _, fields in islice(self.rows(), HEAD) if isinstance(fields, dict)]
+
+
+def open_table(path: str) -> Table:
+    """Open the table in the file (or URL) `path`. Raises ConfigError for a file that is no table, DataError for one
+    that cannot be read."""
+    columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
+    folder = None if "://" in path else os.path.dirname(path)
+    return Table(path, columns, rows, folder, lambda: [path])
+
+
+Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; what reads the rows
+
+
+def _buffered(path: str) -> BufferedReader:
+    return BufferedReader(open_stream(path), 1 << 20)  # type: ignore[arg-type]
+
+
+# ---- CSV -----------------------------------------------------------------------------------------------------------
+
+
+def _csv(path: str) -> Opened:
+    """Open a CSV. Its separator is that of SEPARATORS which gives its first line the most columns."""
+    found = []
+    for separator in SEPARATORS:
+        _, columns = next(_csv_cells(path, separator), (0, []))
+        if isinstance(columns, BadRow):
+            raise DataError(f"{path}: its first line cannot be read: {columns}")
+        found.append((len(columns), separator, columns))
+    _, separator, columns = max(found, key=lambda one: one[0])  # of equal ones the first
+    return columns, lambda: _csv_rows(path, separator, columns)
+
+
+def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
+    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
+        if isinstance(row, list):  # missing cells: whoever needs one of them reports it
+            long = len(row) > len(columns)
+            row = BadRow("too many columns") if long else dict(zip(columns, row, strict=False))
+        yield f"row {number} (line {line})", row
+
+
+def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yield the line number and the cells of each CSV row that is not blank. An invalid row gives a BadRow (an error
+    object) in place of the cells.
+
+    Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
+    """
+    row: list[str] = []  # the lines of the current row, so far
+
+    def lines(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            row.append(line)
+            yield line
+
+    # utf-8-sig: spreadsheets write a byte-order mark
+    with TextIOWrapper(_buffered(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(lines(file), delimiter=separator, strict=True)
+        while True:
+            row.clear()
+            try:
+                found = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if "".join(row).count('"') % 2:
+                    raise DataError(f"{path}: line {reader.line_num}: {error}; mend the quotes of this row") from error
+                found = BadRow("no row of a CSV", str(error))
+            if found:
+                yield reader.line_num, found
+
+
+# ---- triples of ids, as MS MARCO has them ----------------------------------------------------------------------------
+
+
+def _tsv(path: str) -> Opened:
+    """Open a table with tabs: a CSV; or triples of ids without column names, whose questions are in queries.tsv or
+    queries.train.tsv beside the file. The rows of triples are those of Tevatron's files with ids."""
+    with _buffered(path) as file:
+        line = file.readline(MAX_BYTES["json"])
+    try:
+        triples = header(line)[0] == ID_TRIPLES
+    except (ValueError, csv.Error):
+        triples = False
+    if not triples:
+        return _csv(path)
+    beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
+    queries = next((file for file in beside if os.path.isfile(file)), None)
+    if queries is None:
+        raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
+    columns = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")
+    return columns, lambda: _triples(path, queries)
+
+
+def _triples(path: str, queries: str) -> TableRows:
+    with _buffered(queries) as file:
+        texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
+    with _buffered(path) as file:
+        for number, line in enumerate(file, start=1):
+            match line.rstrip(b"\r\n").decode(errors="replace").split("\t"):
+                case [question, right, wrong] if question in texts:
+                    passages = {"positive_document_ids": [right], "negative_document_ids": [wrong]}
+                    row: Fields | BadRow = {"query_id": question, "query_text": texts[question], **passages}
+                case found:
+                    row = BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
+            yield f"line {number}", row
+
+
+# ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
+
+
+def _parquet(path: str) -> Opened:
+    import pyarrow.parquet as pq
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with _buffered(path) as raw, pq.ParquetFile(raw) as file:
+            yield from file.iter_batches(batch_size=BATCH)
+
+    def schema() -> pa.Schema:
+        with _buffered(path) as raw:
+            return pq.read_schema(raw)
+
+    return _columnar(path, "Parquet", schema, batches)
+
+
+def _arrow(path: str) -> Opened:
+    """Open an Arrow file: a stream, as `datasets` writes, or a file with an index, as pyarrow and Feather write."""
+    import pyarrow as pa
+
+    def reader(raw: BufferedReader) -> Any:
+        is_file = raw.peek(6)[:6] == b"ARROW1"
+        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)
+
+    def schema() -> pa.Schema:
+        with _buffered(path) as raw:
+            return reader(raw).schema
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with _buffered(path) as raw:
+            found = reader(raw)
+            is_file = hasattr(found, "num_record_batches")
+            for batch in map(found.get_batch, range(found.num_record_batches)) if is_file else found:
+                batch.validate(full=True)  # offsets of a stranger could lead out of the file
+                yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+    return _columnar(path, "Arrow", schema, batches)
+
+
+def _columnar(
+    path: str, kind: str, read_schema: Callable[[], pa.Schema], batches: Callable[[], Iterator[pa.RecordBatch]]
+) -> Opened:
+    """Return the columns and the rows of a Parquet or Arrow file. The numbers of a class label become its names, which
+    `datasets` keeps beside the schema. kind: the name of the format, for messages."""
+    import pyarrow as pa
+
+    try:
+        schema = read_schema()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is no {kind} file: {error}") from error
+    labels = _class_labels(schema)
+
+    def rows() -> TableRows:
+        number = 0
+        try:
+            for number, fields in enumerate((fields for batch in batches() for fields in batch.to_pylist()), start=1):
+                for name, names in labels.items():
+                    if isinstance(value := fields[name], int) and 0 <= value < len(names):
+                        fields[name] = names[value]
+                yield f"row {number}", fields
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
+
+    return schema.names, rows
+
+
+def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the names of the classes of each column of class labels, from what `datasets` writes beside a schema."""
+    try:
+        features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
+        return {name: [str(each) for each in names] for name, names in labels.items() if name in schema.names}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _jsonl(path: str) -> Opened:
+    def rows() -> TableRows:
+        with _buffered(path) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    fields = parse_json(line)
+                    row = fields if isinstance(fields, dict) else BadRow("no JSON object")
+                except ValueError as error:
+                    row = BadRow("no JSON", str(error))
+                yield f"line {number}", row
+
+    found = (fields for _, fields in islice(rows(), HEAD) if isinstance(fields, dict))
+    return list(dict.fromkeys(name for fields in found for name in fields)), rows
+
+
+def _json(path: str) -> Opened:
+    """Open an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations: [{image_id,
+    caption}]}. The pictures of COCO have the column file_name, their captions the column captions."""
+
+    def rows() -> TableRows:
+        with _buffered(path) as file:
+            try:
+                value = json.load(file)
+                found = _captions(value) if isinstance(value, dict) else value
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                raise DataError(f"{path} is no array of objects, and has no captions as COCO: {error}") from error
+        for number, fields in enumerate(found, start=1):
+            yield f"row {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
+
+    columns = ("file_name", "captions") if is_coco(path) else list(dict.fromkeys(n for _, row in rows() for n in row))  # type: ignore[union-attr]
+    return columns, rows
+
+
+def is_coco(path: str) -> bool:
+    """Whether a .json file begins as the annotations of COCO do: with an object that has one of their fields."""
+    with _buffered(path) as file:
+        begin = file.read(256).split(b":")[0].strip(b'\xef\xbb\xbf{ \t\r\n"')
+    return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
+
+
+def _captions(coco: Fields) -> list[Fields]:
+    captions: dict[Any, list[str]] = {}
+    for annotation in coco["annotations"]:
+        captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
+    return [{"file_name": image["file_name"], "captions": captions.get(image["id"], [])} for image in coco["images"]]
+
+
+OPENERS: dict[str, Callable[[str], Opened]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+    ".jsonl": _jsonl,
+    ".json": _json,
+}
