@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from io import BufferedReader
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
@@ -21,14 +21,14 @@ from dyad.data.base.json_text import parse_json
 from dyad.data.cli.options import CheckOptions, PackOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import formats, questions
-from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
-from dyad.data.shards.scan_rows import cells
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem
+from dyad.data.shards.scan_rows import header
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from dyad.data.shards.sources import SUFFIXES as SHARDS
@@ -116,7 +116,9 @@ def input_tables(source: str | Sequence[str], options: TableKeys, key: str = "IN
     return [*tables, *map(open_table, others)]
 
 
-def _tables_and_files(source: str | Sequence[str], options: TableKeys, key: str) -> tuple[list[Table], list[str]]:
+def _tables_and_files(
+    source: str | Sequence[str], options: TableKeys | TableOptions, key: str
+) -> tuple[list[Table], list[str]]:
     """Return the tables that `source` names, and the files that are read by offset."""
     tables: list[Table] = []
 
@@ -130,27 +132,29 @@ def _tables_and_files(source: str | Sequence[str], options: TableKeys, key: str)
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
-    first source.
+    """Return the kind of data that the sources hold, as `known_kind`; `pictures` when their rows do not tell."""
+    return known_kind(sources, table_keys(options)) or InputKind.pictures
 
-    Returns `pictures` when the rows do not tell, and `questions` for a BEIR folder and a compressed file.
-    """
+
+def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
+    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
+    first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
         for table in _tables_and_files(sources[0], options, "INPUT")[0][:1]:
             pictures = picture_column(table, options.columns)
-            head = [named_texts(fields, table_keys(options)) for fields in table.head()]
+            head = [named_texts(fields, options) for fields in table.head()]
             return InputKind.pictures if pictures or not head else _kind_of_fields(head[0])
         if file := _first_file(sources):
             return _kind_of_file(file)
-    return InputKind.pictures
+    return None
 
 
 def is_beir(source: str) -> bool:
-    """Whether a source is a BEIR folder: a local folder with the file queries.jsonl. Its relevance judgements (in the
-    folder qrels) may be missing."""
-    return os.path.isfile(os.path.join(local_path(source), "queries.jsonl"))
+    """Whether a source is a folder of BEIR or MS MARCO: a local folder with the file queries.jsonl or collection.tsv.
+    Its relevance judgements may be missing."""
+    return any(os.path.isfile(os.path.join(local_path(source), name)) for name in ("queries.jsonl", "collection.tsv"))
 
 
 def _first_file(sources: Sequence[str]) -> str | None:
@@ -176,32 +180,31 @@ def refuse_unknown(sources: Sequence[str]) -> None:
             )
 
 
-def _kind_of_file(file: str) -> InputKind:
+def _kind_of_file(file: str) -> InputKind | None:
     """Return the kind of data in a file (pictures, questions or passages), judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
-        (index,) = index_shards([file])
-        only_json = "json" in index.suffixes and not set(PICTURES) & set(index.suffixes)
-        return InputKind.questions if only_json else InputKind.pictures
+        with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
+            members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
+        return InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
     if suffix == ".tsv":
         with suppress(ValueError, csv.Error):
-            has_passages = {"id", "text"} <= set(cells(next(_first_lines(file))))
-            return InputKind.passages if has_passages else InputKind.pictures
+            return _kind_of_fields(dict.fromkeys(header(next(_first_lines(file)))[0]))
     if suffix == ".jsonl" and (fields := _first_fields(file)) is not None:
         return _kind_of_fields(fields)
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
         is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
         return InputKind.passages if is_passage else InputKind.questions
-    return InputKind.pictures
+    return None
 
 
-def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
+def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
     """Return the kind of data in a row (pictures, questions or passages), judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
-    return InputKind.passages if known and ("text" in fields or "contents" in fields) else InputKind.pictures
+    return InputKind.passages if known and ("text" in fields or "contents" in fields) else None
 
 
 def _first_fields(file: str) -> dict[str, Any] | None:
@@ -245,8 +248,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
         return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
     folder = local_path(folders[0])
     qrels = questions.qrels_file(folder, options.split, "split")
-    queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
-    corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
+    queries = open_corpus(questions.queries_of(qrels), "INPUT")
+    corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), "INPUT")
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread), unread)
 
 

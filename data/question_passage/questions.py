@@ -20,7 +20,15 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, PassageConfig
-from dyad.data.question_passage.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files, open_corpus
+from dyad.data.question_passage.corpus import (
+    CHECK,
+    Corpus,
+    CorpusPassages,
+    PassageList,
+    corpus_files,
+    corpus_of,
+    open_corpus,
+)
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
@@ -100,8 +108,17 @@ def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
 
 def is_beir(path: str) -> bool:
     """Whether a path is a BEIR folder with relevance judgements: True if it has a subfolder `qrels`, whose files say
-    which passages answer which question."""
-    return os.path.isdir(os.path.join(local_path(path), "qrels"))
+    which passages answer which question; or a folder of MS MARCO, which has its passages in collection.tsv."""
+    folder = local_path(path)
+    return os.path.isdir(os.path.join(folder, "qrels")) or os.path.isfile(os.path.join(folder, "collection.tsv"))
+
+
+def queries_of(qrels: str) -> str:
+    """Return the file with the questions that the judgements `qrels` are about: FOLDER/queries.jsonl for BEIR's
+    FOLDER/qrels/SPLIT.tsv, FOLDER/queries.SPLIT.tsv for MS MARCO's FOLDER/qrels.SPLIT.tsv."""
+    path = Path(qrels)
+    beir = path.parent.name == "qrels"
+    return str(path.parent.parent / "queries.jsonl" if beir else path.with_name(path.name.replace("qrels", "queries")))
 
 
 class QuestionRows:
@@ -268,15 +285,15 @@ class BeirQuestions:
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
-        self.queries = open_corpus(os.path.join(folder, "queries.jsonl"), key)
-        self.corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), key)
         qrels = _qrels_of(folder, split, key)
+        self.queries = open_corpus(queries_of(qrels), key)
+        self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
         self._count = int(self._mapped.array[0])
-        name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
+        name = os.path.join(os.path.basename(os.path.normpath(folder)), os.path.relpath(qrels, folder))
         self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
     def __len__(self) -> int:
@@ -331,8 +348,10 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
     setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>".
     """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
+    if not path.parent.is_dir():
+        path = Path(local_path(folder), f"qrels.{split}.tsv")
     if not path.is_file():
-        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
+        splits = sorted(file.stem.removeprefix("qrels.") for file in path.parent.glob(path.name.replace(split, "*")))
         raise ConfigError(
             f"{setting}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
         )
@@ -340,8 +359,8 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
 
 
 def judgements(path: str) -> Iterator[Judgement]:
-    """Yield the judgements of a BEIR .tsv file with the columns query-id, corpus-id and score: the line number, the ids
-    of question and passage, and the grade.
+    """Yield the judgements of a .tsv file with the columns query-id, corpus-id and score, or those of TREC: the
+    line number, the ids of question and passage, and the grade.
 
     Raises DataError, naming the line, when a line cannot be read.
     """
@@ -350,7 +369,9 @@ def judgements(path: str) -> Iterator[Judgement]:
             if len(content) == MAX_LINE:
                 raise DataError(f"{path}: line {line} is longer than {MAX_LINE - 1} bytes: no judgement")
             try:
-                question, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
+                question, *zero, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
+                if len(zero) > 1:  # one in the files of TREC, which nobody reads
+                    raise ValueError
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}: line {line} is not UTF-8: {error.reason} at byte {error.start}") from None
             except ValueError:

@@ -49,8 +49,8 @@ def _files_of(folder: str) -> list[str]:
     if any(name.endswith(".tar") or name in JUDGED for name in names):
         return []
     if "dataset_dict.json" in names:
-        splits = sorted(path.parent.name for path in Path(folder).glob("*/state.json"))
-        raise ConfigError(f"{folder} has the splits {', '.join(splits)}: write {folder}/{(splits or ['train'])[0]}")
+        splits = [f"{folder}/{path.parent.name}" for path in sorted(Path(folder).glob("*/state.json"))]
+        raise ConfigError(f"{folder} has several splits. Write one of {', '.join(splits)}")
     if metadata := [os.path.join(folder, name) for name in METADATA if name in names]:
         return metadata[:1]
     for inner in (folder, os.path.join(folder, "data")):

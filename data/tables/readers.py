@@ -120,22 +120,33 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
 
 
 def _tsv(path: str) -> Opened:
-    """Open a table with tabs: a CSV; or triples of ids without column names, whose questions are in queries.tsv or
-    queries.train.tsv beside the file. The rows of triples are those of Tevatron's files with ids."""
+    """Open a table with tabs: a CSV; or one without column names, as MS MARCO has them. The questions of triples of ids
+    are in queries.train.tsv or queries.tsv beside the file; their rows are those of Tevatron's files with ids."""
     with _buffered(path) as file:
         line = file.readline(MAX_BYTES["json"])
     try:
-        triples = header(line)[0] == ID_TRIPLES
-    except (ValueError, csv.Error):
-        triples = False
-    if not triples:
+        names, named = header(line)
+    except ValueError:
+        named, names = True, []
+    if named:
         return _csv(path)
+    if names != ID_TRIPLES:
+        return names, lambda: _lines(path, names)
     beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
     queries = next((file for file in beside if os.path.isfile(file)), None)
     if queries is None:
         raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
     columns = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")
     return columns, lambda: _triples(path, queries)
+
+
+def _lines(path: str, names: Sequence[str]) -> TableRows:
+    with _buffered(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield (
+                f"line {number}",
+                dict(zip(names, line.decode(errors="replace").rstrip("\r\n").split("\t"), strict=False)),
+            )
 
 
 def _triples(path: str, queries: str) -> TableRows:

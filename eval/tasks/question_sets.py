@@ -18,7 +18,6 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,7 +39,6 @@ from dyad.data.question_passage.questions import (
 )
 from dyad.data.question_passage.questions import is_beir as has_judgements
 from dyad.data.shards.content_keys import Int64s, key_name
-from dyad.data.shards.scan_rows import header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.tables.folders import tables_of
 from dyad.data.tables.readers import open_table
@@ -101,7 +99,7 @@ def check_beir(target: str) -> tuple[Path, str]:
         hint = nearest(folder.name, [path.name for path in folder.parent.glob("*")])
         raise ConfigError(f"beir:{target}: '{folder}' is no folder.{hint}")
     missing = [name for name in ("corpus.jsonl", "queries.jsonl", "qrels") if not (folder / name).exists()]
-    if missing:
+    if missing and not (folder / "collection.tsv").exists():
         raise ConfigError(f"beir:{target}: {folder} has no {missing[0]}, so it is no BEIR folder")
     check_split(split, f"{KEY}: beir:{target}: split")
     qrels_file(str(folder), split, f"{KEY}: beir:{target}: split")
@@ -118,7 +116,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
-    qrels = _judged(str(folder / "qrels" / f"{split}.tsv"))
+    qrels = _judged(qrels_file(str(folder), split, KEY))
     return QuestionSet(questions, qrels, open_corpus(str(folder), KEY), drop_own=True).checked(f"beir:{target}")
 
 
@@ -204,9 +202,10 @@ def _has_answers(source: Any, config: DataConfig) -> bool:
     path = str(Path(source).expanduser())
     if not os.path.isfile(path):
         return False
-    with suppress(ValueError), open(path, "rb") as file:
-        return format_of(dict.fromkeys(header(file.readline(MAX_BYTES["json"]))[0])) is None
-    return format_of(dict.fromkeys(open_table(path).columns)) is None
+    try:
+        return format_of(dict.fromkeys(open_table(path).columns)) is None
+    except DataError:
+        return True
 
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":
