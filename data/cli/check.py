@@ -119,7 +119,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> None:
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
     sample.
     """
-    refuse_unknown(values)
+    refuse_unknown(values, options)
     indexes = index_sources(
         parse_sources(values, "SOURCE", tables=prepared_tables(table_keys(options))), options.workers
     )

@@ -165,7 +165,7 @@ def _first_file(sources: Sequence[str]) -> str | None:
     return None
 
 
-def refuse_unknown(sources: Sequence[str]) -> None:
+def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
     """Raise ConfigError if the first file of the first source is a .jsonl file whose rows have no known format. The
     message lists the fields of the first row.
 
@@ -173,7 +173,13 @@ def refuse_unknown(sources: Sequence[str]) -> None:
     """
     with suppress(OSError):
         file = _first_file(sources)
-        if file and shard_name(file).endswith(".jsonl") and (fields := _first_fields(file)) is not None:
+        is_table = file and _tables_and_files(sources[0], options, "SOURCE")[0]
+        if (
+            file
+            and not is_table
+            and shard_name(file).endswith(".jsonl")
+            and (fields := _first_fields(file)) is not None
+        ):
             raise ConfigError(
                 f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
                 " Pairs of a picture and its caption are checked when they are packed."

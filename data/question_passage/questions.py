@@ -348,7 +348,7 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
     setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>".
     """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
-    if not path.parent.is_dir():
+    if Path(local_path(folder), "collection.tsv").is_file():
         path = Path(local_path(folder), f"qrels.{split}.tsv")
     if not path.is_file():
         splits = sorted(file.stem.removeprefix("qrels.") for file in path.parent.glob(path.name.replace(split, "*")))

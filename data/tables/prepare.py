@@ -114,7 +114,8 @@ def _converted(
             yield convert(fields)
         except BadRow as bad:
             command = f"{_pack_command(table, options)} on_error=skip"
-            raise DataError(f"{table.path}: {where}: {bad:.1000}. Such rows are left out by: {command}") from None
+            message = f"{f'{table.path}: {where}: {bad}':.1000}"
+            raise DataError(f"{message}. Such rows are left out by: {command}") from None
         _refuse_large(file.tell(), table, options)
         if time.monotonic() - last_line >= EVERY:
             last_line = time.monotonic()

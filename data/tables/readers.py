@@ -266,7 +266,7 @@ def _json(path: str) -> Opened:
         with _buffered(path) as file:
             try:
                 value = json.load(file)
-                found = _captions(value) if isinstance(value, dict) else value
+                found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
             except (ValueError, RecursionError, KeyError, TypeError) as error:
                 raise DataError(f"{path} is no array of objects, and has no captions as COCO: {error}") from error
         for number, fields in enumerate(found, start=1):
@@ -283,11 +283,22 @@ def is_coco(path: str) -> bool:
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
 
 
-def _captions(coco: Fields) -> list[Fields]:
+def _captions(coco: Fields, folder: str) -> list[Fields]:
+    """Convert the annotations of COCO to rows. The pictures lie in `folder`, that of the annotations, or in the one
+    above it, or in a folder in one of the two, such as train2017."""
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
-    return [{"file_name": image["file_name"], "captions": captions.get(image["id"], [])} for image in coco["images"]]
+    names = {image["id"]: image["file_name"] for image in coco["images"]}
+    first = next(iter(names.values()), "")
+    places = [place for root in (folder, os.path.join(folder, os.pardir)) for place in (root, *_folders_in(root))]
+    place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
+    relative = os.path.relpath(place, folder or ".")
+    return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
+
+
+def _folders_in(folder: str) -> list[str]:
+    return sorted(entry.path for entry in os.scandir(folder or ".") if entry.is_dir())
 
 
 OPENERS: dict[str, Callable[[str], Opened]] = {

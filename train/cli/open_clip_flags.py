@@ -35,8 +35,8 @@ SWITCHES = {
     "delete-previous-checkpoint": "checkpoint.keep=1",
 }
 
-# Flags of tables (.csv, .tsv), which are packed into shards first → options of python -m data pack
-OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "csv-caption-key": "csv_caption_key"}
+# Flags of tables (.csv, .tsv)
+OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown

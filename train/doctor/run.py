@@ -149,7 +149,8 @@ def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> N
     """Raise DataError if a row of the training data is not a valid question.
 
     In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
-    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the error message.
+    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
+    error message.
     """
     try:
         if QUERIES in where:

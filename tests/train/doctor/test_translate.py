@@ -182,13 +182,12 @@ def test_values_arrive() -> None:
     assert translated(f"{MAIN} --train-data a.tar --siglip")[1].objective.name == "siglip"
 
 
-def test_tables_are_packed_first() -> None:
-    translation, config = translated(LINES["README, one GPU, tables"])
-    assert translation.before == [
-        "python -m data pack /p/train.csv out=shards/train csv_image_key=filepath csv_caption_key=title",
-        "python -m data pack /p/val.csv out=shards/val csv_image_key=filepath csv_caption_key=title",
-    ]
-    assert (config.data.train, config.data.val, config.steps) == ("shards/train", "shards/val", None)
+def test_tables_are_taken_as_they_are() -> None:
+    _, config = translated(LINES["README, one GPU, tables"])
+    assert (config.data.train, config.data.val, config.steps) == ("/p/train.csv", "/p/val.csv", None)
+    assert config.data.columns == ["filepath", "title"]
+    assert translated(f"{MAIN} --train-data a.csv")[1].data.columns == []
+    assert translated(f"{MAIN} --train-data a.csv --csv-img-key x")[1].data.columns == ["x", "title"]
 
 
 def test_a_flag_that_has_no_key_is_one_line() -> None:
