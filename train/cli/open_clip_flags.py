@@ -143,6 +143,7 @@ MANY_VALUES = set(
 # Defaults of open_clip that differ from ours
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
 DEFAULTS |= {"precision": "amp", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
+DEFAULTS |= {"csv-img-key": "filepath", "csv-caption-key": "title"}
 
 BATCH_NORM_MODELS = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 

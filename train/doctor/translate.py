@@ -169,14 +169,13 @@ def _data(job: Translation) -> None:
 def _shards(job: Translation, flag: str) -> str:
     """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell pipe
-    (pipe:…) that reads a URL, return this URL.
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell
+    pipe (pipe:…) that reads a URL, return this URL.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
         if job.given.keys() & flags.OF_TABLES:
-            named = (job.text("csv-img-key") or "filepath", job.text("csv-caption-key") or "title")
-            job.set("data.columns", f"[{','.join(named)}]")
+            job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
         job.note(flag, "the table is converted once, at the first start; its separator is found")
         return path
     if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):

@@ -12,7 +12,6 @@ import pytest
 from open_clip_train.params import parse_args
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.cli.options import PackOptions
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import compose_config, groups, keys
 from dyad.train.config import BatchNorm, Precision, TrainConfig, validate
@@ -150,9 +149,6 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
 def test_the_defaults_are_those_of_the_installed_open_clip(model: str) -> None:
     theirs = {name.replace("_", "-"): value for name, value in vars(parse_args(["--model", model])).items()}
     assert {name: str(theirs[name]) for name in flags.DEFAULTS} == flags.DEFAULTS | {"model": model}
-    assert {flag: getattr(PackOptions(), key) for flag, key in flags.OF_TABLES.items()} == {
-        flag: theirs[flag].replace("\t", "\\t") for flag in flags.OF_TABLES
-    }
     _, config = translated(f"{MAIN} --train-data a.tar --model {model}")
     for flag, key in flags.KEYS.items():
         if key.startswith(("optim.", "seed", "data.workers", "model.name")) and theirs[flag] is not None:
@@ -258,7 +254,6 @@ def test_every_flag_has_one_place_and_every_key_exists() -> None:
     assert {name for name in theirs if not any(part in name for part in flags.OTHER_MODELS)} <= flags.ALL
     known = {key for key, _, _ in keys()} | {*groups()}
     assert {key.partition("=")[0] for key in [*flags.KEYS.values(), *flags.SWITCHES.values()]} <= known
-    assert {*flags.OF_TABLES.values()} <= {*PackOptions.__dataclass_fields__}
 
 
 def test_the_command_prints_it() -> None:
