@@ -20,7 +20,7 @@ from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.json_text import parse_json
 from dyad.data.cli.options import CheckOptions, PackOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage import formats, questions
+from dyad.data.question_passage import formats, judgements, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -253,8 +253,8 @@ def open_input(source: str | Sequence[str], options: PackOptions | CheckOptions,
     if not folders:
         return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
     folder = local_path(folders[0])
-    qrels = questions.qrels_file(folder, options.split, "split")
-    queries = open_corpus(questions.queries_of(qrels), "INPUT")
+    qrels = judgements.qrels_file(folder, options.split, "split")
+    queries = open_corpus(judgements.queries_of(qrels), "INPUT")
     corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), "INPUT")
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread), unread)
 
@@ -347,18 +347,18 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
     judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
     """
 
-    def relevant() -> Iterator[questions.Judgement]:
-        for judgement in questions.judgements(qrels):
+    def relevant() -> Iterator[judgements.Judgement]:
+        for judgement in judgements.judgements(qrels):
             unread["grades above 1"] += judgement[2] > 1
             unread["judgements of 0 or less"] += judgement[2] <= 0
             if judgement[2] > 0:
                 yield judgement
 
-    found: questions.JudgedPairs = (array("q"), array("q"))
-    for (line, ids, _), unknown in questions.find_judged(relevant(), (queries, corpus), found):
-        reason = f"{questions.SIDES[unknown]} id that is not in the folder"
+    found: judgements.JudgedPairs = (array("q"), array("q"))
+    for (line, ids, _), unknown in judgements.find_judged(relevant(), (queries, corpus), found):
+        reason = f"{judgements.SIDES[unknown]} id that is not in the folder"
         yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[unknown]}'")
-    numbers, starts, positions = questions.group_judged(found)
+    numbers, starts, positions = judgements.group_judged(found)
     for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
         where, fields = queries.rows.where(number), queries.rows.fields(number)
         try:

@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_stream, shard_name
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
@@ -166,60 +163,22 @@ def _triples(path: str, queries: str) -> TableRows:
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
 
 
-def _parquet(path: str) -> Opened:
-    import pyarrow.parquet as pq
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        with _buffered(path) as raw, pq.ParquetFile(raw) as file:
-            yield from file.iter_batches(batch_size=BATCH)
-
-    def schema() -> pa.Schema:
-        with _buffered(path) as raw:
-            return pq.read_schema(raw)
-
-    return _columnar(path, "Parquet", schema, batches)
-
-
-def _arrow(path: str) -> Opened:
-    """Open an Arrow file: a stream, as `datasets` writes, or a file with an index, as pyarrow and Feather write."""
-    import pyarrow as pa
-
-    def reader(raw: BufferedReader) -> Any:
-        is_file = raw.peek(6)[:6] == b"ARROW1"
-        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)
-
-    def schema() -> pa.Schema:
-        with _buffered(path) as raw:
-            return reader(raw).schema
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        with _buffered(path) as raw:
-            found = reader(raw)
-            is_file = hasattr(found, "num_record_batches")
-            for batch in map(found.get_batch, range(found.num_record_batches)) if is_file else found:
-                batch.validate(full=True)  # offsets of a stranger could lead out of the file
-                yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
-
-    return _columnar(path, "Arrow", schema, batches)
-
-
-def _columnar(
-    path: str, kind: str, read_schema: Callable[[], pa.Schema], batches: Callable[[], Iterator[pa.RecordBatch]]
-) -> Opened:
-    """Return the columns and the rows of a Parquet or Arrow file. The numbers of a class label become its names, which
-    `datasets` keeps beside the schema. kind: the name of the format, for messages."""
+def _columnar(path: str) -> Opened:
+    """Open a Parquet or Arrow file. The numbers of a class label become its names, which `datasets` keeps beside the
+    schema."""
     import pyarrow as pa
 
     try:
-        schema = read_schema()
+        schema = next(_batches(path))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is no {kind} file: {error}") from error
+        raise DataError(f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {error}") from error
     labels = _class_labels(schema)
 
     def rows() -> TableRows:
         number = 0
         try:
-            for number, fields in enumerate((fields for batch in batches() for fields in batch.to_pylist()), start=1):
+            batches = islice(_batches(path), 1, None)
+            for number, fields in enumerate((fields for batch in batches for fields in batch.to_pylist()), start=1):
                 for name, names in labels.items():
                     if isinstance(value := fields[name], int) and 0 <= value < len(names):
                         fields[name] = names[value]
@@ -230,7 +189,27 @@ def _columnar(
     return schema.names, rows
 
 
-def _class_labels(schema: pa.Schema) -> dict[str, list[str]]:
+def _batches(path: str) -> Iterator[Any]:
+    """Yield the schema of a Parquet or Arrow file, then its rows, BATCH at a time. Arrow is a stream, as `datasets`
+    writes, or a file with an index, as pyarrow and Feather write."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _buffered(path) as raw:
+        if shard_name(path).endswith(".parquet"):
+            file = pq.ParquetFile(raw)
+            yield file.schema_arrow
+            yield from file.iter_batches(batch_size=BATCH)
+            return
+        is_file = raw.peek(6)[:6] == b"ARROW1"
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)
+        yield reader.schema
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            batch.validate(full=True)  # offsets of a stranger could lead out of the file
+            yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+
+def _class_labels(schema: Any) -> dict[str, list[str]]:
     """Return the names of the classes of each column of class labels, from what `datasets` writes beside a schema."""
     try:
         features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
@@ -304,9 +283,9 @@ def _folders_in(folder: str) -> list[str]:
 OPENERS: dict[str, Callable[[str], Opened]] = {
     ".csv": _csv,
     ".tsv": _tsv,
-    ".parquet": _parquet,
-    ".arrow": _arrow,
-    ".feather": _arrow,
+    ".parquet": _columnar,
+    ".arrow": _columnar,
+    ".feather": _columnar,
     ".jsonl": _jsonl,
     ".json": _json,
 }

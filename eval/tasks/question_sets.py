@@ -28,15 +28,9 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, check_split
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.formats import format_of
+from dyad.data.question_passage.judgements import judgements, qrels_file
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.data.question_passage.questions import (
-    QuestionRow,
-    QuestionRows,
-    judgements,
-    named_files,
-    open_questions,
-    qrels_file,
-)
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows, named_files, open_questions
 from dyad.data.question_passage.questions import is_beir as has_judgements
 from dyad.data.shards.content_keys import Int64s, key_name
 from dyad.data.shards.scan_tar import MAX_BYTES

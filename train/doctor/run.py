@@ -25,7 +25,8 @@ from dyad.data.config import DataConfig, Mode
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
-from dyad.data.question_passage.questions import is_beir, named_files, queries_of
+from dyad.data.question_passage.judgements import queries_of
+from dyad.data.question_passage.questions import is_beir, named_files
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan

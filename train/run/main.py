@@ -148,11 +148,10 @@ def _check_task(config: TrainConfig) -> None:
 
     if config.data.train is None or scheme_of(path := split_sources(config.data.train, "data.train")[0][0]):
         return
-    found, other = known_kind([path], table_options(config.data)), "experiment=mnrl model.text.name=bert-base-uncased"
-    if (config.task is Task.image_text) is (found is InputKind.pictures) or found is None:
+    found, wants_pictures = known_kind([path], table_options(config.data)), config.task is Task.image_text
+    if found is None or wants_pictures is (found is InputKind.pictures):
         return
-    if found is InputKind.pictures:
-        other = "model.name=ViT-B-32 epochs=10"
+    other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
     train = command("python -m train", {"data.train": Path(path)}, *other.split())
     raise ConfigError(f"data.train={path} holds {found.value}, task={config.task.name} takes others. Type: {train}")
 

@@ -300,7 +300,7 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
         packed(source, pictures)
     with pytest.raises(ConfigError, match="pack needs out=FOLDER"):
         pack_pairs(str(source), PackOptions())
-    with pytest.raises(DataError, match="is no Parquet file"):
+    with pytest.raises(DataError, match=r"broken.parquet cannot be read as .parquet"):
         packed(tmp_path / "broken.parquet", tmp_path / "out")
     (tmp_path / "file").touch()
     (tmp_path / "commas.csv").write_text("filepath\ttitle\npictures/0.png\ty\n")

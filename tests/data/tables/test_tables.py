@@ -50,9 +50,8 @@ def texts(source: Path, **keys: Any) -> list[tuple[str, tuple[str, ...], tuple[s
     named_files(str(source), config)
     rows = open_questions(str(source), config)
     found = map(rows.row, range(len(rows)))
-    return [
-        (r.question.text, *(tuple(p.text for p in each) for each in (r.positives, r.hard_negatives))) for r in found
-    ]
+    listed = [(r.question.text, [p.text for p in r.positives], [p.text for p in r.hard_negatives]) for r in found]
+    return [(question, tuple(right), tuple(wrong)) for question, right, wrong in listed]
 
 
 def shards_of(source: Path | str, **keys: Any) -> Shards:
@@ -188,7 +187,7 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         (write_scored(tmp_path), {}, r"sts.csv: scored pairs: sentence1, sentence2 and a score.*columns=\[sentence1,"),
         (saved, {}, "dict has several splits. Write one of .*dict/test, .*dict/train"),
         (clone, {}, "several splits. Write one of '.*data/train-\\*.parquet', '.*data/validation-"),
-        (broken, {}, "broken.arrow is no Arrow file"),
+        (broken, {}, r"broken.arrow cannot be read as .arrow"),
         (tmp_path / "ids.tsv", {}, "ids.tsv has ids of questions and passages: put queries.train.tsv"),
         (tmp_path / "none.parquet", {}, "matches nothing: no 'none.parquet'"),
     ]
