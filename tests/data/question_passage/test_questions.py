@@ -17,9 +17,9 @@ from helpers.shards import overwrite, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
+from dyad.data.question_passage.judgements import MAX_LINE
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import (
-    MAX_LINE,
     QuestionRow,
     QuestionRows,
     named_files,
