@@ -92,6 +92,12 @@ def check_split(split: str, key: str) -> None:
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
 
+def check_template(template: str | None, key: str) -> None:
+    """Raise ConfigError for a caption template without the place of the label. key: its name, for the message."""
+    if template is not None and "{}" not in template:
+        raise ConfigError(f"{key}={template}: must hold {{}}, the place of the label, like 'a photo of a {{}}'")
+
+
 @dataclass
 class PassageConfig:
     """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
@@ -169,10 +175,14 @@ class DataConfig:
 
     train: Any = described(
         None,
-        "training shards: path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list of these and of "
-        "{path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
+        "training data: shards or tables, path, glob, 'd/{00..99}.tar', 'a@2::b@0.5' with weights, or a list of these "
+        "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
-    val: Any = described(None, "shards for retrieval while training, written like data.train")
+    val: Any = described(None, "data for retrieval while training, written like data.train")
+    columns: list[str] = described(
+        [], "of a table, where their names tell nothing: [picture,caption] or [question,positive,negative]"
+    )
+    template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
     mode: Mode = described(
         Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
     )
@@ -230,6 +240,7 @@ class DataConfig:
             raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
         if not 0 <= self.bad_share <= 1:
             raise ConfigError(f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass")
+        check_template(self.template, "data.template")
         if not self.captions:
             raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
         weights = self.caption_weights

@@ -120,6 +120,8 @@ def config_option(config: type, name: str) -> Any:
     """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
     `config`, which is a section of the configuration (a dataclass)."""
     option = cast(Any, config).__dataclass_fields__[name]
+    if option.default is MISSING:
+        return field(default_factory=option.default_factory, metadata=option.metadata)
     return field(default=option.default, metadata=option.metadata)
 
 

@@ -24,7 +24,7 @@ from dyad.data.base.progress import print_line, tracked
 from dyad.data.cli.contents import caption_name, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, UnreadFields, is_beir, kind_of, open_input, open_passages, refuse_unknown
-from dyad.data.cli.options import CheckOptions
+from dyad.data.cli.options import CheckOptions, table_keys
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
@@ -33,6 +33,7 @@ from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, parse_sources
 from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.prepare import prepared_tables
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
         InputKind.questions: check_questions,
         InputKind.passages: check_passages,
     }
-    kind = kind_of(arguments)
+    kind = kind_of(arguments, options)
     samples = checks[kind](arguments, options)
     if options.val:
         print_leaks(arguments, options, options.val)
@@ -153,8 +154,10 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
     sample.
     """
-    refuse_unknown(values)
-    indexes = index_sources(parse_sources(values, "SOURCE"), options.workers)
+    refuse_unknown(values, options)
+    indexes = index_sources(
+        parse_sources(values, "SOURCE", tables=prepared_tables(table_keys(options))), options.workers
+    )
     sound = [index for index in indexes if not index.problems]
     tasks = [
         (index, range(index.samples)[start : start + BLOCK], options)
@@ -316,7 +319,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     when there is no row.
     """
     found, bad, unread, rows = PassageStatistics(), BadLines(), UnreadFields(), 0
-    for where, passage in open_passages(values, "SOURCE", unread):
+    for where, passage in open_passages(values, "SOURCE", unread, options):
         rows += 1
         if isinstance(passage, BadRow):
             bad.add(f"{where}: {passage}")
@@ -326,18 +329,18 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
             bad.add(f"{where}: no id")
         if _is_empty(passage):
             bad.add(f"{where}: empty passage")
-    for line in _repeated_ids(values, found) if count_repeated(found.id_hashes) else ():
+    for line in _repeated_ids(values, found, options) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
     return _finish(unread, bad, rows)
 
 
-def _repeated_ids(values: Sequence[str], found: PassageStatistics) -> Iterator[str]:
+def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: CheckOptions) -> Iterator[str]:
     """Yield a message for each passage that repeats the id of an earlier one. Reads all files again, because the
     statistics in `found` have only hashes of the ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
-    for where, passage in open_passages(values, "SOURCE", UnreadFields()):
+    for where, passage in open_passages(values, "SOURCE", UnreadFields(), options):
         if isinstance(passage, Passage) and passage.id and content_key(passage.id.encode()) in repeated:
             if passage.id in first:
                 yield f"{where}: id '{passage.id}' again, first at {first[passage.id]}"

@@ -156,7 +156,7 @@ def convert_passages(source: str, options: PackOptions) -> None:
     report = ConversionReport(target, Tally(options.on_error), unread)
     with new_folder(out) as folder:
         with written_ids(folder) as written, corpus_writer(folder, target, written, None, report.dropped) as corpus:
-            for where, passage in open_passages(source, "INPUT", unread):
+            for where, passage in open_passages(source, "INPUT", unread, options):
                 with report.tally.row(where):
                     if isinstance(passage, BadRow):
                         raise passage

@@ -13,26 +13,30 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from io import BufferedReader
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.json_text import parse_json
-from dyad.data.cli.options import PackOptions, ReadOptions
+from dyad.data.cli.options import PackOptions, ReadOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
-from dyad.data.question_passage import formats, questions
-from dyad.data.question_passage.corpus import Corpus, CorpusPassages, open_corpus
+from dyad.data.question_passage import formats, judgements, questions
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
-from dyad.data.shards.scan_rows import cells
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem
+from dyad.data.shards.scan_rows import header
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from dyad.data.shards.sources import SUFFIXES as SHARDS
 from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.tables.folders import ALWAYS, tables_of
+from dyad.data.tables.pictures import TableOptions, picture_column
+from dyad.data.tables.prepare import named_texts
+from dyad.data.tables.readers import OPENERS, Table, open_table
 
 LOOKED_AT = 20  # lines of a file that are read to tell what it holds
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
@@ -104,24 +108,53 @@ class InputQuestions:
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def kind_of(sources: Sequence[str]) -> InputKind:
-    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
-    first source.
+def input_tables(source: str | Sequence[str], options: TableKeys, key: str = "INPUT") -> list[Table]:
+    """Return the tables that `source` names. Raises ConfigError when it names a file that is no table."""
+    tables, others = _tables_and_files(source, options, key)
+    if strange := [file for file in others if not file.endswith(tuple(OPENERS))]:
+        raise ConfigError(f"{key} {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
+    return [*tables, *map(open_table, others)]
 
-    Returns `pictures` when the rows do not tell, and `questions` for a BEIR folder and a compressed file.
-    """
+
+def _tables_and_files(
+    source: str | Sequence[str], options: TableKeys | TableOptions, key: str
+) -> tuple[list[Table], list[str]]:
+    """Return the tables that `source` names, and the files that are read by offset."""
+    tables: list[Table] = []
+
+    def found(path: str) -> list[str]:
+        tables.extend(here := tables_of(path, options.columns))
+        return [table.path for table in here]
+
+    files = [file for each in parse_sources(source, key, (*SUFFIXES, *ALWAYS), found) for file in each.shards]
+    paths = {table.path for table in tables}
+    return tables, [file for file in files if file not in paths]
+
+
+def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
+    """Return the kind of data that the sources hold, as `known_kind`; `pictures` when their rows do not tell."""
+    return known_kind(sources, table_keys(options)) or InputKind.pictures
+
+
+def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
+    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
+    first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
+        for table in _tables_and_files(sources[0], options, "INPUT")[0][:1]:
+            pictures = picture_column(table, options.columns)
+            head = [named_texts(fields, options) for fields in table.head()]
+            return InputKind.pictures if pictures or not head else _kind_of_fields(head[0])
         if file := _first_file(sources):
             return _kind_of_file(file)
-    return InputKind.pictures
+    return None
 
 
 def is_beir(source: str) -> bool:
-    """Whether a source is a BEIR folder: a local folder with the file queries.jsonl. Its relevance judgements (in the
-    folder qrels) may be missing."""
-    return os.path.isfile(os.path.join(local_path(source), "queries.jsonl"))
+    """Whether a source is a folder of BEIR or MS MARCO: a local folder with the file queries.jsonl or collection.tsv.
+    Its relevance judgements may be missing."""
+    return any(os.path.isfile(os.path.join(local_path(source), name)) for name in ("queries.jsonl", "collection.tsv"))
 
 
 def _first_file(sources: Sequence[str]) -> str | None:
@@ -132,7 +165,7 @@ def _first_file(sources: Sequence[str]) -> str | None:
     return None
 
 
-def refuse_unknown(sources: Sequence[str]) -> None:
+def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
     """Raise ConfigError if the first file of the first source is a .jsonl file whose rows have no known format. The
     message lists the fields of the first row.
 
@@ -140,39 +173,44 @@ def refuse_unknown(sources: Sequence[str]) -> None:
     """
     with suppress(OSError):
         file = _first_file(sources)
-        if file and shard_name(file).endswith(".jsonl") and (fields := _first_fields(file)) is not None:
+        is_table = file and _tables_and_files(sources[0], options, "SOURCE")[0]
+        if (
+            file
+            and not is_table
+            and shard_name(file).endswith(".jsonl")
+            and (fields := _first_fields(file)) is not None
+        ):
             raise ConfigError(
                 f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
                 " Pairs of a picture and its caption are checked when they are packed."
             )
 
 
-def _kind_of_file(file: str) -> InputKind:
+def _kind_of_file(file: str) -> InputKind | None:
     """Return the kind of data in a file (pictures, questions or passages), judged by its suffix and its first rows."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
-        (index,) = index_shards([file])
-        only_json = "json" in index.suffixes and not set(PICTURES) & set(index.suffixes)
-        return InputKind.questions if only_json else InputKind.pictures
+        with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
+            members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
+        return InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
     if suffix == ".tsv":
         with suppress(ValueError, csv.Error):
-            has_passages = {"id", "text"} <= set(cells(next(_first_lines(file))))
-            return InputKind.passages if has_passages else InputKind.pictures
+            return _kind_of_fields(dict.fromkeys(header(next(_first_lines(file)))[0]))
     if suffix == ".jsonl" and (fields := _first_fields(file)) is not None:
         return _kind_of_fields(fields)
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
         is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
         return InputKind.passages if is_passage else InputKind.questions
-    return InputKind.pictures
+    return None
 
 
-def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind:
+def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
     """Return the kind of data in a row (pictures, questions or passages), judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
-    return InputKind.passages if known and ("text" in fields or "contents" in fields) else InputKind.pictures
+    return InputKind.passages if known and ("text" in fields or "contents" in fields) else None
 
 
 def _first_fields(file: str) -> dict[str, Any] | None:
@@ -213,11 +251,11 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
         raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
     if not folders:
-        return InputQuestions(corpus, _rows(_open_source(source, key), options, corpus, unread), unread)
+        return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)
     folder = local_path(folders[0])
-    qrels = questions.qrels_file(folder, options.split, "split")
-    queries = open_corpus(os.path.join(folder, "queries.jsonl"), "INPUT")
-    corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), "INPUT")
+    qrels = judgements.qrels_file(folder, options.split, "split")
+    queries = open_corpus(judgements.queries_of(qrels), "INPUT")
+    corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), "INPUT")
     return InputQuestions(corpus, _judged(qrels, queries, corpus, unread), unread)
 
 
@@ -227,31 +265,45 @@ def _open(files: Sequence[str]) -> Rows:
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
-def _open_source(source: str | Sequence[str], key: str) -> Rows:
-    return _open([file for each in parse_sources(source, key, SUFFIXES) for file in each.shards])
+def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
+    """Return an iterator over the rows of files and tables that `source` names: of each its location, and its fields or
+    the error (a BadRow) instead of them. Rows that could not be indexed come first, with the path of the file as
+    location."""
+    tables, files = _tables_and_files(source, options, key)
+    return chain(_located(_open(files)) if files else (), *(_of_table(table, table_keys(options)) for table in tables))
 
 
-def _read(rows: Rows, convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Yield, for each row, its location and the result of `convert(fields, location)`. If the row cannot be read or
-    converted, the error (a BadRow) is yielded instead of the result.
+def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:
+    options.checked(table)
+    for where, fields in table.rows():
+        yield f"{table.path}: {where}", fields if isinstance(fields, BadRow) else named_texts(fields, options)
 
-    Rows that could not be indexed come first, with the path of the file as location.
-    """
+
+def _located(rows: Rows) -> Located[dict[str, Any]]:
     for index in rows.shards.indexes:
         for i in range(index.problem_count):
             problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
             last = isinstance(problem, Problem) and problem.last
             yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
     for i in range(len(rows)):
-        where = rows.where(i)
         try:
-            yield where, convert(rows.parse(i), where)
+            yield rows.where(i), rows.parse(i)
+        except BadRow as error:
+            yield rows.where(i), error
+
+
+def _read(rows: Located[dict[str, Any]], convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
+    """Yield, for each row, its location and the result of `convert(fields, location)`; of a row that could not be read,
+    or cannot be converted, the error (a BadRow) instead of the result."""
+    for where, fields in rows:
+        try:
+            yield where, fields if isinstance(fields, BadRow) else convert(fields, where)
         except BadRow as error:
             yield where, error
 
 
 def _rows(
-    rows: Rows, options: PackOptions | ReadOptions, corpus: Corpus | None, unread: UnreadFields
+    rows: Located[dict[str, Any]], options: PackOptions | ReadOptions, corpus: Corpus | None, unread: UnreadFields
 ) -> Located[QuestionRow]:
     """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
     it.
@@ -276,14 +328,15 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: Question
     """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use."""
     read = format_of(fields)
     assert read is not None
-    unread.add(fields, (read.question, *read.lists, *formats.QUESTION_FIELDS))
+    lists = read.lists(fields)
+    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS))
     unread.add_metadata(fields)
-    entries = [entry for name in read.lists for entry in fields.get(name) or ()]
+    entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
             unread.add(entry, read.passage_fields, " of passages")
-    if middle := len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS):
-        unread["candidates in the middle"] += middle
+    if "score" in read.passage_fields:
+        unread["candidates in the middle"] += len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS)
 
 
 def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
@@ -294,18 +347,18 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
     judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
     """
 
-    def relevant() -> Iterator[questions.Judgement]:
-        for judgement in questions.judgements(qrels):
+    def relevant() -> Iterator[judgements.Judgement]:
+        for judgement in judgements.judgements(qrels):
             unread["grades above 1"] += judgement[2] > 1
             unread["judgements of 0 or less"] += judgement[2] <= 0
             if judgement[2] > 0:
                 yield judgement
 
-    found: questions.JudgedPairs = (array("q"), array("q"))
-    for (line, ids, _), unknown in questions.find_judged(relevant(), (queries, corpus), found):
-        reason = f"{questions.SIDES[unknown]} id that is not in the folder"
+    found: judgements.JudgedPairs = (array("q"), array("q"))
+    for (line, ids, _), unknown in judgements.find_judged(relevant(), (queries, corpus), found):
+        reason = f"{judgements.SIDES[unknown]} id that is not in the folder"
         yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[unknown]}'")
-    numbers, starts, positions = questions.group_judged(found)
+    numbers, starts, positions = judgements.group_judged(found)
     for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
         where, fields = queries.rows.where(number), queries.rows.fields(number)
         try:
@@ -322,7 +375,7 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
 # ---- passages ------------------------------------------------------------------------------------------------------
 
 
-def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -> Located[Passage]:
+def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, options: TableKeys) -> Located[Passage]:
     """Return an iterator over the passages that `source` names. It yields, for each row, the location and the Passage,
     or the error (a BadRow) instead of it.
 
@@ -335,4 +388,4 @@ def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields) -
         unread.add(fields, PASSAGE_FIELDS, " of passages")
         return passage
 
-    return _read(_open_source(source, key), convert)
+    return _read(_open_source(source, key, options), convert)

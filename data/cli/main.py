@@ -13,9 +13,16 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, SplitOptions
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
-  pictures and captions    shards: .tar files (webdataset), packed from CSV, Parquet, JSON-lines or a folder
-  questions and passages   DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus), FlagEmbedding
-                           .jsonl, a BEIR folder, shards of these; passages alone: .jsonl, or .tsv with id, text, title
+  pictures and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, pictures
+                           inside, or paths), Arrow, JSON-lines, COCO captions; folders of pictures with .txt files,
+                           metadata.csv or one folder for each class (template='a photo of a {}')
+  questions and passages   tables or JSON-lines with sentence-transformers' columns (anchor, positive, negative, …),
+                           DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus),
+                           FlagEmbedding .jsonl, MS MARCO triples, BEIR folders, shards of these; passages alone:
+                           .jsonl, or .tsv with id, text, title
+Training takes all of these as they are. Columns of other names: columns=[picture,caption] or
+columns=[question,positive,negative]. Tables without byte offsets are converted once, into .index/ beside them or
+your cache, up to 4 GiB; larger ones, and those with bad rows, by `pack`.
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
 Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst."""
 CLOSING = """Keys and more examples: python -m data VERB --help
@@ -63,6 +70,7 @@ VERBS = (
             "check shards/ captions=caption workers=4",
             "check 'train/*.tar::val/*.tar'",
             "check nq-train.json",
+            "check pairs.parquet",
             "check train.jsonl corpus=corpus.jsonl",
             "check beir/scifact/ split=test",
             "check shards/ val=held_out.tar",
@@ -76,10 +84,11 @@ VERBS = (
         "pictures and captions into shards, questions into formats",
         (
             "pack pairs.csv out=shards",
-            "pack pairs.csv out=shards csv_separator=, csv_image_key=path csv_caption_key=text",
+            "pack pairs.parquet out=shards columns=[picture,words]",
             "pack pictures/ out=shards on_error=skip",
-            "pack pairs.parquet out=shards image_key=image caption_key=captions",
-            "pack pairs.jsonl out=shards maxcount=5000 maxsize=5e8",
+            "pack classes/ out=shards 'template=a photo of a {}'",
+            "pack captions_train2017.json out=shards maxcount=5000 maxsize=5e8",
+            "pack st.csv out=dpr to=dpr columns=[question,answer]",
             "pack nq-train.json out=shards",
             "pack nq-train.json out=nq to=beir",
             "pack beir/scifact/ out=scifact to=tevatron_ids split=train",

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
-from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, check_split, described
+from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, check_split, check_template, described
+from dyad.data.tables.pictures import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
 # Formats that questions are converted to.
@@ -18,7 +19,23 @@ BY = (
 
 
 @dataclass
-class IndexOptions:
+class TableKeys:
+    """The key=value options of each verb of `python -m data` about tables."""
+
+    columns: list[str] = config_option(DataConfig, "columns")
+    template: str | None = config_option(DataConfig, "template")
+    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+
+    def __post_init__(self) -> None:
+        check_template(self.template, "template")
+
+
+def table_keys(options: TableKeys) -> TableOptions:
+    return TableOptions(options.columns, options.template, options.max_image_pixels)
+
+
+@dataclass
+class IndexOptions(TableKeys):
     """The key=value options of `python -m data index`."""
 
     out: str | None = described(None, "also write the manifest of all shards to this JSON file")
@@ -26,8 +43,8 @@ class IndexOptions:
 
 
 @dataclass
-class ReadOptions:
-    """The key=value options of commands that read packed data."""
+class ReadOptions(TableKeys):
+    """The key=value options of commands that read data to look into it."""
 
     captions: str = described(
         "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
@@ -39,6 +56,7 @@ class ReadOptions:
     neg_pool: int = config_option(PassageConfig, "neg_pool")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_split(self.split, "split")
 
 
@@ -48,7 +66,6 @@ class CheckOptions(ReadOptions):
 
     val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
     workers: int | None = described(None, "pictures: processes that decode; null: one per core")
-    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
 
 
 @dataclass
@@ -63,7 +80,7 @@ class SplitOptions(ReadOptions):
 
 
 @dataclass
-class PackOptions:
+class PackOptions(TableKeys):
     """The key=value options of `python -m data pack`."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
@@ -77,12 +94,7 @@ class PackOptions:
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names the new files")
     pos_pool: int = config_option(PassageConfig, "pos_pool")
     neg_pool: int = config_option(PassageConfig, "neg_pool")
-    csv_separator: str = described("\\t", "CSV: between columns; \\t is a tab")
-    csv_image_key: str = described("filepath", "CSV: column of the picture's path")
-    csv_caption_key: str = described("title", "CSV: column of the caption")
-    image_key: str | None = described(None, "Parquet, JSONL: field of the picture's path; null: image, filepath, …")
-    caption_key: str | None = described(None, "Parquet, JSONL: field of the caption(s); null: caption, title, text, …")
-    max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_split(self.split, "split")

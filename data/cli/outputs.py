@@ -1,7 +1,6 @@
 """Helpers of `python -m data pack` that write: a folder that appears only when complete, shards, counts of skipped
 rows."""
 
-import json
 import os
 import shlex
 import sys
@@ -18,7 +17,6 @@ from dyad.data.base.progress import print_line
 from dyad.data.cli.options import OnError, PackOptions, SplitOptions
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
-from dyad.data.shards.scan_tar import MAX_BYTES
 
 SHOWN = 5  # bad rows that are printed in full
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
@@ -65,24 +63,6 @@ def shard_writer(folder: Path, options: PackOptions | SplitOptions) -> Iterator[
     limits = {"maxcount": options.maxcount, "maxsize": options.maxsize}
     with ShardWriter(pattern, **limits, mtime=0, encoder=False, verbose=0) as writer:
         yield writer.write
-
-
-def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when the result is longer than
-    readers of shards accept."""
-    try:
-        content = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode()
-    except ValueError as error:
-        raise BadRow("a field JSON cannot hold", str(error)) from None
-    return checked_size("json", content)
-
-
-def checked_size(suffix: str, content: bytes) -> bytes:
-    """Return `content`, a member of a sample. Raises BadRow when it has more bytes than MAX_BYTES allows for its
-    suffix."""
-    if len(content) > MAX_BYTES[suffix]:
-        raise BadRow(f"{suffix} too long", f"more than {MAX_BYTES[suffix]} bytes")
-    return content
 
 
 def index_new(folder: Path) -> list[ShardIndex]:

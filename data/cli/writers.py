@@ -27,11 +27,12 @@ from typing import Any, BinaryIO
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.cli.options import PackOptions, SplitOptions, Target
-from dyad.data.cli.outputs import json_bytes, shard_writer
+from dyad.data.cli.outputs import shard_writer
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.content_keys import key_name
+from dyad.data.tables.pictures import json_bytes
 
 Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold

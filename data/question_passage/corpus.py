@@ -17,15 +17,17 @@ from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.shards.content_keys import Int64s, hash_ids
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import local_path, parse_sources
+from dyad.data.shards.sources import Tables, local_path, parse_sources
+from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.prepare import prepared_tables
 
 FORMAT = "1"
 HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
-    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR folder. value: their paths or URLs, in
-    the syntax of the setting data.train.
+    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a folder of BEIR or MS MARCO. value:
+    their paths or URLs, in the syntax of the setting data.train.
 
     Each row must have an id (in the field _id, docid, id, psg_id, passage_id or pid) and a text, and may have a title.
     The first call for a file reads all of it and stores an index.
@@ -34,22 +36,28 @@ def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
     (path@2), which a corpus must not have. Raises DataError, naming the line, for a row that is no such passage and for
     a repeated id.
     """
-    return Corpus(open_rows(corpus_files(value, key)))
+    return Corpus(open_rows(corpus_files(value, key, prepared_tables(TableOptions()))))
 
 
-def corpus_files(value: str | Sequence[str], key: str) -> list[str]:
-    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR folder. Reads none of the
-    files.
+def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[str]:
+    """Return the paths of the corpus files that `value` names: paths or URLs, or a folder of BEIR or MS MARCO. Reads
+    none of the files. tables: gives the files of a path that is a table.
 
     Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
     (path@2), which a corpus must not have.
     """
-    if isinstance(value, str) and os.path.isfile(beir := os.path.join(local_path(value), "corpus.jsonl")):
-        return [beir]
-    sources = parse_sources(value, key, SUFFIXES)
+    if isinstance(value, str) and (file := corpus_of(local_path(value))):
+        return [file]
+    sources = parse_sources(value, key, SUFFIXES, tables)
     if any(source.weight != 1 for source in sources):
         raise ConfigError(f"{key}={value}: a corpus has no weights.")
     return [file for source in sources for file in source.shards]
+
+
+def corpus_of(folder: str) -> str | None:
+    """Return the path of the passages in a folder of BEIR or MS MARCO; None for another folder."""
+    files = (os.path.join(folder, name) for name in ("corpus.jsonl", "collection.tsv"))
+    return next(filter(os.path.isfile, files), None)
 
 
 class Corpus:

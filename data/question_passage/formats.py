@@ -8,12 +8,16 @@ A row's format is known by the names of its fields:
   query_id, query_text, positive_document_ids, negative_document_ids [str] of data.passage.corpus. These negatives were
   mined, so they are read as hard negatives.
 - FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. pos_scores, neg_scores and prompt are not read.
+- sentence-transformers: anchor and positive, query and answer, … (PAIRS), and perhaps negative, negative_1, negative_2,
+  …; each a text or a list of texts, lists also in positives and negatives. An empty negative is left out. With a column
+  score or label the rows are no pairs of equal meaning, and refused.
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
 A question's id is its field query_id, qid, question_id, id or _id, if it has one.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,15 +65,19 @@ class QuestionFormat:
     read_list: Callable[[Fields, str], Sequence[Passage] | Sequence[str]]
     passage_fields: tuple[str, ...] = PASSAGE_FIELDS
 
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """The names of the fields that hold lists of passages in a row of this question format."""
-        return tuple(name for name in (self.positives, self.negatives, self.hard_negatives) if name)
+    def lists(self, fields: Fields, *names: str) -> list[str]:
+        """Return the fields of a row that hold the lists of passages `names` of this question format; none: all."""
+        find = _numbered if self.read_list is _either else lambda row, name: [name] * (name in row)
+        return [
+            field
+            for name in names or (self.positives, self.negatives, self.hard_negatives)
+            for field in find(fields, name)
+        ]
 
 
 def format_of(fields: Fields) -> QuestionFormat | None:
     """Return the first format whose fields for question and positives are both in the row; None when no format fits."""
-    return next((f for f in FORMATS if f.question in fields and f.positives in fields), None)
+    return next((f for f in FORMATS if f.question in fields and f.lists(fields, f.positives)), None)
 
 
 def record_of(fields: Fields, config: PassageConfig) -> Record:
@@ -82,6 +90,12 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
+    if found.read_list is _either and (scored := [name for name in SCORES if name in fields]):
+        raise BadRow(
+            "scored pairs",
+            f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
+            f"rows do? Then columns=[{found.question},{found.positives}] (data.columns in training)",
+        )
     text = _not_blank(_text(fields[found.question], found.question), found.question)
     if found.name == "DPR":
         text = text.replace("’", "'")
@@ -100,7 +114,10 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
 
 def unknown_format(fields: Fields) -> BadRow:
     """Return the error for a row of no known format. Its message lists the fields of the row and the known formats."""
-    known = "; ".join(f"{f.name}: {f.question}, {f.positives}" for f in FORMATS)
+    by_name: dict[str, list[str]] = {}
+    for each in FORMATS:
+        by_name.setdefault(each.name, []).append(f"{each.question}, {each.positives}")
+    known = "; ".join(f"{name}: {' or '.join(pairs)}" for name, pairs in by_name.items())
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
 
 
@@ -198,6 +215,24 @@ def _passage_texts(fields: Fields, name: str) -> list[Passage]:
     return [_not_empty(Passage(text), f"{name}[{i}]") for i, text in enumerate(_texts(fields, name))]
 
 
+def _numbered(fields: Fields, name: str) -> list[str]:
+    """Return the fields of a row that hold one list of passages: NAME alone; of positive and negative also NAMEs,
+    NAME_1, NAME_2, …"""
+    more = r"(s|_?\d+)?" if name in ("positive", "negative") else ""
+    return [field for field in fields if re.fullmatch(name + more, field)]
+
+
+def _either(fields: Fields, name: str) -> list[Passage]:
+    """Return the passages in the fields NAME, NAMEs, NAME_1, …, each a text or a list of texts. Blank ones are left
+    out: tables have them in rows with fewer passages."""
+    found = []
+    for field in _numbered(fields, name):
+        value = fields[field]
+        texts = _texts(fields, field) if isinstance(value, list) else [] if value is None else [_text(value, field)]
+        found += [Passage(text) for text in texts if text.strip()]
+    return found
+
+
 def _not_empty(passage: Passage, where: str) -> Passage:
     if not passage.text.strip() and not passage.title.strip():
         raise BadRow("empty passage", where)
@@ -251,6 +286,11 @@ def _score(entry: Any, where: str) -> float:
     return float(score)
 
 
+SCORES = ("score", "scores", "label", "labels", "similarity_score")
+PAIRS = (
+    *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),
+    *(("question", "answer"), ("query", "passage"), ("query", "document"), ("sentence1", "sentence2")),
+)
 FORMATS = [
     QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),
     QuestionFormat("Tevatron", "query", "positive_passages", "", "negative_passages", _passages),
@@ -258,4 +298,5 @@ FORMATS = [
     QuestionFormat("FlagEmbedding", "query", "pos", "", "neg", _passage_texts),
     QuestionFormat("scored candidates", "question", "candidates", "", "", _passages, (*PASSAGE_FIELDS, "score")),
     QuestionFormat("scored candidates", "question", "ctxs", "", "", _passages, (*PASSAGE_FIELDS, "score")),
+    *(QuestionFormat("sentence-transformers", *pair, "", "negative", _either) for pair in PAIRS),
 ]

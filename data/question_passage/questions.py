@@ -6,28 +6,44 @@ Shape letter: n rows of a source.
 import hashlib
 import json
 import os
-import re
 import shlex
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig
-from dyad.data.question_passage.corpus import CHECK, Corpus, CorpusPassages, PassageList, corpus_files, open_corpus
+from dyad.data.question_passage.corpus import (
+    CHECK,
+    Corpus,
+    CorpusPassages,
+    PassageList,
+    corpus_files,
+    corpus_of,
+    open_corpus,
+)
 from dyad.data.question_passage.formats import Record, query_of, record_of
+from dyad.data.question_passage.judgements import (
+    SIDES,
+    JudgedPairs,
+    find_judged,
+    group_judged,
+    judgements,
+    qrels_file,
+    queries_of,
+)
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import (
+    Tables,
     WrittenSource,
     local_path,
     parse_sources,
@@ -36,17 +52,13 @@ from dyad.data.shards.sources import (
     written_sources,
 )
 from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
 FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
-BLOCK = 65_536  # judgements looked up at a time
-MAX_LINE = 1 << 20  # bytes of a line of judgements
 LENGTH = 2  # row of the columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
-SIDES = ("question", "passage")  # of a judgement
-
-Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
-JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of passages
 
 
 @dataclass(frozen=True)
@@ -68,10 +80,11 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     indexes nothing.
     """
     if config.passage.corpus:
-        corpus_files(config.passage.corpus, "data.passage.corpus")
+        corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
     named: list[str] = []
     for path, _ in split_sources(value, key):
-        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key)
+        tables = checked_tables(table_options(config), _row_check(config))
+        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key, tables)
     refuse_twice(named, key)
     return named
 
@@ -85,24 +98,29 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
-    written = written_sources(value, key)
+    prepared, written = prepared_tables(table_options(config), _row_check(config)), written_sources(value, key)
     sources = [
         BeirQuestions(local_path(path), config.question.split, shared, key)
         if is_beir(path)
-        else RowQuestions(open_rows(_files(path, key)), config.passage, shared)
+        else RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
         for path in (source.path for source in written)
     ]
     return QuestionRows(sources, written, shared)
 
 
-def _files(path: str, key: str) -> list[str]:
-    return [file for source in parse_sources([path], key, SUFFIXES) for file in source.shards]
+def _files(path: str, key: str, tables: Tables) -> list[str]:
+    return [file for source in parse_sources([path], key, SUFFIXES, tables) for file in source.shards]
+
+
+def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
+    return lambda fields: record_of(fields, config.passage)
 
 
 def is_beir(path: str) -> bool:
     """Whether a path is a BEIR folder with relevance judgements: True if it has a subfolder `qrels`, whose files say
-    which passages answer which question."""
-    return os.path.isdir(os.path.join(local_path(path), "qrels"))
+    which passages answer which question; or a folder of MS MARCO, which has its passages in collection.tsv."""
+    folder = local_path(path)
+    return os.path.isdir(os.path.join(folder, "qrels")) or os.path.isfile(os.path.join(folder, "collection.tsv"))
 
 
 class QuestionRows:
@@ -273,15 +291,15 @@ class BeirQuestions:
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
-        self.queries = open_corpus(os.path.join(folder, "queries.jsonl"), key)
-        self.corpus = corpus or open_corpus(os.path.join(folder, "corpus.jsonl"), key)
         qrels = _qrels_of(folder, split, key)
+        self.queries = open_corpus(queries_of(qrels), key)
+        self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
         self._count = int(self._mapped.array[0])
-        name = os.path.join(os.path.basename(os.path.normpath(folder)), "qrels", f"{split}.tsv")
+        name = os.path.join(os.path.basename(os.path.normpath(folder)), os.path.relpath(qrels, folder))
         self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
     def __len__(self) -> int:
@@ -327,73 +345,3 @@ QuestionSource = RowQuestions | BeirQuestions
 
 def _qrels_of(folder: str, split: str, key: str) -> str:
     return qrels_file(folder, split, f"{key}={folder}: data.question.split")
-
-
-def qrels_file(folder: str, split: str, setting: str) -> str:
-    """Return the path of the judgements of one split of a BEIR folder. Raises ConfigError for a split that the folder
-    lacks.
-
-    setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>".
-    """
-    path = Path(local_path(folder), "qrels", f"{split}.tsv")
-    if not path.is_file():
-        splits = sorted(file.stem for file in path.parent.glob("*.tsv"))
-        raise ConfigError(
-            f"{setting}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
-        )
-    return str(path)
-
-
-def judgements(path: str) -> Iterator[Judgement]:
-    """Yield the judgements of a BEIR .tsv file with the columns query-id, corpus-id and score: the line number, the ids
-    of question and passage, and the grade.
-
-    Raises DataError, naming the line, when a line cannot be read.
-    """
-    with open(path, "rb") as file:
-        for line, content in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
-            if len(content) == MAX_LINE:
-                raise DataError(f"{path}: line {line} is longer than {MAX_LINE - 1} bytes: no judgement")
-            try:
-                question, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: line {line} is not UTF-8: {error.reason} at byte {error.start}") from None
-            except ValueError:
-                raise DataError(
-                    f"{path}: line {line} is {content!r:.80}, not question id, passage id and grade with tabs between"
-                ) from None
-            if re.fullmatch(r"-?[0-9]{1,9}", grade):
-                yield line, (question, passage), int(grade)
-            elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # otherwise line 1 holds the names of the columns
-                raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
-
-
-def find_judged(
-    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
-) -> Iterator[tuple[Judgement, int]]:
-    """Look up question and passage of each judgement, and append both positions to the two arrays in `found`
-    (positions of questions, positions of passages).
-
-    corpora: the questions and the passages. A judgement with an unknown id is not appended. It is yielded with the
-    index in `corpora` where its id is missing: 0 when the question is unknown, 1 when only the passage is.
-    """
-    rest = iter(judged)
-    while block := list(islice(rest, BLOCK)):
-        positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
-        known = (positions >= 0).all(axis=0)
-        for column, values in zip(found, positions[:, known], strict=True):
-            column.extend(values.tolist())
-        for i in np.flatnonzero(~known).tolist():
-            yield block[i], int(positions[0, i] >= 0)
-
-
-def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """Group pairs of positions (question, passage) by question. Equal pairs count once. found: two arrays, the
-    positions of the questions and of the passages.
-
-    Returns three arrays: the positions of the n questions, ascending; n + 1 indices, where the passages of each
-    question begin and end in the third array; the positions of the passages.
-    """
-    pairs = np.unique(np.asarray(found, np.int64), axis=1)
-    rows, counts = np.unique(pairs[0], return_counts=True)
-    return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]

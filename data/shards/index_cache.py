@@ -14,7 +14,6 @@ adds its seals to the stored ones, so that several nodes or users can share a fo
 import glob
 import hashlib
 import hmac
-import io
 import json
 import os
 import secrets
@@ -22,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -32,6 +31,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
 
+FOLDER = ".index"
 KEY, KEY_BYTES = "index.key", 32
 MOST_SEALS = 8  # otherwise another user could ship seals for all likely inode numbers
 
@@ -49,7 +49,7 @@ def cache_folders(path: str) -> list[Path]:
     remote = scheme_of(path)
     parent = path.rpartition("/")[0] if remote else os.path.dirname(os.path.realpath(path))
     cached = _cache() / "index" / hashlib.sha256(parent.encode()).hexdigest()[:16]
-    beside = Path(parent) / ".index"
+    beside = Path(parent) if os.path.basename(parent) == FOLDER else Path(parent) / FOLDER
     return [cached] if remote or beside.is_symlink() else [beside, cached]  # a link could lead anywhere
 
 
@@ -69,26 +69,36 @@ def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarray) -> Path:
     """Write an array and its facts (a plain JSON description) as the cache entry `name`, and return the path of the
-    array's file.
+    array's file. Raises DataError when no folder can be written."""
+    return cache_file(path, name, ".npy", facts, lambda file: np.save(file, content, allow_pickle=False))
 
-    The entry goes into the first of cache_folders(path) that can be written. Array files of earlier versions of the
-    entry are deleted there. Raises DataError when no folder can be written.
+
+def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: Callable[[BinaryIO], object]) -> Path:
+    """Let `write` fill a file, which becomes the file of the cache entry `name` with these facts (a plain JSON
+    description), and return its path.
+
+    The entry goes into the first of cache_folders(path) that can be written; `write` is called again for each folder.
+    Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be written.
     """
-    written = io.BytesIO()
-    np.save(written, content, allow_pickle=False)
-    sha256 = hashlib.sha256(written.getbuffer()).hexdigest()
-    facts = json.loads(json.dumps(facts)) | {"table_file": f"{name}.{sha256[:16]}.npy", "table_sha256": sha256}
     _make_key()
     failures = []
     for folder in cache_folders(path):
+        temporary = folder / f".{secrets.token_hex(8)}"
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # as open to others as the data beside it
-            array = folder / facts["table_file"]
-            same = array.is_file() and array.stat().st_size == written.tell() and sha256_of(array) == sha256
-            if not same:  # an equal file stays: other processes may have mapped it
-                _write(array, written.getbuffer())
+            with temporary.open("xb") as file:
+                os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            size, sha256 = temporary.stat().st_size, sha256_of(temporary)
+            found = {"table_file": f"{name}.{sha256[:16]}{suffix}", "table_sha256": sha256}
+            facts = json.loads(json.dumps(facts)) | found
+            kept = folder / facts["table_file"]
+            if not (kept.is_file() and kept.stat().st_size == size and sha256_of(kept) == sha256):
+                os.replace(temporary, kept)  # an equal file stays: other processes may have mapped it
             ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
             stored, others = _read(folder / f"{name}.json")
             seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
@@ -96,10 +106,13 @@ def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarra
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
             continue
-        for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}.npy"):
-            if earlier != array:
+        finally:
+            with suppress(OSError):  # it is moved, or there is no folder
+                temporary.unlink()
+        for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}{suffix}"):
+            if earlier != kept:
                 earlier.unlink(missing_ok=True)
-        return array
+        return kept
     raise DataError(f"the index of {path} cannot be written ({'; '.join(failures)}). Set XDG_CACHE_HOME.")
 
 

@@ -74,8 +74,10 @@ class Rows:
                 return value
             if "tsv" in members:
                 index = self.shards.locate(i)[0]
-                names = _header(index.path, index.sha256, index.size, index.mtime)
-                texts = [cell.strip('"') for cell in cells(members["tsv"])]  # DPR strips quotes that csv leaves
+                names, named = _header(index.path, index.sha256, index.size, index.mtime)
+                texts = cells(members["tsv"], quoted=named)
+                if named:
+                    texts = [text.strip('"') for text in texts]  # DPR strips quotes that csv leaves
                 return dict(zip(names, texts, strict=True))
         except ValueError as error:
             raise BadRow("unreadable row", str(error)) from error
@@ -83,10 +85,12 @@ class Rows:
 
 
 @lru_cache(maxsize=1024)
-def _header(path: str, sha256: str, *size_and_mtime: int | str) -> list[str]:
-    """Return the column names in the first line of the table at `path`. sha256, size_and_mtime (two arguments): digest,
-    size and time stamp of the file when it was indexed. Raises DataError when the content has changed since then,
-    because the columns may have changed too."""
+def _header(path: str, sha256: str, *size_and_mtime: int | str) -> tuple[list[str], bool]:
+    """Return the column names of the table at `path`, and whether its first line has them.
+
+    sha256, size_and_mtime (two arguments): digest, size and time stamp of the file when it was indexed. Raises
+    DataError when the content has changed since then, because the columns may have changed too.
+    """
     if stat(path) != size_and_mtime and sha256_of(path) != sha256:
         raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
     with open_stream(path) as stream:

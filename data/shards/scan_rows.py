@@ -13,6 +13,7 @@ import json
 import re
 import zlib
 from array import array
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -20,7 +21,9 @@ from dyad.data.base.json_text import check_depth, check_value_count, parse_json
 from dyad.data.shards.scan_tar import MAX_BYTES, PIECE, Problem, Problems
 
 BLANK = re.compile(r"[ \t\r\n]*")
-TABLE_FIELDS = ("id", "text", "title")
+NAME = re.compile(r"[^\W\d][\w.-]*")  # the name of a column: a text of several words is no name
+PASSAGE_WORDS = 4  # fewer could be a name
+ID_TRIPLES = ["query_id", "positive_id", "negative_id"]
 DECODER = json.JSONDecoder()
 MAX_ROW = MAX_BYTES["json"]  # of a table too
 csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row may have
@@ -205,24 +208,38 @@ def _add_elements(text: _ArrayText, scan: RowScan) -> None:
 # ---- tables --------------------------------------------------------------------------------------------------------
 
 
-def cells(row: bytes) -> list[str]:
-    """Split one row of a table into cells, which are separated by tabs and quoted as in CSV. Raises ValueError when the
-    row is not UTF-8, csv.Error when its quoting is invalid."""
-    return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True), [])
+def cells(row: bytes, quoted: bool = True) -> list[str]:
+    """Split one row of a table into cells, which are separated by tabs and, if `quoted`, quoted as in CSV. Raises
+    ValueError when the row is not UTF-8, csv.Error when its quoting is invalid."""
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return next(csv.reader([row.decode("utf-8")], delimiter="\t", strict=True, quoting=quoting), [])
 
 
-def header(row: bytes) -> list[str]:
-    """Split the first line of a table, given as bytes, into its column names. Raises ValueError when the column id,
-    text or title is missing."""
-    names = cells(row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8))
-    missing = [name for name in TABLE_FIELDS if name not in names]
-    if missing:
-        raise ValueError(f"has no column '{missing[0]}': the first line must name id, text and title, tabs between")
-    return names
+def header(row: bytes) -> tuple[list[str], bool]:
+    """Return the column names of a table, and whether its first line, given as bytes, has them.
+
+    Without names the table is one of MS MARCO: ids and texts; triples of ids; or triples of question, right and wrong
+    passage. Its cells are not quoted. Raises ValueError when the first line is neither.
+    """
+    line = row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
+    names = found = line.decode("utf-8").split("\t")
+    with suppress(csv.Error):
+        names = cells(line)
+    if names and all(map(NAME.fullmatch, names)):
+        return names, True
+    match found:
+        case [number, _] if number.isdigit():
+            return ["id", "text"], False
+        case [_, _, _] if all(map(str.isdigit, found)):
+            return ID_TRIPLES, False
+        case [_, right, wrong] if min(len(right.split()), len(wrong.split())) >= PASSAGE_WORDS:
+            return ["anchor", "positive", "negative"], False
+    raise ValueError(f"does not name its columns, one word each with tabs between: {line!r:.80}")
 
 
 def scan_table(stream: BinaryIO) -> RowScan:
-    """Scan a table of tab-separated passages with column names in its first line, such as psgs_w100.tsv.
+    """Scan a table of tab-separated values, such as psgs_w100.tsv, or collection.tsv of MS MARCO, which has no line of
+    column names.
 
     Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
     first line; a quoted cell may span several lines. Invalid rows are added to the `problems` of the result.
@@ -230,16 +247,17 @@ def scan_table(stream: BinaryIO) -> RowScan:
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)
     try:
-        width = len(header(first))
+        names, named = header(first)
     except (ValueError, csv.Error) as error:
         scan.problems.add(Problem(0, f"line 1 {_reason(error)}", last=True))
         return scan
+    width, pending = len(names), [] if named else [first]
     row: list[bytes] = []  # the lines of the current row: several where a quote is open
     size = 0  # bytes of these lines
 
     def next_line() -> str:
         nonlocal size
-        line = stream.readline(MAX_ROW)
+        line = pending.pop() if pending else stream.readline(MAX_ROW)
         if line:
             row.append(line)
         size += len(line)
@@ -247,8 +265,9 @@ def scan_table(stream: BinaryIO) -> RowScan:
             raise ValueError(f"is longer than {MAX_ROW} bytes; is a quote not closed?")
         return line.decode("utf-8")
 
-    reader = csv.reader(iter(next_line, ""), delimiter="\t", strict=True)
-    offset, number = len(first), 2
+    quoting = csv.QUOTE_MINIMAL if named else csv.QUOTE_NONE
+    reader = csv.reader(iter(next_line, ""), delimiter="\t", strict=True, quoting=quoting)
+    offset, number = (len(first), 2) if named else (0, 1)
     while True:
         row.clear()
         size = 0

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,8 @@ from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 
 SUFFIXES = (".tar", ".jsonl")
 PACKED = (".gz", ".zst", ".tgz")
-LISTED_SCHEMES = ("s3", "gs", "memory")  # http servers cannot be asked what they hold
+LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # http servers cannot be asked what they hold
+Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; none for a path of no table
 FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
 
 
@@ -49,19 +50,23 @@ class ShardSource:
 
 
 def parse_sources(
-    value: str | Sequence[Any], key: str = "data.train", suffixes: Sequence[str] = SUFFIXES
+    value: str | Sequence[Any],
+    key: str = "data.train",
+    suffixes: Sequence[str] = SUFFIXES,
+    tables: Tables = lambda path: (),
 ) -> list[ShardSource]:
     """Parse a configuration value into sources (lists of shards with a weight).
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name. key: the configuration key, for messages. Raises ConfigError when a part matches nothing, does not end in one
-    of `suffixes`, appears twice, has an unknown URL scheme, a weight that is not a positive number, or a prefix.
+    name. key: the configuration key, for messages. tables: gives the shards of a path that is a table. Raises
+    ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, appears twice, has an
+    unknown URL scheme, a weight that is not a positive number, or a prefix.
     """
     written = written_sources(value, key)
     if named := [source.path for source in written if source.digest("")]:
         raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
-    sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes))), each.weight) for each in written]
+    sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes), tables)), each.weight) for each in written]
     refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
 
@@ -125,10 +130,10 @@ def local_path(path: str) -> str:
     return os.path.expanduser(path.removeprefix("file://"))
 
 
-def _shards(path: str, key: str, suffixes: tuple[str, ...]) -> Iterator[str]:
+def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Iterator[str]:
     path = local_path(path)
     if os.path.exists(path):
-        yield from _local(path, key, suffixes)
+        yield from tables(path) or _local(path, key, suffixes, tables)
         return
     from braceexpand import braceexpand
 
@@ -137,29 +142,37 @@ def _shards(path: str, key: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     except ValueError:
         raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
     for one in expanded:
-        yield from (_remote if scheme_of(one) else _local)(one, key, suffixes)
+        if scheme_of(one):
+            yield from _remote(one, key, suffixes, tables)
+        else:
+            yield from _local(one, key, suffixes, tables)
 
 
-def _local(path: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Sequence[str]:
     if os.path.isdir(path):
         return _of_folder(sorted(str(file) for file in Path(path).iterdir()), path, key, suffixes)
     if os.path.isfile(path):
-        return [_shard(path, key, suffixes)]
-    found = sorted(file for file in glob.glob(path, recursive=True) if file.endswith(suffixes))
+        return tables(path) or [_shard(path, key, suffixes)]
+    files = sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+    # tables only where there are no shards: img2dataset leaves one beside each shard
+    shards = [file for file in files if file.endswith(suffixes)] or files
+    found = [shard for file in shards for shard in tables(file) or [file] * file.endswith(suffixes)]
     if not found:
         raise ConfigError(f"{key}={path} matches nothing{_missing_part(path)}")
     return found
 
 
-def _remote(url: str, key: str, suffixes: tuple[str, ...]) -> list[str]:
+def _remote(url: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Sequence[str]:
     scheme = scheme_of(url)
     if HIDDEN in url:
         raise ConfigError(f"{key}={url}: the credentials of a URL are never kept. Give it again, whole.")
     if scheme not in SCHEMES:
         raise ConfigError(f"{key}={url}: '{scheme}:' is not read. Use a local path or {', '.join(SCHEMES)}.")
-    if scheme not in LISTED_SCHEMES or (shard_name(url).endswith(suffixes) and not glob.has_magic(url)):
-        return [_shard(url, key, suffixes)]  # indexing checks that it exists, for many shards at the same time
     try:
+        if found := tables(url):
+            return found
+        if scheme not in LISTED_SCHEMES or (shard_name(url).endswith(suffixes) and not glob.has_magic(url)):
+            return [_shard(url, key, suffixes)]  # indexing checks that it exists, for many shards at the same time
         return _of_folder(list_remote(url), url, key, suffixes)
     except OSError as error:
         raise ConfigError(f"{key}={url} cannot be listed: {error}") from error

@@ -8,21 +8,23 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-SCHEMES = ("https", "http", "s3", "gs", "memory")
-PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs"}
-STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created")
+SCHEMES = ("https", "http", "s3", "gs", "hf", "memory")
+PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
+STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created", "blob_id")
+HUB_TIMEOUT = 10.0  # seconds until the hub of hf:// counts as out of reach: its own library tries for minutes
 RETRY_SECONDS = (0.1, 1.0, 5.0)
 TIMEOUT = 60.0  # seconds in which a server must send something
 PIECE = 1 << 20  # bytes read at a time
@@ -58,10 +60,28 @@ def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
 
     scheme = scheme_of(url)
     assert scheme in SCHEMES, url
+    if scheme == "hf":
+        _reach_hub()
     try:
         return fsspec.core.url_to_fs(url)
     except ImportError:
         raise ConfigError(f"reading {scheme}:// needs a package: pip install {PACKAGES[scheme]}") from None
+
+
+@lru_cache(maxsize=1)
+def _reach_hub() -> None:
+    """Raise ConnectionError when the hub of hf:// does not answer."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConnectionError("HF_HUB_OFFLINE is set: give a local copy")
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_TIMEOUT).close()
+    except HTTPError as error:
+        error.close()  # it answers
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ConnectionError(f"{constants.ENDPOINT} does not answer ({reason}): give a local copy") from None
 
 
 def list_remote(url: str) -> list[str]:

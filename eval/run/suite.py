@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
-from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.prompts import read_task
@@ -77,7 +78,7 @@ class SuiteEntry:
     """One data set to evaluate on: data.val or an entry KIND:TARGET of eval.suite.
 
     name: the name of its evaluator. key: how messages about its target name the entry. spec: the entry as the user
-    wrote it. target: the part after KIND:, or the value of data.val.
+    wrote it. target: the part after KIND:, or the value of data.val. data: the data options of the run.
     """
 
     kind: SuiteKind
@@ -85,6 +86,7 @@ class SuiteEntry:
     key: str
     spec: str
     target: Any
+    data: DataConfig
 
 
 def build_evaluators(
@@ -122,7 +124,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     task, val = config.task, config.data.val
     if val is not None:
         kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
-        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val)
+        yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
     names = ["val"]
     for spec in config.eval.suite:
@@ -134,14 +136,14 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
         names.append(_name(target, names))
-        yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target)
+        yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
 
 def _name(target: str, taken: Sequence[str]) -> str:
     """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add a
     number.
     """
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
     return f"{stem}-{same + 1}" if same else stem
@@ -150,28 +152,28 @@ def _name(target: str, taken: Sequence[str]) -> str:
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
-def _shards(entry: SuiteEntry) -> list[ShardSource]:
-    return parse_sources(entry.target, entry.key)
-
-
 def images(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
     form: str = "SHARDS",
-    sources: Callable[[SuiteEntry], list[ShardSource]] = _shards,
+    named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
 ) -> SuiteKind:
     """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
     name shards of pictures.
 
     build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
-    texts. sources: function that returns the shards of an entry.
+    texts. named: function that returns what an entry names, in the syntax of data.train, and its key for messages.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         from dyad.data.shards.shards import open_shards
 
-        return build(entry, open_shards(sources(entry)), inputs)
+        prepared = prepared_tables(table_options(entry.data))
+        return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
 
-    return SuiteKind(Task.image_text, form, sources, open_and_build)
+    def check(entry: SuiteEntry) -> None:
+        parse_sources(*named(entry), tables=checked_tables(table_options(entry.data)))
+
+    return SuiteKind(Task.image_text, form, check, open_and_build)
 
 
 def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -230,12 +232,12 @@ def _path(entry: SuiteEntry) -> Path:
 KINDS = {
     "retrieval": images(_retrieval),
     "zero_shot": images(
-        _zero_shot, "TASK.json", lambda entry: parse_sources(read_task(_path(entry)).source, f"{entry.target}: source")
+        _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),
     "wds": images(
         _wds,
         "FOLDER (a CLIP_benchmark data set)",
-        lambda entry: parse_sources(read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
+        lambda entry: (read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
     ),
     "beir": SuiteKind(
         Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
@@ -243,7 +245,7 @@ KINDS = {
     "dpr": SuiteKind(
         Task.question_passage,
         "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
-        lambda entry: check_dpr(entry.target),
+        lambda entry: check_dpr(entry.target, entry.data),
         partial(_passages, open_dpr),
     ),
 }

@@ -14,6 +14,7 @@ import ast
 import csv
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,12 +27,15 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, check_split
 from dyad.data.question_passage.corpus import Corpus, open_corpus
+from dyad.data.question_passage.formats import format_of
+from dyad.data.question_passage.judgements import judgements, qrels_file
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.data.question_passage.questions import QuestionRow, QuestionRows, judgements, open_questions, qrels_file
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows, named_files, open_questions
 from dyad.data.question_passage.questions import is_beir as has_judgements
 from dyad.data.shards.content_keys import Int64s, key_name
 from dyad.data.shards.scan_tar import MAX_BYTES
-from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.folders import tables_of
+from dyad.data.tables.readers import open_table
 from dyad.eval.metrics.matches import positions_with
 
 if TYPE_CHECKING:
@@ -89,7 +93,7 @@ def check_beir(target: str) -> tuple[Path, str]:
         hint = nearest(folder.name, [path.name for path in folder.parent.glob("*")])
         raise ConfigError(f"beir:{target}: '{folder}' is no folder.{hint}")
     missing = [name for name in ("corpus.jsonl", "queries.jsonl", "qrels") if not (folder / name).exists()]
-    if missing:
+    if missing and not (folder / "collection.tsv").exists():
         raise ConfigError(f"beir:{target}: {folder} has no {missing[0]}, so it is no BEIR folder")
     check_split(split, f"{KEY}: beir:{target}: split")
     qrels_file(str(folder), split, f"{KEY}: beir:{target}: split")
@@ -106,7 +110,7 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
-    qrels = _judged(str(folder / "qrels" / f"{split}.tsv"))
+    qrels = _judged(qrels_file(str(folder), split, KEY))
     return QuestionSet(questions, qrels, open_corpus(str(folder), KEY), drop_own=True).checked(f"beir:{target}")
 
 
@@ -136,14 +140,15 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 # ---- DPR -------------------------------------------------------------------------------------------------------------
 
 
-def check_dpr(target: Any) -> tuple[Any, str | None]:
+def check_dpr(target: Any, config: DataConfig) -> tuple[Any, str | None]:
     """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
     for anything else.
 
     Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
-    if not isinstance(target, str) or not Path(target).expanduser().is_dir():
-        parse_sources(target, "dpr", (*QUESTION_FILES, ".tar"))
+    if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
+        if not _has_answers(target, config):
+            named_files(target, config, "dpr")
         return target, None
     if is_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
@@ -163,10 +168,10 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
 
     config: the data options; its passage corpus is searched if there is no passage file beside the questions.
     """
-    source, beside = check_dpr(target)
+    source, beside = check_dpr(target, config)
     passages = beside or config.passage.corpus
     corpus = None if passages is None else open_corpus(passages, KEY)
-    if isinstance(source, str) and source.endswith((".csv", ".tsv")):
+    if _has_answers(source, config):
         if corpus is None:
             raise ConfigError(
                 f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or train "
@@ -182,6 +187,19 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
         right.setdefault(row.question.id, []).extend(row.positives.keys)
     searched = RowPassages(rows) if corpus is None else corpus
     return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")
+
+
+def _has_answers(source: Any, config: DataConfig) -> bool:
+    """Whether a source is DPR's table of questions and answers, rather than questions and passages in any format."""
+    if not isinstance(source, str) or not source.endswith((".csv", ".tsv")) or config.columns:
+        return False
+    path = str(Path(source).expanduser())
+    if not os.path.isfile(path):
+        return False
+    try:
+        return format_of(dict.fromkeys(open_table(path).columns)) is None
+    except DataError:
+        return True
 
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":

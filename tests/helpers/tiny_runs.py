@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -95,3 +98,14 @@ def refused(ended: Ended, code: int, *words: str) -> None:
     assert ended.code == code, ended.out
     assert len(ended.out.splitlines()) <= 6 and ended.out.count("error:") == 1, ended.out
     assert all(word in ended.out for word in words), ended.out
+
+
+def run_script(script: str, mine: Path) -> str:
+    """Run a bash script of commands, which end with 0; $MINE is a folder of the user. Returns what they print."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    quiet = {"MINE": str(mine), "PATH": path, "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-ec", script], cwd=ROOT, env={**os.environ, **quiet}, text=True, capture_output=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

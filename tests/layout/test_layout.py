@@ -21,6 +21,7 @@ data
 data/shards
 data/loading
 data/image_text
+data/tables
 data/question_passage
 data/cli
 eval train/losses/options

@@ -36,8 +36,8 @@ SWITCHES = {
     "delete-previous-checkpoint": "checkpoint.keep=1",
 }
 
-# Flags of tables (.csv, .tsv), which are packed into shards first → options of python -m data pack
-OF_TABLES = {"csv-separator": "csv_separator", "csv-img-key": "csv_image_key", "csv-caption-key": "csv_caption_key"}
+# Flags of tables (.csv, .tsv)
+OF_TABLES = {"csv-separator", "csv-img-key", "csv-caption-key"}
 
 # Flags that translate.py handles one by one
 OWN_RULE = """train-data val-data dataset-type text-key batch-size accum-freq epochs train-num-samples epochs-cooldown
@@ -142,6 +142,7 @@ MANY_VALUES = set(
 # Defaults of open_clip that differ from ours
 DEFAULTS = {"model": "RN50", "batch-size": "64", "epochs": "32", "workers": "4", "warmup": "10000"}
 DEFAULTS |= {"precision": "amp", "val-frequency": "1", "save-frequency": "1", "accum-freq": "1"}
+DEFAULTS |= {"csv-img-key": "filepath", "csv-caption-key": "title"}
 
 BATCH_NORM_MODELS = re.compile(r"RN\d|MobileCLIP")  # models of open_clip that have batch norms
 

@@ -25,13 +25,16 @@ from dyad.data.config import DataConfig, Mode
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
-from dyad.data.question_passage.questions import named_files
+from dyad.data.question_passage.judgements import queries_of
+from dyad.data.question_passage.questions import is_beir, named_files
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
 from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
+from dyad.data.tables.folders import tables_of
+from dyad.data.tables.prepare import checked_tables, table_options
 from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
 from dyad.train.run.components import batch_norms
@@ -47,7 +50,7 @@ from dyad.train.tracking.wandb_mode import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-QUERIES = "queries.jsonl"
+QUERIES = "queries."  # begins the names of files of nothing but questions
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPEN_CLIP_WEIGHTS = (
     "open_clip_model.safetensors",
@@ -85,21 +88,18 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     if config.data.train is None:
         return
     if config.task is Task.question_passage:
-        shards = [_questions_of(file) for file in named_files(config.data.train, config.data)]
+        files = named_files(config.data.train, config.data)
+        judged = is_beir(str(config.data.train))
+        shards = [queries_of(file) if judged else file for file in files]
     else:
-        shards = [shard for source in parse_sources(config.data.train) for shard in source.shards]
+        tables = checked_tables(table_options(config.data))
+        shards = [shard for source in parse_sources(config.data.train, tables=tables) for shard in source.shards]
     for source in written_sources(config.data.train, "data.train"):
         if source != WrittenSource(source.path):
             yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
     total = f"{len(shards)} file{'s' * (len(shards) > 1)}"
     for shard in dict.fromkeys([shards[0], shards[-1]]):
         yield from _shard(shard, total, config)
-
-
-def _questions_of(file: str) -> str:
-    """Return the file with the questions: `file` itself, but FOLDER/queries.jsonl for BEIR's FOLDER/qrels/SPLIT.tsv."""
-    path = Path(file)
-    return str(path.parent.parent / QUERIES) if path.parent.name == "qrels" else file
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
@@ -111,6 +111,9 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     if config.data.mode is Mode.stream:
         _check_pair(first_of(path), config.data)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
+        return
+    if not scheme_of(path) and tables_of(path, config.data.columns):
+        yield ok("data", f"{path}: a table with known columns, converted once at the start ({total} in all)")
         return
     length, index = stat(path).size, stored_index(path)
     if index is None and has_index(path):
@@ -149,8 +152,9 @@ def _check_pair(sample: ShardSample, config: DataConfig) -> None:
 def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
     """Raise DataError if a row of the training data is not a valid question.
 
-    In queries.jsonl of a BEIR folder it must be a valid query, in other files a question with its passages, under the
-    field names that `config` gives. fields: the row. where: its file and line, which begin the error message.
+    In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
+    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
+    error message.
     """
     try:
         if QUERIES in where:

@@ -6,7 +6,6 @@ open_clip_line.py parses the command; this module computes the keys.
 """
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -26,14 +25,13 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 class Translation:
     """An open_clip command and the command of ours that replaces it, built step by step by the functions in RULES.
 
-    launch: the processes that the command starts. given: flag without dashes → its values in the command. before: shell
-    commands to run first. keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether
-    its value is a default of open_clip, and not from a flag in the command.
+    launch: the processes that the command starts. given: flag without dashes → its values in the command. keys: key →
+    value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of open_clip,
+    and not from a flag in the command.
     """
 
     launch: Launch
     given: Mapping[str, list[str]]
-    before: list[str] = field(default_factory=list)
     keys: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     implied: dict[str, bool] = field(default_factory=dict)
@@ -44,9 +42,9 @@ class Translation:
         return [f"{key}={written(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
-        """Return the translation to print: our shell commands, one on a line, then the notes as shell comments."""
+        """Return the translation to print: our shell command, then the notes as shell comments."""
         command = f"{self.launch.command} {shlex.join(self.arguments)}"
-        return "\n".join([*self.before, command, *(f"# {note}" for note in self.notes)])
+        return "\n".join([command, *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
@@ -171,16 +169,15 @@ def _data(job: Translation) -> None:
 def _shards(job: Translation, flag: str) -> str:
     """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
 
-    If the flag's value is a table (.csv, .tsv), add a command that packs it into shards, and return their folder. If it
-    is a shell pipe (pipe:…) that reads a URL, return this URL.
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell
+    pipe (pipe:…) that reads a URL, return this URL.
     """
     path = job.text(flag)
     if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
-        out = "shards/" + re.sub(r"\.\w+$", "", os.path.basename(path))
-        options = [f"{key}={job.text(name)}" for name, key in flags.OF_TABLES.items() if name in job.given]
-        job.before.append(shlex.join(["python", "-m", "data", "pack", path, f"out={out}", *options]))
-        job.note(flag, "tables become shards once, by the first command")
-        return out
+        if job.given.keys() & flags.OF_TABLES:
+            job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
+        job.note(flag, "the table is converted once, at the first start; its separator is found")
+        return path
     if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
         job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
         return piped[1]

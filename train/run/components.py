@@ -22,6 +22,7 @@ from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources, split_sources
+from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Evaluator
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.index_spec import check_spec
@@ -137,7 +138,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: ImageTextModel) -> TrainingData:
-    shards = open_shards(parse_sources(config.data.train))
+    shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
     dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
     manifest = {"data.train": file_entries(shards.indexes)}
     return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)

@@ -123,20 +123,42 @@ def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.shards.sources import parse_sources
+    from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.eval.run.suite import check_suite
     from dyad.train.config import Task, validate
     from dyad.train.run_folder.folder import check_run
     from dyad.train.tracking.trackers import check_tracking
 
+    _check_task(config)
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
     else:
-        parse_sources(config.data.train)
+        parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     check_suite(config)
     check_tracking(config.tracking)
     _check_paths(config)
     check_run(config)
+
+
+def _check_task(config: TrainConfig) -> None:
+    """Raise ConfigError, with the command to type, if data.train holds data of the other task. Remote data, and data of
+    unknown fields, are not looked at."""
+    from dyad.data.cli.inputs import InputKind, known_kind
+    from dyad.data.cli.outputs import command
+    from dyad.data.shards.sources import split_sources
+    from dyad.data.shards.storage import scheme_of
+    from dyad.data.tables.prepare import table_options
+    from dyad.train.config import Task
+
+    if config.data.train is None or scheme_of(path := split_sources(config.data.train, "data.train")[0][0]):
+        return
+    found, wants_pictures = known_kind([path], table_options(config.data)), config.task is Task.image_text
+    if found is None or wants_pictures is (found is InputKind.pictures):
+        return
+    other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
+    train = command("python -m train", {"data.train": Path(path)}, *other.split())
+    raise ConfigError(f"data.train={path} holds {found.value}, task={config.task.name} takes others. Type: {train}")
 
 
 def _check_paths(config: TrainConfig) -> None:

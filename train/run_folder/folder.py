@@ -44,6 +44,8 @@ RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen
 
 # Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
 ADDED = {
+    "data.columns": [],
+    "data.template": None,
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -133,10 +134,10 @@ def test_check_says_no_to_what_training_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Never "damage 0", exit 0."""
-    (tmp_path / "x.jsonl").write_text('{"anchor": "a", "positive": "b", "negative": "c"}\n' * 3)
+    (tmp_path / "x.jsonl").write_text('{"left": "a", "right": "b", "wrong": "c"}\n' * 3)
     assert code_of(monkeypatch, "check", tmp_path / "x.jsonl") == 2
     error = capsys.readouterr().err
-    assert "its fields are anchor, positive, negative. Known are Tevatron with ids: query_text, " in error
+    assert "its fields are left, right, wrong. Known are Tevatron with ids: query_text, " in error
     (tmp_path / "none.jsonl").touch()
     write_tar(tmp_path / "none.tar", [])
     for empty in ("none.jsonl", "none.tar"):
@@ -199,7 +200,7 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / f"{n}.png").write_bytes(picture(n))
     rows = "".join(f"{n}.png,{n}\n" for n in (0, 1, 2, 9))
     (tmp_path / "p.csv").write_text("file,words\n" + rows)
-    keys = ["csv_separator=,", "csv_image_key=file", "csv_caption_key=words", "maxcount=2"]
+    keys = ["columns=[file,words]", "maxcount=2"]
     with pytest.raises(DataError, match=r"p.csv: row 4 \(line 5\): missing file"):
         here(monkeypatch, "pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys)
     assert not (tmp_path / "out").exists()
@@ -249,7 +250,7 @@ def test_help_of_a_verb_names_every_key(
     printed = capsys.readouterr().out
     for example in verb.examples:
         assert f"  python -m data {example}\n" in printed
-        words = example.replace("'", "").split()[1:]
+        words = shlex.split(example)[1:]
         parse_verb(verb, words)  # what the help shows can be typed
     for key in vars(verb.options()):
         assert f"\n  {key} " in printed
@@ -262,7 +263,10 @@ def test_help_of_a_verb_names_every_key(
         (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
-        (["index", "x", "worker=3"], "unknown key 'worker'. Did you mean 'workers'? Keys: out, workers"),
+        (
+            ["index", "x", "worker=3"],
+            "unknown key 'worker'. Did you mean 'workers'? Keys: columns, template, max_image_pixels, out, workers",
+        ),
         (
             ["pack", "a", "--out", "b"],
             "'--out': options are written key=value here. Did you mean 'out'? See: python -m data pack --help",
@@ -293,10 +297,10 @@ def test_mistakes_get_one_line_and_exit_2(
 def test_values_of_keys() -> None:
     pack = next(verb for verb in VERBS if verb.name == "pack")
     plain, options = parse_verb(
-        pack, ["in.csv", "out=o", "maxcount=1e4", "maxsize=5e8", "on_error=skip", "image_key=null"]
+        pack, ["in.csv", "out=o", "maxcount=1e4", "maxsize=5e8", "on_error=skip", "columns=[a,b]"]
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)
-    assert (options.maxsize, options.on_error, options.image_key) == (5e8, OnError.skip, None)
+    assert (options.maxsize, options.on_error, options.columns) == (5e8, OnError.skip, ["a", "b"])
 
 
 def test_what_to_do_with_sound_data(

@@ -20,7 +20,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli.convert import convert_passages
 from dyad.data.cli.inputs import InputKind, kind_of
-from dyad.data.cli.options import OnError, PackOptions, Target
+from dyad.data.cli.options import CheckOptions, OnError, PackOptions, Target
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.questions import open_questions
@@ -288,7 +288,7 @@ def test_kind_of_an_input(tmp_path: Path) -> None:
         (str(tmp_path), InputKind.questions),
     ]
     for source, kind in found:
-        assert kind_of([source]) is kind, source
+        assert kind_of([source], CheckOptions()) is kind, source
 
 
 def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,5 +301,5 @@ def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytes
             return super().readinto(buffer)
 
     monkeypatch.setattr("dyad.data.cli.inputs.open_stream", Counted)
-    assert kind_of([str(source)]) is InputKind.questions
+    assert kind_of([str(source)], CheckOptions()) is InputKind.questions
     assert 0 < len(reads) < 1000

@@ -17,9 +17,9 @@ from helpers.shards import overwrite, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
+from dyad.data.question_passage.judgements import MAX_LINE
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import (
-    MAX_LINE,
     QuestionRow,
     QuestionRows,
     named_files,
@@ -325,7 +325,7 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
         (b"q0\td99\t1", r"line 20: passage id 'd99' is not in .*corpus\.jsonl"),
         (b"q99\td1\t1", r"line 20: question id 'q99' is not in .*queries\.jsonl"),
         (b"q0 d1 1", r"line 20 is b'q0 d1 1', not question id, passage id and grade with tabs between"),
-        (b"q0\t0\td1\t1", r"line 20 is .*, not question id, passage id and grade"),
+        (b"q0\t0\t0\td1\t1", r"line 20 is .*, not question id, passage id and grade"),
         (b"q0\td1\tone", r"line 20: the grade 'one' is no whole number"),
         (b"q0\td1\t--1", r"line 20: the grade '--1' is no whole number"),
         (b"q0\td1\t1.0", r"line 20: the grade '1.0' is no whole number"),

@@ -329,9 +329,10 @@ def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"offset 0: line 1 has no column 'id': the first line must name id, text and title, tabs between"),
-        (b"id,text,title\n1,a,b\n", r"offset 0: line 1 has no column 'id'"),
-        (b"id\ttext\n1\ta\n", r"offset 0: line 1 has no column 'title'"),
+        (b"", r"offset 0: line 1 does not name its columns, one word each with tabs between: b''"),
+        (b"sentence 1\tsentence 2\tlabel\n", r"offset 0: line 1 does not name its columns"),
+        (b"7\ta\tb\tc\n", r"offset 0: line 1 does not name its columns"),
+        (b"id,text,title\n1,a,b\n", r"offset 0: line 1 does not name its columns"),
         (b"\xff\n", r"offset 0: line 1 is not UTF-8"),
         (b"id\ttext\ttitle\n1\ta\tb\n2\ta\n", r"offset 20: line 3 has 2 columns, the first line has 3"),
         (b"id\ttext\ttitle\n1\ta\tb\n\n", r"offset 20: line 3 has 0 columns"),

@@ -127,7 +127,7 @@ def test_missing_driver_names_the_package(monkeypatch: pytest.MonkeyPatch) -> No
         ("@2", r"must be a positive number"),
         ("{d}/a.tar::{d}/*.tar", r"{d}/a.tar appears twice"),
         ("pipe:cat {d}/a.tar", r"'pipe:' is not read"),
-        ("ftp://host/a.tar", r"'ftp:' is not read. Use a local path or https, http, s3, gs, memory"),
+        ("ftp://host/a.tar", r"'ftp:' is not read. Use a local path or https, http, s3, gs, hf, memory"),
         ("{d}/a.tar::", r"names no shards"),
         ("", r"names no shards"),
         ([], r"names no shards"),

@@ -12,7 +12,6 @@ import pytest
 from open_clip_train.params import parse_args
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.cli.options import PackOptions
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import compose_config, groups, keys
 from dyad.train.config import BatchNorm, Precision, TrainConfig, validate
@@ -150,9 +149,6 @@ def test_batch_norms_have_the_statistics_that_open_clip_gives_them() -> None:
 def test_the_defaults_are_those_of_the_installed_open_clip(model: str) -> None:
     theirs = {name.replace("_", "-"): value for name, value in vars(parse_args(["--model", model])).items()}
     assert {name: str(theirs[name]) for name in flags.DEFAULTS} == flags.DEFAULTS | {"model": model}
-    assert {flag: getattr(PackOptions(), key) for flag, key in flags.OF_TABLES.items()} == {
-        flag: theirs[flag].replace("\t", "\\t") for flag in flags.OF_TABLES
-    }
     _, config = translated(f"{MAIN} --train-data a.tar --model {model}")
     for flag, key in flags.KEYS.items():
         if key.startswith(("optim.", "seed", "data.workers", "model.name")) and theirs[flag] is not None:
@@ -193,13 +189,12 @@ def test_values_arrive() -> None:
     assert translated(f"{MAIN} --train-data a.tar --siglip")[1].objective.name == "siglip"
 
 
-def test_tables_are_packed_first() -> None:
-    translation, config = translated(LINES["README, one GPU, tables"])
-    assert translation.before == [
-        "python -m data pack /p/train.csv out=shards/train csv_image_key=filepath csv_caption_key=title",
-        "python -m data pack /p/val.csv out=shards/val csv_image_key=filepath csv_caption_key=title",
-    ]
-    assert (config.data.train, config.data.val, config.steps) == ("shards/train", "shards/val", None)
+def test_tables_are_taken_as_they_are() -> None:
+    _, config = translated(LINES["README, one GPU, tables"])
+    assert (config.data.train, config.data.val, config.steps) == ("/p/train.csv", "/p/val.csv", None)
+    assert config.data.columns == ["filepath", "title"]
+    assert translated(f"{MAIN} --train-data a.csv")[1].data.columns == []
+    assert translated(f"{MAIN} --train-data a.csv --csv-img-key x")[1].data.columns == ["x", "title"]
 
 
 def test_a_flag_that_has_no_key_is_one_line() -> None:
@@ -277,7 +272,6 @@ def test_every_flag_has_one_place_and_every_key_exists() -> None:
     assert {name for name in theirs if not any(part in name for part in flags.OTHER_MODELS)} <= flags.ALL
     known = {key for key, _, _ in keys()} | {*groups()}
     assert {key.partition("=")[0] for key in [*flags.KEYS.values(), *flags.SWITCHES.values()]} <= known
-    assert {*flags.OF_TABLES.values()} <= {*PackOptions.__dataclass_fields__}
 
 
 def test_the_command_prints_it() -> None:

@@ -1,0 +1,145 @@
+"""Find the tables that a path names: a file, a folder of pictures, a data set of Hugging Face, a URL."""
+
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from dyad.data.base.errors import BadRow, ConfigError
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
+from dyad.data.shards.storage import filesystem, list_remote, scheme_of, shard_name
+from dyad.data.tables.pictures import content, picture_column
+from dyad.data.tables.readers import OPENERS, Table, TableRows, is_coco, open_table
+
+COLUMNAR = (".parquet", ".arrow", ".feather")
+ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
+METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # of a Hugging Face imagefolder
+JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # in a folder of BEIR or MS MARCO
+SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
+
+
+def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
+    """Return the tables that `path` names: an existing file or folder, or a URL. The list is empty for shards, and for
+    files of rows that are read by offset.
+
+    columns: the columns that the user named; any file of rows is then a table. Raises ConfigError for a folder with
+    several splits, DataError for a table that cannot be read, OSError when storage fails.
+    """
+    if os.path.isdir(path):
+        found = _files_of(path)
+        return [_picture_folder(path)] if found == [path] else [open_table(file) for file in found]
+    suffix = os.path.splitext(shard_name(path))[1]
+    if suffix in ALWAYS or (columns and suffix in OPENERS):
+        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme_of(path) else [path])]
+    if scheme_of(path):
+        return [open_table(file) for file in _hub_files(path)] if scheme_of(path) == "hf" and not suffix else []
+    if suffix == ".json":
+        return [open_table(path)] if is_coco(path) else []
+    if suffix in OPENERS:
+        table = open_table(path)
+        triples = suffix == ".tsv" and "query_text" in table.columns
+        return [table] if triples or picture_column(table) else []
+    return []
+
+
+def _files_of(folder: str) -> list[str]:
+    """Return the files of tables in a folder; the folder itself if it has pictures, nothing if it has shards."""
+    names = sorted(os.listdir(folder))
+    if any(name.endswith(".tar") or name in JUDGED for name in names):
+        return []
+    if "dataset_dict.json" in names:
+        splits = [f"{folder}/{path.parent.name}" for path in sorted(Path(folder).glob("*/state.json"))]
+        raise ConfigError(f"{folder} has several splits. Write one of {', '.join(splits)}")
+    if metadata := [os.path.join(folder, name) for name in METADATA if name in names]:
+        return metadata[:1]
+    for inner in (folder, os.path.join(folder, "data")):
+        beside = sorted(os.listdir(inner)) if os.path.isdir(inner) else []
+        if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
+            return _one_split(found)
+    if not any(map(_is_picture, names)):
+        if any(name.endswith((".jsonl", ".json", ".tsv")) for name in names):
+            return []
+        if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
+            return found
+    return [folder] if any(_is_picture(name) for _, _, files in os.walk(folder) for name in files) else []
+
+
+def _hub_files(url: str) -> list[str]:
+    """Return the URLs of the Parquet files of a data set on the hub, at any depth."""
+    fs, path = filesystem(url)
+    return _one_split(sorted(str(fs.unstrip_protocol(str(name))) for name in fs.glob(f"{path.rstrip('/')}/**.parquet")))
+
+
+def _one_split(files: list[str]) -> list[str]:
+    """Return `files`; raise ConfigError when their names are those of several splits."""
+    splits = {file[: file.rindex("/") + 1] + m[1] for file in files if (m := SPLIT.fullmatch(shard_name(file)))}
+    if len(splits) > 1:
+        named = [f"'{split}-*{os.path.splitext(files[0])[1]}'" for split in sorted(splits)]
+        raise ConfigError(f"{os.path.dirname(files[0])} has several splits. Write one of {', '.join(named)}")
+    return files
+
+
+def _is_picture(name: str) -> bool:
+    return os.path.splitext(name)[1].lower().removeprefix(".") in PICTURES
+
+
+# ---- a folder of pictures --------------------------------------------------------------------------------------------
+
+
+def _picture_folder(folder: str) -> Table:
+    """Return a folder of pictures as a table: the columns image, caption (the lines of the .txt file of the same name)
+    and class, the name of the folder that the picture is in."""
+    root = Path(folder)
+    rows, files = partial(_rows, root), partial(_files, root)
+    classes = [] if any(path.parent == root for path in files() if _is_picture(path.name)) else ["class"]
+    return Table(folder, ["image", "caption", *classes], rows, folder, lambda: map(str, files()))
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the pictures and texts in a folder, at any depth, sorted. Hidden files are left out."""
+    wanted = (path for path in folder.rglob("*") if _is_picture(path.name) or path.suffix.lower() == ".txt")
+    return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
+
+
+def _rows(folder: Path) -> TableRows:
+    """Yield a row (name, fields) for each picture in the folder, with the captions from the .txt file of the same stem.
+    A BadRow (an error object) replaces the fields of a row that cannot be used. Then yield a BadRow for each .txt file
+    without a picture."""
+    files = _files(folder)
+    pictures = [file for file in files if _is_picture(file.name)]
+    for picture in pictures:
+        name = str(picture.relative_to(folder))
+        try:
+            refuse_link(picture, folder)
+            fields = {"image": name, "caption": _text_beside(picture, folder), "class": picture.parent.name}
+            if picture.parent == folder:
+                del fields["class"]
+        except BadRow as bad:
+            fields = bad
+        yield name, fields
+    stems = {picture.with_suffix("") for picture in pictures}
+    for file in files:
+        if file.suffix.lower() == ".txt" and file.with_suffix("") not in stems:
+            yield str(file.relative_to(folder)), BadRow("no picture beside the text")
+
+
+def refuse_link(file: Path, folder: Path) -> None:
+    """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
+    no file from outside the folder may get into a shard."""
+    if not file.resolve().is_relative_to(folder.resolve()):
+        raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
+
+
+def _text_beside(picture: Path, folder: Path) -> list[str] | None:
+    """Return the captions in the .txt file beside a picture, one per line; None if there is no such file. Raises BadRow
+    for a file that is too big, not UTF-8, or a link out of the folder."""
+    file = picture.with_suffix(".txt")
+    if not file.is_file():
+        return None
+    refuse_link(file, folder)
+    try:
+        text = content(file, MAX_BYTES["txt"]).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadRow("caption is no text", f"{file} is not UTF-8 at byte {error.start}") from None
+    return [line for line in text.splitlines() if line.strip()]

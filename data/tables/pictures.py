@@ -1,0 +1,195 @@
+"""Convert the rows of a table to pictures and captions: the members of samples in a tar shard."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.config import DataConfig
+from dyad.data.image_text.pictures import read_header
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
+from dyad.data.tables.readers import Fields, Table
+
+PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of pictures
+IMAGE_FIELDS = ("image", *PATHS, *PICTURES, "img", "picture", "filename", "path")
+CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences")
+LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the user said about tables. columns: the columns to use, or none: those of known names. template: makes a
+    caption of a label, as "a photo of a {}". max_pixels: larger pictures are refused. prefix: of the keys, for
+    messages."""
+
+    columns: Sequence[str] = ()
+    template: str | None = None
+    max_pixels: int = DataConfig.max_image_pixels
+    prefix: str = ""
+
+    def checked(self, table: Table) -> "TableOptions":
+        """Return these options; raise ConfigError when the table lacks a column that they name."""
+        for name in self.columns:
+            if name not in table.columns:
+                raise ConfigError(
+                    f"{table.path}: no column '{name}'.{nearest(name, table.columns)} Its columns are "
+                    f"{', '.join(table.columns)}: set {self.prefix}columns=[…]"
+                )
+        return self
+
+    def words(self) -> list[str]:
+        """Return these options as words of a command line of `python -m data`."""
+        columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
+        return [*columns, *([] if self.template is None else [f"template={self.template}"])]
+
+
+def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:
+    """Return the name of the column that has the pictures of a table, as bytes, as {bytes, path} or as a path; None for
+    a table without pictures. columns: those that the user named; the first of them may have the pictures."""
+    named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
+    values = {name: [row.get(name) for row in table.head()] for name in named}
+    found = (n for n in named if n in PATHS or not values[n] or any(_is_picture(v, table.folder) for v in values[n]))
+    return next(found, None)
+
+
+def _is_picture(value: Any, folder: str | None) -> bool:
+    if isinstance(value, str):
+        with suppress(OSError, ValueError):  # no file has such a name
+            known = os.path.splitext(value)[1].lower().removeprefix(".") in PICTURES
+            return known or (folder is not None and (Path(folder) / value).is_file())
+        return False
+    return isinstance(value, bytes) or (isinstance(value, Mapping) and bool({"bytes", "path"} & set(value)))
+
+
+@dataclass(frozen=True)
+class PictureTable:
+    """A table of pictures and captions. image, caption: names of its columns."""
+
+    table: Table
+    image: str
+    caption: str
+    options: TableOptions
+
+    def members(self, fields: Fields | BadRow) -> dict[str, bytes]:
+        """Return the members of the sample that is made of one row, as {suffix: bytes}: the picture; txt with the
+        captions, one a line; json with the other columns, if there are any.
+
+        If `fields` is itself a BadRow, it is raised. Raises BadRow, too, when the picture is missing or undecodable,
+        when a caption is missing or no text, and when a member is too long.
+        """
+        if isinstance(fields, BadRow):
+            raise fields
+        picture, name = self.picture(fields)
+        lines = "\n".join(self._captions(fields.get(self.caption)))
+        try:
+            suffix = read_header(picture, self.options.max_pixels).suffix
+        except DataError as error:
+            raise BadRow("undecodable picture", f"{name}: {error}") from None
+        members = {suffix: picture, "txt": checked_size("txt", lines.encode())}
+        if len(self.table.columns) > 2:  # all samples of a shard must have the same members
+            others = [each for each in fields if each not in (self.image, self.caption)]
+            members["json"] = json_bytes({each: fields[each] for each in others if not _has_bytes(fields[each])})
+        return members
+
+    def picture(self, fields: Fields) -> tuple[bytes, str]:
+        """Return the bytes of the picture of a row, and its name for messages. Raises BadRow when there is none."""
+        if path := self.path(fields):
+            return content(Path(path), MAX_BYTES[PICTURES[0]]), path
+        value = fields.get(self.image)
+        data = value.get("bytes") if isinstance(value, Mapping) else value
+        if not isinstance(data, bytes) or not data:
+            raise BadRow("no picture path", f"{self.image} = {value!r:.80}" if value else "")
+        return checked_size(PICTURES[0], data), self.image
+
+    def path(self, fields: Fields) -> str | None:
+        """Return the path of the picture of a row; None when the row holds the picture itself, or nothing, and for a
+        table from a URL, whose paths could be any on this disk."""
+        value = fields.get(self.image)
+        if isinstance(value, Mapping):
+            value = None if value.get("bytes") else value.get("path")
+        if not isinstance(value, str) or not value or self.table.folder is None:
+            return None
+        return os.path.join(self.table.folder, value)
+
+    def _captions(self, value: Any) -> list[str]:
+        """Convert the content of the caption column, a text or a list of texts, to captions without line breaks."""
+        texts = value if isinstance(value, list) else [value]
+        if value is None or not texts:
+            raise BadRow("no caption")
+        if not all(isinstance(text, str) for text in texts):
+            raise BadRow("caption is no text", f"{value!r:.80}")
+        lines = [" ".join(str(text).split()) for text in texts]
+        if not all(lines):
+            raise BadRow("empty caption")
+        if (template := self.options.template) is not None:
+            lines = [template.replace("{}", line.replace("_", " ")) for line in lines]
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError:
+            raise BadRow("caption is no Unicode text", f"{value!r:.80}") from None
+        return lines
+
+
+def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
+    """Find the columns of pictures and captions of a table; None for a table without pictures. Raises ConfigError for a
+    missing column, and for pictures without captions."""
+    named = options.checked(table).columns
+    image = picture_column(table, named)
+    if image is None:
+        return None
+    known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
+    caption = next((name for name in (named[1:] or known) if name in table.columns), None)
+    label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)
+    if caption is None or (label and not any(row.get(caption) for row in table.head())):
+        hint = f", or {options.prefix}template='a photo of a {{}}' for captions of '{label}'" if label else ""
+        raise ConfigError(
+            f"{table.path}: pictures in '{image}', no captions in {', '.join(known) if caption is None else caption}. "
+            f"Its columns are {', '.join(table.columns)}: set {options.prefix}columns=[{image},…]{hint}"
+        )
+    return PictureTable(table, image, caption, options)
+
+
+# ---- members of samples ----------------------------------------------------------------------------------------------
+
+
+def _has_bytes(value: Any) -> bool:
+    return isinstance(value, bytes) or (isinstance(value, Mapping) and any(map(_has_bytes, value.values())))
+
+
+def content(path: Path, limit: int) -> bytes:
+    """Read a file and return its bytes. Raises BadRow when it is missing, not a regular file, or larger than `limit`
+    bytes."""
+    try:
+        if not path.exists():
+            raise BadRow("missing file", str(path))
+        if not path.is_file():  # reading a pipe could block
+            raise BadRow("unreadable file", f"{path} is no file")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        raise BadRow("unreadable file", f"{path} ({error})") from None
+    if len(data) > limit:
+        raise BadRow("file too big", f"{path}: more than {limit} bytes")
+    return data
+
+
+def json_bytes(fields: Mapping[str, Any]) -> bytes:
+    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when the result is longer than
+    readers of shards accept."""
+    try:
+        content = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode()
+    except ValueError as error:
+        raise BadRow("a field JSON cannot hold", str(error)) from None
+    return checked_size("json", content)
+
+
+def checked_size(suffix: str, content: bytes) -> bytes:
+    """Return `content`, a member of a sample. Raises BadRow when it has more bytes than MAX_BYTES allows for its
+    suffix."""
+    if len(content) > MAX_BYTES[suffix]:
+        raise BadRow(f"{suffix} too long", f"more than {MAX_BYTES[suffix]} bytes")
+    return content

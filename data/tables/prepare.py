@@ -1,0 +1,167 @@
+"""Convert tables to shards in the cache, once, so that training reads them by offset as any other shard.
+
+Pictures become a .tar, texts a .jsonl file, in the folder `.index` beside the table or in the user's cache. A later
+start takes the same shard as long as the table, the pictures that it names and the options are the same.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, BinaryIO, TypeVar
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.progress import EVERY, print_line
+from dyad.data.config import DataConfig
+from dyad.data.shards.index_cache import cache_file, read_cached
+from dyad.data.shards.sources import Tables
+from dyad.data.shards.storage import shard_name, stat
+from dyad.data.tables.folders import tables_of
+from dyad.data.tables.pictures import PictureTable, TableOptions, json_bytes, picture_table
+from dyad.data.tables.readers import Fields, Table
+
+FORMAT = 1
+LARGEST = 4 << 30  # bytes of a table, or of its shard, that are converted at a start
+ROLES = ("anchor", "positive", "negative")  # names that the columns of texts get, then negative_1, …
+
+CheckRow = Callable[[Fields], object]  # raises BadRow for a row of texts that training refuses
+T = TypeVar("T")
+
+
+def table_options(config: DataConfig) -> TableOptions:
+    return TableOptions(config.columns, config.template, config.max_image_pixels, "data.")
+
+
+def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
+    """Return the function by which `parse_sources` recognises tables. It checks their columns and their size, and
+    converts nothing. check_row: for tables of texts; called for their first row."""
+
+    def check(path: str) -> Sequence[str]:
+        tables = tables_of(path, options.columns)
+        for table in tables:
+            _refuse_large(sum(stat(file).size for file in table.files()), table, options)
+            head = [] if picture_table(table, options) else table.head()
+            for fields in head[:1]:
+                try:
+                    check_row(named_texts(fields, options))
+                except BadRow as bad:
+                    raise ConfigError(f"{table.path}: {bad}; or name them: {options.prefix}columns=[…]") from None
+        return [table.path for table in tables]
+
+    return check
+
+
+def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
+    """Return the function by which `parse_sources` replaces tables by the shards that they are converted to. check_row:
+    for tables of texts; called for each row."""
+    return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
+
+
+def named_texts(fields: Fields, options: TableOptions) -> Fields:
+    """Return the fields of a row of texts. Columns that the user named get the names anchor, positive, negative,
+    negative_1, …; other columns are then left out."""
+    if not options.columns:
+        return fields
+    names = [*ROLES, *(f"{ROLES[-1]}_{i}" for i in range(1, len(options.columns)))]
+    return {name: fields.get(column) for name, column in zip(names, options.columns, strict=False)}
+
+
+def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
+    """Return the path of the shard that a table was converted to; convert it now if the cache has no such shard."""
+    pictures = picture_table(table, options)
+    chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
+    name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
+    facts: dict[str, Any] = {"name": name, "made_of": _state(table, pictures)}
+    for file, stored in read_cached(table.path, name):
+        if stored | facts == stored:
+            return str(file)
+    began = time.monotonic()
+    write = partial(_write, table, pictures, options, check_row)
+    file = str(cache_file(table.path, name, ".jsonl" if pictures is None else ".tar", facts, write))
+    size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
+    print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
+    return file
+
+
+def _state(table: Table, pictures: PictureTable | None) -> str:
+    """Return a hash of the size and time stamp of each file that a table is made of, the pictures that it names
+    included."""
+    digest = hashlib.sha256()
+    for file in table.files():
+        name = file if table.folder is None else os.path.relpath(file, table.folder)
+        digest.update(json.dumps([name, *stat(file)]).encode())
+    if pictures and not os.path.isdir(table.path) and any(map(pictures.path, table.head())):
+        for fields in (fields for _, fields in table.rows() if isinstance(fields, dict)):
+            with suppress(OSError, ValueError, BadRow):  # its row says so when it is converted
+                found = os.stat(pictures.path(fields) or "")
+                digest.update(json.dumps([str(fields[pictures.image]), found.st_size, found.st_mtime_ns]).encode())
+    return digest.hexdigest()
+
+
+def _converted(
+    table: Table, convert: Callable[[Fields | BadRow], T], options: TableOptions, file: BinaryIO
+) -> Iterator[T]:
+    """Yield what each row of a table is converted to, for a writer of `file`. Raises DataError for a bad row and for a
+    table without rows, ConfigError when the file grows larger than LARGEST."""
+    last_line, number = time.monotonic(), 0
+    for number, (where, fields) in enumerate(table.rows(), start=1):
+        try:
+            yield convert(fields)
+        except BadRow as bad:
+            command = f"{_pack_command(table, options)} on_error=skip"
+            message = f"{f'{table.path}: {where}: {bad}':.1000}"
+            raise DataError(f"{message}. Such rows are left out by: {command}") from None
+        _refuse_large(file.tell(), table, options)
+        if time.monotonic() - last_line >= EVERY:
+            last_line = time.monotonic()
+            print_line(f"converting {table.path}: {number:,} rows, {file.tell() / 1e6:,.0f} MB", sys.stderr)
+    if not number:
+        raise DataError(f"{table.path} has no rows.")
+
+
+def _write(
+    table: Table,
+    pictures: PictureTable | None,
+    options: TableOptions,
+    check_row: CheckRow,
+    file: BinaryIO,
+) -> None:
+    """Write all rows of a table to `file`: pictures as a tar shard, texts as JSON-lines. Raises the errors of
+    `_converted`."""
+    if pictures is None:
+        file.writelines(_converted(table, partial(_line, options, check_row), options, file))
+        return
+    from webdataset.writer import TarWriter
+
+    with TarWriter(file, mtime=0, encoder=False) as writer:
+        for number, sample in enumerate(_converted(table, pictures.members, options, file)):
+            writer.write({"__key__": f"{number:09d}", **sample})
+
+
+def _line(options: TableOptions, check_row: CheckRow, fields: Fields | BadRow) -> bytes:
+    """Return a row of texts as a line of JSON. Raises BadRow for a row that cannot be used."""
+    if isinstance(fields, BadRow):
+        raise fields
+    named = named_texts(fields, options)
+    check_row(named)
+    return json_bytes(named) + b"\n"
+
+
+def _refuse_large(size: int, table: Table, options: TableOptions) -> None:
+    """Raise ConfigError, with the command that packs the table, when `size` in bytes is more than is converted at a
+    start."""
+    if size > LARGEST:
+        raise ConfigError(
+            f"{table.path}: more than {LARGEST >> 30} GiB, which are not converted at a start. Pack it once, and train "
+            f"on the shards: {_pack_command(table, options)}"
+        )
+
+
+def _pack_command(table: Table, options: TableOptions) -> str:
+    out = f"{os.path.splitext(shard_name(os.path.normpath(table.path)))[0]}_shards"
+    return shlex.join(["python", "-m", "data", "pack", table.path, f"out={out}", *options.words()])

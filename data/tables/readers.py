@@ -1,0 +1,291 @@
+"""Read the rows of a table from first to last: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BufferedReader, TextIOWrapper
+from itertools import islice
+from typing import Any
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.json_text import parse_json
+from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
+from dyad.data.shards.scan_tar import MAX_BYTES
+from dyad.data.shards.storage import open_stream, shard_name
+
+SEPARATORS = "\t,;|"
+HEAD = 20  # rows that are read to tell what a table holds
+BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
+
+Fields = dict[str, Any]
+TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that is read from first to last.
+
+    path: of its file or folder, or a URL. columns: their names; of JSON-lines those of the first rows. rows: a function
+    that reads the rows from the start. folder: that picture paths are relative to; None for a URL, which names no
+    pictures. files: a function that lists all files that the rows come from.
+    """
+
+    path: str
+    columns: Sequence[str]
+    rows: Callable[[], TableRows]
+    folder: str | None
+    files: Callable[[], Iterable[str]]
+
+    def head(self) -> list[Fields]:
+        """Return the first sound rows of this table."""
+        return [fields for _, fields in islice(self.rows(), HEAD) if isinstance(fields, dict)]
+
+
+def open_table(path: str) -> Table:
+    """Open the table in the file (or URL) `path`. Raises ConfigError for a file that is no table, DataError for one
+    that cannot be read."""
+    columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
+    folder = None if "://" in path else os.path.dirname(path)
+    return Table(path, columns, rows, folder, lambda: [path])
+
+
+Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; what reads the rows
+
+
+def _buffered(path: str) -> BufferedReader:
+    return BufferedReader(open_stream(path), 1 << 20)  # type: ignore[arg-type]
+
+
+# ---- CSV -----------------------------------------------------------------------------------------------------------
+
+
+def _csv(path: str) -> Opened:
+    """Open a CSV. Its separator is that of SEPARATORS which gives its first line the most columns."""
+    found = []
+    for separator in SEPARATORS:
+        _, columns = next(_csv_cells(path, separator), (0, []))
+        if isinstance(columns, BadRow):
+            raise DataError(f"{path}: its first line cannot be read: {columns}")
+        found.append((len(columns), separator, columns))
+    _, separator, columns = max(found, key=lambda one: one[0])  # of equal ones the first
+    return columns, lambda: _csv_rows(path, separator, columns)
+
+
+def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
+    for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
+        if isinstance(row, list):  # missing cells: whoever needs one of them reports it
+            long = len(row) > len(columns)
+            row = BadRow("too many columns") if long else dict(zip(columns, row, strict=False))
+        yield f"row {number} (line {line})", row
+
+
+def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yield the line number and the cells of each CSV row that is not blank. An invalid row gives a BadRow (an error
+    object) in place of the cells.
+
+    Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
+    """
+    row: list[str] = []  # the lines of the current row, so far
+
+    def lines(file: Iterable[str]) -> Iterator[str]:
+        for line in file:
+            row.append(line)
+            yield line
+
+    # utf-8-sig: spreadsheets write a byte-order mark
+    with TextIOWrapper(_buffered(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        reader = csv.reader(lines(file), delimiter=separator, strict=True)
+        while True:
+            row.clear()
+            try:
+                found = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if "".join(row).count('"') % 2:
+                    raise DataError(f"{path}: line {reader.line_num}: {error}; mend the quotes of this row") from error
+                found = BadRow("no row of a CSV", str(error))
+            if found:
+                yield reader.line_num, found
+
+
+# ---- triples of ids, as MS MARCO has them ----------------------------------------------------------------------------
+
+
+def _tsv(path: str) -> Opened:
+    """Open a table with tabs: a CSV; or one without column names, as MS MARCO has them. The questions of triples of ids
+    are in queries.train.tsv or queries.tsv beside the file; their rows are those of Tevatron's files with ids."""
+    with _buffered(path) as file:
+        line = file.readline(MAX_BYTES["json"])
+    try:
+        names, named = header(line)
+    except ValueError:
+        named, names = True, []
+    if named:
+        return _csv(path)
+    if names != ID_TRIPLES:
+        return names, lambda: _lines(path, names)
+    beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
+    queries = next((file for file in beside if os.path.isfile(file)), None)
+    if queries is None:
+        raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
+    columns = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")
+    return columns, lambda: _triples(path, queries)
+
+
+def _lines(path: str, names: Sequence[str]) -> TableRows:
+    with _buffered(path) as file:
+        for number, line in enumerate(file, start=1):
+            yield (
+                f"line {number}",
+                dict(zip(names, line.decode(errors="replace").rstrip("\r\n").split("\t"), strict=False)),
+            )
+
+
+def _triples(path: str, queries: str) -> TableRows:
+    with _buffered(queries) as file:
+        texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
+    with _buffered(path) as file:
+        for number, line in enumerate(file, start=1):
+            match line.rstrip(b"\r\n").decode(errors="replace").split("\t"):
+                case [question, right, wrong] if question in texts:
+                    passages = {"positive_document_ids": [right], "negative_document_ids": [wrong]}
+                    row: Fields | BadRow = {"query_id": question, "query_text": texts[question], **passages}
+                case found:
+                    row = BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
+            yield f"line {number}", row
+
+
+# ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
+
+
+def _columnar(path: str) -> Opened:
+    """Open a Parquet or Arrow file. The numbers of a class label become its names, which `datasets` keeps beside the
+    schema."""
+    import pyarrow as pa
+
+    try:
+        schema = next(_batches(path))
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {error}") from error
+    labels = _class_labels(schema)
+
+    def rows() -> TableRows:
+        number = 0
+        try:
+            batches = islice(_batches(path), 1, None)
+            for number, fields in enumerate((fields for batch in batches for fields in batch.to_pylist()), start=1):
+                for name, names in labels.items():
+                    if isinstance(value := fields[name], int) and 0 <= value < len(names):
+                        fields[name] = names[value]
+                yield f"row {number}", fields
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
+
+    return schema.names, rows
+
+
+def _batches(path: str) -> Iterator[Any]:
+    """Yield the schema of a Parquet or Arrow file, then its rows, BATCH at a time. Arrow is a stream, as `datasets`
+    writes, or a file with an index, as pyarrow and Feather write."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _buffered(path) as raw:
+        if shard_name(path).endswith(".parquet"):
+            file = pq.ParquetFile(raw)
+            yield file.schema_arrow
+            yield from file.iter_batches(batch_size=BATCH)
+            return
+        is_file = raw.peek(6)[:6] == b"ARROW1"
+        reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)
+        yield reader.schema
+        for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+            batch.validate(full=True)  # offsets of a stranger could lead out of the file
+            yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+
+def _class_labels(schema: Any) -> dict[str, list[str]]:
+    """Return the names of the classes of each column of class labels, from what `datasets` writes beside a schema."""
+    try:
+        features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
+        labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
+        return {name: [str(each) for each in names] for name, names in labels.items() if name in schema.names}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return {}
+
+
+# ---- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def _jsonl(path: str) -> Opened:
+    def rows() -> TableRows:
+        with _buffered(path) as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    fields = parse_json(line)
+                    row = fields if isinstance(fields, dict) else BadRow("no JSON object")
+                except ValueError as error:
+                    row = BadRow("no JSON", str(error))
+                yield f"line {number}", row
+
+    found = (fields for _, fields in islice(rows(), HEAD) if isinstance(fields, dict))
+    return list(dict.fromkeys(name for fields in found for name in fields)), rows
+
+
+def _json(path: str) -> Opened:
+    """Open an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations: [{image_id,
+    caption}]}. The pictures of COCO have the column file_name, their captions the column captions."""
+
+    def rows() -> TableRows:
+        with _buffered(path) as file:
+            try:
+                value = json.load(file)
+                found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
+            except (ValueError, RecursionError, KeyError, TypeError) as error:
+                raise DataError(f"{path} is no array of objects, and has no captions as COCO: {error}") from error
+        for number, fields in enumerate(found, start=1):
+            yield f"row {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
+
+    columns = ("file_name", "captions") if is_coco(path) else list(dict.fromkeys(n for _, row in rows() for n in row))  # type: ignore[union-attr]
+    return columns, rows
+
+
+def is_coco(path: str) -> bool:
+    """Whether a .json file begins as the annotations of COCO do: with an object that has one of their fields."""
+    with _buffered(path) as file:
+        begin = file.read(256).split(b":")[0].strip(b'\xef\xbb\xbf{ \t\r\n"')
+    return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
+
+
+def _captions(coco: Fields, folder: str) -> list[Fields]:
+    """Convert the annotations of COCO to rows. The pictures lie in `folder`, that of the annotations, or in the one
+    above it, or in a folder in one of the two, such as train2017."""
+    captions: dict[Any, list[str]] = {}
+    for annotation in coco["annotations"]:
+        captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
+    names = {image["id"]: image["file_name"] for image in coco["images"]}
+    first = next(iter(names.values()), "")
+    places = [place for root in (folder, os.path.join(folder, os.pardir)) for place in (root, *_folders_in(root))]
+    place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
+    relative = os.path.relpath(place, folder or ".")
+    return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
+
+
+def _folders_in(folder: str) -> list[str]:
+    return sorted(entry.path for entry in os.scandir(folder or ".") if entry.is_dir())
+
+
+OPENERS: dict[str, Callable[[str], Opened]] = {
+    ".csv": _csv,
+    ".tsv": _tsv,
+    ".parquet": _columnar,
+    ".arrow": _columnar,
+    ".feather": _columnar,
+    ".jsonl": _jsonl,
+    ".json": _json,
+}

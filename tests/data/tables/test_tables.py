@@ -1,0 +1,282 @@
+"""Tables of every format give the rows that they hold, in training and packed; they are converted once; nothing that a
+stranger left in the cache is believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers.data_cli import here
+from helpers.rows import write_lines
+from helpers.shards import picture
+from helpers.tables import (
+    LABEL_FORMATS,
+    LABELS,
+    PICTURE_FORMATS,
+    PICTURES,
+    TEMPLATE,
+    TEXT_FORMATS,
+    TEXT_TABLE,
+    TEXTS,
+    hub_clone,
+    hub_pictures,
+    imagefolder,
+    save_to_disk,
+    write_csv,
+)
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.config import DataConfig
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.question_passage.questions import named_files, open_questions
+from dyad.data.shards.shards import Shards, open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables import prepare
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+
+ROWS = [(row["anchor"], (row["positive"],), (row["negative"], row["negative_1"])) for row in TEXTS]
+BY_FOLDER = [(data, f"a photo of a {LABELS[i % 2].replace('_', ' ')}") for i, (data, _) in enumerate(PICTURES)]
+
+
+def texts(source: Path, **keys: Any) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    """Question, positives and hard negatives of each row, as training reads them."""
+    config = DataConfig(train=str(source), **keys)
+    named_files(str(source), config)
+    rows = open_questions(str(source), config)
+    found = map(rows.row, range(len(rows)))
+    listed = [(r.question.text, [p.text for p in r.positives], [p.text for p in r.hard_negatives]) for r in found]
+    return [(question, tuple(right), tuple(wrong)) for question, right, wrong in listed]
+
+
+def shards_of(source: Path | str, **keys: Any) -> Shards:
+    options = table_options(DataConfig(**keys))
+    parse_sources(str(source), tables=checked_tables(options))
+    return open_shards(parse_sources(str(source), tables=prepared_tables(options)))
+
+
+def pairs(source: Path, **keys: Any) -> list[tuple[bytes, str]]:
+    """Picture and caption of each sample, as training reads them."""
+    shards = shards_of(source, **keys)
+    samples = [ShardSample.read(shards, i) for i in range(len(shards))]
+    return [(sample.picture("png"), "|".join(sample.captions("txt"))) for sample in samples]
+
+
+def words(keys: dict[str, Any]) -> list[str]:
+    return [f"{key}={value}".replace(", ", ",").replace("'", "") for key, value in keys.items()]
+
+
+@pytest.mark.parametrize("name", TEXT_FORMATS)
+def test_texts_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    source, keys = TEXT_FORMATS[name](tmp_path)
+    assert texts(source, **keys) == ROWS
+    here(monkeypatch, "pack", source, f"out={tmp_path / 'out'}", *words(keys))
+    assert texts(tmp_path / "out") == ROWS
+    capsys.readouterr()
+    here(monkeypatch, "check", source, *words(keys))
+    printed = capsys.readouterr().out
+    assert "questions       60 of 60 rows" in printed and "hard negatives  120;" in printed
+
+
+@pytest.mark.parametrize("name", [*PICTURE_FORMATS, *LABEL_FORMATS])
+def test_pictures_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    source, keys = (PICTURE_FORMATS | LABEL_FORMATS)[name](tmp_path)
+    expected = PICTURES if name in PICTURE_FORMATS else BY_FOLDER
+    if name == "class folders":
+        expected = sorted(BY_FOLDER, key=lambda pair: pair[1])  # blue comes first
+    found = pairs(source, **keys)
+    assert found == expected
+    capsys.readouterr()
+    here(monkeypatch, "check", source, *words(keys))
+    assert "samples     60 in" in capsys.readouterr().out
+    if name != "img2dataset":  # shards already
+        here(monkeypatch, "pack", source, f"out={tmp_path / 'out'}", *words(keys))
+        assert pairs(tmp_path / "out") == expected
+
+
+def test_a_table_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = imagefolder(tmp_path / "folder", write_csv, "metadata.csv")
+    first = shards_of(source)
+    assert "metadata.csv was converted once" in capsys.readouterr().out
+    again = shards_of(source)
+    assert (again.fingerprint, again.indexes[0].path) == (first.fingerprint, first.indexes[0].path)
+    assert capsys.readouterr().out == ""
+    os.utime(source / "metadata.csv", (1, 1))
+    assert shards_of(source).fingerprint == first.fingerprint, "the same bytes, whatever their age"
+    (source / "07.png").write_bytes(picture(200, size=(20, 16)))
+    changed = shards_of(source)
+    assert changed.fingerprint != first.fingerprint and ShardSample.read(changed, 7).picture("png") == picture(
+        200, size=(20, 16)
+    )
+    assert not Path(first.indexes[0].path).exists(), "the earlier one goes"
+
+
+def test_a_shard_of_a_stranger_is_not_believed(tmp_path: Path) -> None:
+    """A table comes with a prepared shard of another content, as a copy of somebody's folder has it."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    pq.write_table(hub_pictures(), theirs / "hub.parquet")
+    made = Path(shards_of(theirs / "hub.parquet").indexes[0].path)
+    made.write_bytes(made.read_bytes().replace(b"colour", b"poison"))
+    shutil.copytree(theirs, tmp_path / "mine")
+    os.utime(tmp_path / "mine/hub.parquet", ns=(0, (theirs / "hub.parquet").stat().st_mtime_ns))
+    assert pairs(tmp_path / "mine/hub.parquet") == PICTURES
+
+
+def test_a_private_table_stays_private(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "st.csv", TEXTS)
+    source.chmod(0o600)
+    texts(source)
+    kept = [path for path in (tmp_path / ".index").iterdir() if path.suffix == ".jsonl"]
+    assert [path.stat().st_mode & 0o777 for path in kept] == [0o600]
+
+
+def test_a_table_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    source = write_csv(tmp_path / "st.csv", TEXTS)
+    (tmp_path / ".index").write_text("no folder")
+    assert texts(source) == ROWS
+
+
+def test_large_tables_are_packed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "hub table.parquet"
+    pq.write_table(hub_pictures(), source)
+    monkeypatch.setattr(prepare, "LARGEST", 100)
+    command = f"python -m data pack '{source}' 'out=hub table_shards'"
+    with pytest.raises(ConfigError, match=f"are not converted at a start.*{command}"):
+        parse_sources(str(source), tables=checked_tables(table_options(DataConfig())))
+    with pytest.raises(ConfigError, match=command):
+        parse_sources(str(source), tables=prepared_tables(table_options(DataConfig())))
+    assert not [path for path in (tmp_path / ".index").iterdir() if path.suffix == ".tar"]
+
+
+def test_a_bad_row_is_named_with_the_command_that_leaves_it_out(tmp_path: Path) -> None:
+    rows = [dict(row) for row in TEXTS]
+    rows[7]["positive"] = " "
+    source = write_csv(tmp_path / "st.csv", rows)
+    with pytest.raises(DataError, match=rf"st.csv: row 8 \(line 9\): no positive: .* pack {source} .*on_error=skip"):
+        texts(source)
+    table = imagefolder(tmp_path / "f", write_csv, "metadata.csv")
+    (table / "05.png").write_text("no picture")
+    with pytest.raises(DataError, match=r"metadata.csv: row 6 \(line 7\): undecodable picture: .*on_error=skip"):
+        pairs(table)
+
+
+def write_scored(folder: Path) -> Path:
+    rows = [{"sentence1": "a b", "sentence2": "c d", "score": 0.5}]
+    return write_csv(folder / "sts.csv", rows)
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    unknown = write_csv(tmp_path / "odd.csv", [{"left": "a", "right": "b"}])
+    saved = tmp_path / "dict"
+    save_to_disk(saved / "train", TEXT_TABLE)
+    save_to_disk(saved / "test", TEXT_TABLE)
+    (saved / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    clone = hub_clone(tmp_path / "clone", TEXT_TABLE, ("train", "validation"))
+    broken = tmp_path / "broken.arrow"
+    broken.write_text("no")
+    (tmp_path / "ids.tsv").write_text("1\t2\t3\n")
+    wanted: list[tuple[Path, dict[str, Any], str]] = [
+        (unknown, {}, r"odd.csv: unknown format: its fields are left, right.*data.columns=\["),
+        (unknown, {"columns": ["left", "rigth"]}, r"odd.csv: no column 'rigth'. Did you mean 'right'\?"),
+        (write_scored(tmp_path), {}, r"sts.csv: scored pairs: sentence1, sentence2 and a score.*columns=\[sentence1,"),
+        (saved, {}, "dict has several splits. Write one of .*dict/test, .*dict/train"),
+        (clone, {}, "several splits. Write one of '.*data/train-\\*.parquet', '.*data/validation-"),
+        (broken, {}, r"broken.arrow cannot be read as .arrow"),
+        (tmp_path / "ids.tsv", {}, "ids.tsv has ids of questions and passages: put queries.train.tsv"),
+        (tmp_path / "none.parquet", {}, "matches nothing: no 'none.parquet'"),
+    ]
+    for source, keys, message in wanted:
+        with pytest.raises((ConfigError, DataError), match=message):
+            named_files(str(source), DataConfig(**keys))
+    assert texts(write_scored(tmp_path), columns=["sentence1", "sentence2"]) == [("a b", ("c d",), ())]
+    assert texts(Path(f"{clone}/data/train-*.parquet")) == ROWS
+    labels, keys = LABEL_FORMATS["class folders"](tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"no captions in caption.*data.template='a photo of a {}' for captions of 'cl"
+    ):
+        shards_of(labels)
+    with pytest.raises(ConfigError, match=r"data.template=a dog: must hold {}"):
+        DataConfig(template="a dog")
+
+
+def test_a_remote_table_names_no_picture_of_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = MemoryFileSystem()
+    for name, table in {
+        "hub.parquet": hub_pictures(),
+        "paths.parquet": pa.table({"image": ["/etc/x.png"], "text": ["x"]}),
+    }.items():
+        pq.write_table(table, tmp_path / name)
+        files.pipe(f"/tables/{name}", (tmp_path / name).read_bytes())
+    shards = shards_of("memory://tables/hub.parquet")
+    assert [ShardSample.read(shards, i).captions("txt")[0] for i in (0, 59)] == ["colour 0", "colour 59"]
+    with pytest.raises(DataError, match=r"row 1: no picture path: image = '/etc/x.png'"):
+        shards_of("memory://tables/paths.parquet")
+
+
+def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not answer .*: give a local copy"):
+        named_files("hf://datasets/sentence-transformers/all-nli", DataConfig())
+
+
+# ---- MS MARCO --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def marco(tmp_path: Path) -> Path:
+    """Tables without column names; a quote begins some passages, which are not quoted."""
+    folder = tmp_path / "msmarco"
+    folder.mkdir()
+    passages = [f'"Passage" {i} says that it is number {i}' for i in range(20)]
+    (folder / "collection.tsv").write_text("".join(f"{i}\t{text}\n" for i, text in enumerate(passages)))
+    (folder / "queries.train.tsv").write_text("".join(f"{100 + i}\twhat is {i}\n" for i in range(12)))
+    (folder / "qrels.train.tsv").write_text("".join(f"{100 + i}\t0\t{i}\t1\n" for i in range(10)))
+    (folder / "qidpidtriples.tsv").write_text("".join(f"{100 + i}\t{i}\t{i + 5}\n" for i in range(10)))
+    triples = "".join(f"what is {i}\t{passages[i]}\t{passages[i + 5]}\n" for i in range(10))
+    (tmp_path / "triples.tsv").write_text(triples)
+    return folder
+
+
+def test_ms_marco(marco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    judged = texts(marco)
+    assert judged[3] == ("what is 3", ('"Passage" 3 says that it is number 3',), ()) and len(judged) == 10
+    triples = [
+        (question, right, (f'"Passage" {i + 5} says that it is number {i + 5}',))
+        for i, (question, right, _) in enumerate(judged)
+    ]
+    assert texts(tmp_path / "triples.tsv") == triples
+    corpus = DataConfig().passage
+    corpus.corpus = str(marco / "collection.tsv")
+    assert texts(marco / "qidpidtriples.tsv", passage=corpus) == triples
+    here(monkeypatch, "pack", marco, f"out={tmp_path / 'dpr'}", "to=dpr")
+    assert texts(tmp_path / "dpr/train.json") == judged
+    here(monkeypatch, "check", marco)
+    assert "questions       10 of 10 rows" in capsys.readouterr().out
+
+
+def test_coco_captions_of_one_picture_stay_together(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(picture(1))
+    said = [{"image_id": 5, "caption": text} for text in ("a\nb", "c")]
+    content = {"images": [{"id": 5, "file_name": "1.png"}], "annotations": said}
+    (tmp_path / "captions.json").write_text(json.dumps(content))
+    assert pairs(tmp_path / "captions.json") == [(picture(1), "a b|c")]
+
+
+def test_json_lines_of_texts_are_read_in_place(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "st.jsonl", TEXTS)
+    rows = open_questions(str(source), DataConfig())
+    assert rows.origin(3) == (str(source), "4")
+
+
+def test_templates_take_the_names_of_classes() -> None:
+    assert BY_FOLDER[0][1] == "a photo of a red thing" and TEMPLATE == "a photo of a {}"
