@@ -2,11 +2,11 @@
 
 image_text
   retrieval:SHARDS      pictures and captions, named as in data.val
-  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
+  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
                         in CLIP_benchmark, only a picture's own captions are right for it
 question_passage (formats: question_sets.py)
-  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
+  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
 
 Entries are checked without importing torch.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ from dyad.train.config import Task
 
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
+    from dyad.data.image_text.dataset import LabelledSet
     from dyad.data.shards.shards import Shards
     from dyad.eval.encode.encoder import Encoder, Evaluator
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 class Inputs:
     """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
 
-    baselines: systems that are scored beside the model, for question_passage. untrained: function that makes the
-    encoder with its weights before training, for the baseline "untrained". sides: search corpora that are open already,
+    baselines: systems that are scored beside the model. untrained: function that makes the encoder with its weights
+    before training; None without the baseline "untrained". sides: search corpora that are open already,
     by fingerprint, so that several entries share one.
     """
 
@@ -95,11 +96,11 @@ def build_evaluators(
     """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
     its path.
 
-    baselines: further systems that question_passage evaluators score beside the model. untrained: function that makes
-    the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an entry that
-    cannot be read, DataError for damaged data.
+    baselines: further systems to score beside the model; those of pictures know "untrained" only. untrained: function
+    that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
+    entry that cannot be read, DataError for damaged data.
     """
-    inputs = Inputs(config, model, baselines, untrained)
+    inputs = Inputs(config, model, baselines, untrained if Baseline.untrained in baselines else None)
     return [entry.kind.build(entry, inputs) for entry in _entries(config)]
 
 
@@ -139,7 +140,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
     """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add a
     number.
     """
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$", "", Path(target).name)
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
     return f"{stem}-{same + 1}" if same else stem
@@ -174,21 +175,21 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
-    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
+    return Retrieval(
+        entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index, inputs.untrained
+    )
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
-    from dyad.eval.tasks.zero_shot import ZeroShot
 
     task = read_task(_path(entry))
     data = labelled_set(shards, cast("ImageTextModel", inputs.model).image, inputs.config.data, task.label)
-    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
+    return _classification(entry, data, task.classes, inputs)
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
-    from dyad.eval.tasks.zero_shot import ZeroShot
 
     folder, config = read_wds(_path(entry)), inputs.config
     keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
@@ -198,7 +199,16 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
         return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
     numbered = labelled_set(shards, cast("ImageTextModel", inputs.model).image, data, "cls")
     named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
-    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
+    return _classification(entry, named, folder.classes, inputs)
+
+
+def _classification(
+    entry: SuiteEntry, data: LabelledSet, classes: Mapping[str, Sequence[str]], inputs: Inputs
+) -> Evaluator:
+    from dyad.eval.tasks.zero_shot import ZeroShot
+
+    index = inputs.config.eval.index
+    return ZeroShot(entry.name, entry.spec, data, classes, inputs.model.tokenize, index, inputs.untrained)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------

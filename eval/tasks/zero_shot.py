@@ -16,11 +16,12 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import class_mean_interval, interval
+from dyad.eval.metrics.bootstrap import Values, class_mean_interval, differences, summary
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
+from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
 from dyad.train.distributed.agreement import rank_0_only
 
@@ -30,32 +31,46 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts. index:
-    a FAISS index; "Flat" is exact.
+    """Evaluator of zero-shot classification on one set of labelled pictures.
+
+    classes: class name → its prompts. index: a FAISS index; "Flat" is exact. untrained: function that makes the encoder
+    with its weights before training; None without the baseline "untrained".
     """
 
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
     tokenize: Callable[[list[str]], Tensor]
     index: str = EXACT
+    untrained: Callable[[], Encoder] | None = None
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
         thumbnails, count = Thumbnails(self.data.images), len(self.classes)
-        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, thumbnails)
-        found, how = direction.ranking(self.index, 5, encode.world)
+        direction, found, how = self._ranked(encode, target, thumbnails)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
         metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
+        if before := before_training(self.untrained, encode.world):
+            rank = self._ranked(before, target, thumbnails)[1].rank
+            values, every = hits(rank, target, count), lambda metric: range(len(target))
+            lead = differences(hits(found.rank, target, count), values, every)
+            details["baselines"] = {"untrained": {**summary(values, every), "difference": lead}}
         report = Report("zeroshot_classification", metrics, chance, details)
         if examples is not None:
             more = rank_0_only(encode.world, lambda: self._details(direction, found, target, examples))
             report.details.update(more or {})
             report.files[".pictures"] = thumbnails.write
         return report
+
+    def _ranked(
+        self, encode: Encoder, target: np.ndarray, small: Thumbnails
+    ) -> tuple[Direction, Ranking, dict[str, Any]]:
+        """Encode pictures and classes, and rank the classes for each picture; return (the search, ranks, its kind)."""
+        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, small)
+        return direction, *direction.ranking(self.index, 5, encode.world)
 
     def _direction(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Direction:
         names = list(self.classes)
@@ -76,10 +91,9 @@ class ZeroShot(Evaluator):
 
     def _details(self, direction: Direction, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
         names, rank = list(self.classes), found.rank
-        hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
         return {
             "intervals": {
-                **{metric: interval(hit, range(len(hit))) for metric, hit in hits.items()},
+                **summary(hits(rank, target, len(names)), lambda metric: range(len(rank)))["intervals"],
                 "mean_per_class_recall": class_mean_interval(rank == 1, target),
             },
             **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
@@ -113,6 +127,18 @@ def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, fl
     recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
     top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
     return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
+
+
+def hits(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
+    """Return metric → (n,) values of the pictures, whose mean is the metric that `accuracies` returns.
+
+    For mean_per_class_recall, a hit counts in inverse proportion to the number of pictures of its class. Arguments as
+    in `accuracies`.
+    """
+    size = np.bincount(target, minlength=count)
+    weight = len(target) / (np.count_nonzero(size) * size[target])
+    top5 = {"acc5": 1.0 * (rank <= 5)} if count >= 5 else {}
+    return {"acc1": 1.0 * (rank == 1), **top5, "mean_per_class_recall": weight * (rank == 1)}
 
 
 def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
