@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model with its weights: of a training run, or of another library (eval/run/load_model.py).
 
-    logit_scale: log(1/τ), where τ is the learnt temperature; None if it is not known.
+    source: its name for results: the checkpoint folder, or the name that the user wrote. logit_scale: log(1/τ), where τ
+    is the learnt temperature; None if it is not known.
     """
 
+    source: str
     config: TrainConfig
     model: "TwoTowerModel"
     logit_scale: float | None
@@ -81,7 +83,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     if isinstance(model, ImageTextModel):
         model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
-    return LoadedRun(config, model, None if scale is None else float(scale), run, checkpoint, step)
+    scale = None if scale is None else float(scale)
+    return LoadedRun(str(checkpoint), config, model, scale, run, checkpoint, step)
 
 
 def read_config(run: Path) -> TrainConfig:

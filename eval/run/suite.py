@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,6 @@ from dyad.train.config import Task
 
 if TYPE_CHECKING:
     from dyad.data.config import DataConfig
-    from dyad.data.image_text.dataset import LabelledSet
     from dyad.data.shards.shards import Shards
     from dyad.eval.encode.encoder import Encoder, Evaluator
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
@@ -46,15 +45,13 @@ if TYPE_CHECKING:
 class Inputs:
     """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
 
-    baselines: systems that are scored beside the model. untrained: function that makes the encoder with its weights
-    before training; None without the baseline "untrained". sides: search corpora that are open already,
-    by fingerprint, so that several entries share one.
+    baselines: systems that are scored beside the model. sides: search corpora that are open already, by fingerprint, so
+    that several entries share one.
     """
 
     config: TrainConfig
     model: TwoTowerModel
     baselines: Sequence[Baseline]
-    untrained: Callable[[], Encoder] | None
     sides: dict[str, PassageSide] = field(default_factory=dict)
 
 
@@ -100,8 +97,8 @@ def build_evaluators(
     that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
     entry that cannot be read, DataError for damaged data.
     """
-    inputs = Inputs(config, model, baselines, untrained if Baseline.untrained in baselines else None)
-    return [entry.kind.build(entry, inputs) for entry in _entries(config)]
+    inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
+    return [dataclasses.replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
@@ -175,21 +172,21 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
-    return Retrieval(
-        entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index, inputs.untrained
-    )
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
+    from dyad.eval.tasks.zero_shot import ZeroShot
 
     task = read_task(_path(entry))
     data = labelled_set(shards, cast("ImageTextModel", inputs.model).image, inputs.config.data, task.label)
-    return _classification(entry, data, task.classes, inputs)
+    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
+    from dyad.eval.tasks.zero_shot import ZeroShot
 
     folder, config = read_wds(_path(entry)), inputs.config
     keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
@@ -199,16 +196,7 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
         return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
     numbered = labelled_set(shards, cast("ImageTextModel", inputs.model).image, data, "cls")
     named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
-    return _classification(entry, named, folder.classes, inputs)
-
-
-def _classification(
-    entry: SuiteEntry, data: LabelledSet, classes: Mapping[str, Sequence[str]], inputs: Inputs
-) -> Evaluator:
-    from dyad.eval.tasks.zero_shot import ZeroShot
-
-    index = inputs.config.eval.index
-    return ZeroShot(entry.name, entry.spec, data, classes, inputs.model.tokenize, index, inputs.untrained)
+    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------
@@ -223,8 +211,8 @@ def _passages(
     questions = open_set(entry.target, data)
     side = PassageSide(questions.corpus, tokenize, data.passage, options)
     side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
-    source, baselines = entry.spec, (inputs.baselines, inputs.untrained)
-    return PassageRetrieval(entry.name, source, questions, side, tokenize, data.question, options, *baselines)
+    by = (tokenize, data.question, options, inputs.baselines)
+    return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
 
 
 def _path(entry: SuiteEntry) -> Path:

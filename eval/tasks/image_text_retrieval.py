@@ -215,15 +215,13 @@ class Retrieval(Evaluator):
     """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
 
     truth: which pairs are right; with `pairs` only a picture and its own captions, with `keys` also pairs of equal
-    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact. untrained: function that makes the encoder
-    with its weights before training; None without the baseline "untrained".
+    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
     """
 
     data: RetrievalSet
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
     index: str = EXACT
-    untrained: Callable[[], Encoder] | None = None
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         thumbnails = Thumbnails(self.data.images)

@@ -105,8 +105,7 @@ class PassageRetrieval(Evaluator):
     """Evaluator of passage retrieval on one question set.
 
     side: the passages, prepared for search. question: how the text of a question is made. baselines: the systems that
-    the model is compared with. untrained: function that makes the encoder with its weights before training; None
-    without the baseline "untrained".
+    the model is compared with.
     """
 
     data: QuestionSet
@@ -115,7 +114,6 @@ class PassageRetrieval(Evaluator):
     question: QuestionConfig
     options: EvalConfig
     baselines: Sequence[Baseline] = ()
-    untrained: Callable[[], Encoder] | None = None
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         world, model = encode.world, self._search("model", encode)

@@ -68,9 +68,7 @@ def read_task(path: Path) -> ZeroShotTask:
     source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
     classes = content["classes"]
     if isinstance(classes, list):
-        if not all(isinstance(name, str) for name in classes) or len({*classes}) < len(classes):
-            raise ConfigError(f"{path}: 'classes' must be a list of different texts")
-        classes = {name: [] for name in classes}
+        classes = {str(name): [] for name in classes}
     return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import Values, class_mean_interval, differences, summary
+from dyad.eval.metrics.bootstrap import Values, class_mean_interval, differences, interval, summary
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
@@ -31,17 +31,14 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Evaluator of zero-shot classification on one set of labelled pictures.
-
-    classes: class name → its prompts. index: a FAISS index; "Flat" is exact. untrained: function that makes the encoder
-    with its weights before training; None without the baseline "untrained".
+    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts. index:
+    a FAISS index; "Flat" is exact.
     """
 
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
     tokenize: Callable[[list[str]], Tensor]
     index: str = EXACT
-    untrained: Callable[[], Encoder] | None = None
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
@@ -51,16 +48,16 @@ class ZeroShot(Evaluator):
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
-        metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
+        values, groups = accuracies(found.rank, target, count), lambda metric: range(len(target))
+        metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
         if before := before_training(self.untrained, encode.world):
-            rank = self._ranked(before, target, thumbnails)[1].rank
-            values, every = hits(rank, target, count), lambda metric: range(len(target))
-            lead = differences(hits(found.rank, target, count), values, every)
-            details["baselines"] = {"untrained": {**summary(values, every), "difference": lead}}
+            others = accuracies(self._ranked(before, target, thumbnails)[1].rank, target, count)
+            lead = differences(values, others, groups)
+            details["baselines"] = {"untrained": {**summary(others, groups), "difference": lead}}
         report = Report("zeroshot_classification", metrics, chance, details)
         if examples is not None:
-            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, examples))
+            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, values, examples))
             report.details.update(more or {})
             report.files[".pictures"] = thumbnails.write
         return report
@@ -89,11 +86,13 @@ class ZeroShot(Evaluator):
             groups=target,
         )
 
-    def _details(self, direction: Direction, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
+    def _details(
+        self, direction: Direction, found: Ranking, target: np.ndarray, values: Values, examples: int
+    ) -> dict[str, Any]:
         names, rank = list(self.classes), found.rank
         return {
             "intervals": {
-                **summary(hits(rank, target, len(names)), lambda metric: range(len(rank)))["intervals"],
+                **{metric: interval(v, range(len(v))) for metric, v in values.items()},
                 "mean_per_class_recall": class_mean_interval(rank == 1, target),
             },
             **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
@@ -118,22 +117,13 @@ class ZeroShot(Evaluator):
         }
 
 
-def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
-    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall.
+def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
+    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall as metric → (n,) values of the
+    pictures, whose mean is the metric.
 
     rank (n,): the rank (from 1) of the right class of each of n pictures. target (n,): the index of its class. count:
-    the number of classes. The mean over classes takes only classes that have pictures, as in scikit-learn.
-    """
-    recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
-    top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
-    return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
-
-
-def hits(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
-    """Return metric → (n,) values of the pictures, whose mean is the metric that `accuracies` returns.
-
-    For mean_per_class_recall, a hit counts in inverse proportion to the number of pictures of its class. Arguments as
-    in `accuracies`.
+    the number of classes. The mean over classes takes only classes that have pictures, as in scikit-learn: a hit counts
+    in inverse proportion to the number of pictures of its class.
     """
     size = np.bincount(target, minlength=count)
     weight = len(target) / (np.count_nonzero(size) * size[target])

@@ -171,6 +171,10 @@ MISTAKES = {
     ("checkpoint=x", "examples=-1"): "examples=-1: must be 0 or more",
     ("checkpoint=x", "workers=-1"): "workers=-1: must be 0 or more",
     ("checkpoint=x", "baselines=[bm52]"): "Did you mean 'bm25'",
+    ("checkpoint=x", "model=st:x"): "checkpoint= and model= are both given",
+    ("model=st:nowhere",): "nowhere",
+    ("model=clip:ViT-B-32",): "no such kind of model. Write FOLDER or open_clip:…, st:…",
+    ("model=open_clip:ViT-B-32", "suite=[wds:x]"): "say which weights, open_clip:ViT-B-32@FILE",
 }
 
 
