@@ -1,20 +1,17 @@
 """The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a model. See python -m eval --help."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dyad.data.base.command_line import command_options, help_text, overridden
 from dyad.data.base.errors import ConfigError
 from dyad.eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
-    from dyad.eval.encode.encoder import Encoder, Report
     from dyad.eval.run.load_model import FoundModel
-    from dyad.eval.run.load_run import LoadedModel
     from dyad.train.config import TrainConfig
     from dyad.train.towers.build import TwoTowerModel
 
@@ -61,13 +58,8 @@ def _help() -> str:
 
 def main() -> None:
     command = command_options(EvalCommand, "python -m eval", _help)
-    if command.checkpoint and command.model:
-        raise ConfigError("checkpoint= and model= are both given: one command evaluates one model")
-    if not (command.checkpoint or command.model):
-        raise ConfigError(
-            "checkpoint= is missing: the run to evaluate, checkpoint=runs/NAME, or a model of another library, "
-            "model=open_clip:ViT-B-32@FILE. See: python -m eval --help"
-        )
+    if bool(command.checkpoint) == bool(command.model):
+        raise ConfigError("give one of checkpoint= (a run, runs/NAME) and model=. See: python -m eval --help")
 
     from dyad.eval.run.load_model import find_model, find_trained
     from dyad.eval.run.suite import check_suite
@@ -119,50 +111,36 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     All processes must call it together. Process 0 writes the result files and prints the tables.
     """
     from dyad.eval.encode.encoder import Encoder
-    from dyad.eval.results.write import print_tables, write
+    from dyad.eval.results.write import facts, print_tables, result, write
     from dyad.eval.run.load_run import LoadedRun
-    from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_only
+    from dyad.eval.run.suite import build_evaluators
+    from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
     from dyad.train.run.evaluation import written_report
     from dyad.train.towers.published import may_download
 
     with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         loaded = (node_first if may_download(config.model) else raise_on_all)(world, found.load)
-        run = loaded.run if isinstance(loaded, LoadedRun) else None
-        own = run / "eval" if run else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
-        folder = Path(command.out).expanduser() if command.out else own
+        trained = loaded if isinstance(loaded, LoadedRun) else None
+        encode = Encoder.of(config, loaded.model, world)
+        before = cache(lambda: Encoder.of(config, untrained(config), world))
+        baselines = baselines_of(command, config)
+        # rank 0 indexes new shards, the others find them indexed
+        evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
+        about = facts(config, loaded.source, trained and trained.step)
+        own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
+        folder = Path(command.out) if command.out else own
         results, written = [], []
-        for content, report in evaluated(config, loaded, Encoder.of(config, loaded.model, world), command):
-            results.append(content)
-            written.append(rank_0_only(world, partial(write, folder, content, report.files)))
+        for evaluator in evaluators:
+            report = evaluator.report(encode, config.eval.examples)
+            results.append(result(report, evaluator, about))
+            written.append(rank_0_only(world, partial(write, folder, results[-1], report.files)))
         if world.rank == 0:
             print_tables(results)
-            what = f"step {loaded.step} of {run}" if isinstance(loaded, LoadedRun) else loaded.source
+            what = f"step {trained.step} of {trained.run}" if trained else loaded.source
             print(f"{what}. Written: {', '.join(str(p) for paths in written for p in paths)}")
-            if run and folder.resolve() == own.resolve():
-                written_report(run, print)
-
-
-def evaluated(
-    config: "TrainConfig", loaded: "LoadedModel", encode: "Encoder", command: EvalCommand
-) -> "Iterator[tuple[dict[str, Any], Report]]":
-    """Evaluate a model on each data set of the configuration; yield (JSON of the result, report of the evaluator).
-
-    encode: encodes items with the towers of the model. All its processes must iterate to the end together.
-    """
-    from dyad.eval.encode.encoder import Encoder
-    from dyad.eval.results.write import facts, result
-    from dyad.eval.run.suite import build_evaluators
-    from dyad.train.distributed.agreement import rank_0_first
-
-    before = cache(lambda: Encoder.of(config, untrained(config), encode.world))
-    baselines = baselines_of(command, config)
-    # rank 0 indexes new shards, the others find them indexed
-    evaluators = rank_0_first(encode.world, lambda: build_evaluators(config, loaded.model, baselines, before))
-    about = facts(config, loaded.source, getattr(loaded, "step", None))
-    for evaluator in evaluators:
-        report = evaluator.report(encode, config.eval.examples)
-        yield result(report, evaluator, about), report
+            if trained and folder.resolve() == own.resolve():
+                written_report(trained.run, print)
 
 
 def untrained(config: "TrainConfig") -> "TwoTowerModel":
