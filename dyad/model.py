@@ -243,165 +243,6 @@ def _as_passage(given: PassageLike) -> Passage:
     return Passage(given[1], given[0]) if isinstance(given, tuple) else Passage(given["text"], given.get("title", ""))
 
 
-def load(cls, folder: str | PathLike[str]) -> "Index":
-    """Read an index that `save` wrote. Raises DataError if it is damaged or missing."""
-    try:
-        saved = json.loads((Path(folder) / ITEMS).read_bytes())
-        embeddings = np.load(Path(folder) / VECTORS, allow_pickle=False)
-        if (embeddings.ndim, embeddings.dtype, len(embeddings)) != (2, np.float32, len(saved["items"])):
-            raise ValueError(f"embeddings {embeddings.shape} for {len(saved['items'])} items")
-        return cls(saved["items"], embeddings, str(saved["model"]), str(saved["spec"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} is no index of ours, or damaged: {error}") from error
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model that embeds pictures and texts, or questions and passages.
-
-    loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
-
-    Pictures are paths, bytes of files, PIL pictures, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
-    are texts, pairs (title, text), or mappings with "text" and perhaps "title". normalize: whether embeddings get
-    length 1; None: if the model compares by cosine. Methods raise ConfigError for an empty list and for what this model
-    does not embed, DataError for a picture that cannot be read.
-    """
-
-    loaded: LoadedModel
-    encoder: Encoder
-
-    # ---- embeddings --------------------------------------------------------------------------------------------------
-
-    def encode_image(self, images: Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n pictures as float32 (n, D)."""
-        return self._encode("x", self._given(images), normalize)
-
-    def encode_text(self, texts: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n texts as float32 (n, D)."""
-        return self._encode("y", Captions(texts, self._pictures.tokenize), normalize)
-
-    def encode_question(self, questions: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
-        return self._encode("x", self._texts([Question("", text) for text in questions]), normalize)
-
-    def encode_passage(self, passages: Sequence[PassageLike], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
-        inputs = self._texts([_as_passage(passage) for passage in passages])
-        return encode_corpus(self._encoder(inputs, normalize), "y", inputs, None, log=lambda line: None)
-
-    def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
-        the model compares by those. Divided by `temperature`, they are the logits of training.
-        """
-        if self.encoder.cosine:
-            x, y = (e / np.maximum(np.linalg.norm(e, axis=-1, keepdims=True), 1e-12) for e in (x, y))
-        return x @ y.T
-
-    # ---- search ------------------------------------------------------------------------------------------------------
-
-    def index(self, items: str | PathLike[str] | Sequence[Any], *, spec: str = "Flat") -> Index:
-        """Embed pictures or passages for search.
-
-        items: pictures or passages in a list; or, by path, a folder of pictures, shards, or a corpus by id (.jsonl,
-        .tsv, a BEIR folder). spec: a FAISS index and its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact.
-        """
-        path, given = (str(items), []) if isinstance(items, str | PathLike) else (None, list(items))
-        if isinstance(self.loaded.model, TextPairModel):
-            if path is not None:
-                corpus = open_corpus(path, "items")
-                given = [vars(corpus[i]) for i in range(len(corpus))]
-            return Index(given, self.encode_passage(given), self.identity, spec)
-        if path is not None:
-            given = sorted(p for p in Path(path).rglob("*") if p.suffix.lower() in SUFFIXES)
-        if path is not None and not given:
-            shards = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
-            keys = [shards.key(i) for i in range(len(shards))]
-            return Index(keys, self._encode("x", shards, None), self.identity, spec)
-        names = [str(p) if isinstance(p, str | PathLike) else i for i, p in enumerate(given)]
-        return Index(names, self.encode_image(given), self.identity, spec)
-
-    @overload
-    def search(self, index: Index, query: list[str] | list[Picture], k: int = 5) -> list[list[Hit]]: ...
-    @overload
-    def search(self, index: Index, query: str | Picture, k: int = 5) -> list[Hit]: ...
-    def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
-        """Return the k best items of an index, best first; for a list of queries, a list of such results.
-
-        query: a text, which is a question for a model of those, or a picture, of which a path must be a Path. Raises
-        ConfigError for an index of another model.
-        """
-        if index.model != self.identity:
-            raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
-        queries = query if isinstance(query, list) else [query]
-        of_texts = self.encode_text if isinstance(self.loaded.model, ImageTextModel) else self.encode_question
-        embeddings = (of_texts if isinstance(queries[0], str) else self.encode_image)(queries)
-        found = index.faiss.search(embeddings, k)
-        hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
-        return hits if queries is query else hits[0]
-
-    # ---- parts -------------------------------------------------------------------------------------------------------
-
-    @property
-    def config(self) -> TrainConfig:
-        """The configuration of the model; of a foreign one, with the settings that it brings."""
-        return self.loaded.config
-
-    @property
-    def temperature(self) -> float | None:
-        """The learnt temperature, by which training divides scores; None if the model has none."""
-        return None if self.loaded.logit_scale is None else math.exp(-self.loaded.logit_scale)
-
-    @property
-    def tokenize(self) -> Any:
-        """The tokenizer: n texts → token ids, int64 (n, L); for questions and passages also a length and pairs."""
-        return self.loaded.model.tokenize
-
-    def preprocess(self, picture: Picture) -> torch.Tensor:
-        """Return a picture as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
-        return self._given([picture]).block(0, 1)[0]
-
-    @cached_property
-    def identity(self) -> str:
-        """A digest of the weights and of how texts are prepared. An Index keeps it."""
-        return identity_of(self.loaded.model.towers, json.dumps(settings(self.config, None)))
-
-    # ---- inside ------------------------------------------------------------------------------------------------------
-
-    @property
-    def _pictures(self) -> ImageTextModel:
-        if not isinstance(self.loaded.model, ImageTextModel):
-            raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
-        return self.loaded.model
-
-    def _given(self, images: Sequence[Picture]) -> GivenPictures:
-        return GivenPictures(images, self._pictures.image, self.config.data.max_image_pixels)
-
-    def _texts(self, texts: Sequence[Question] | Sequence[Passage]) -> TextInputs:
-        if not isinstance(self.loaded.model, TextPairModel):
-            raise ConfigError("this model embeds pictures and captions: encode_image, encode_text")
-        data, is_question = self.config.data, isinstance(next(iter(texts), None), Question)
-        lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
-        return TextInputs(texts.__getitem__, lengths, self.tokenize, data.question if is_question else data.passage)
-
-    def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
-        return self._encoder(items, normalize)(side, items)
-
-    def _encoder(self, items: Items, normalize: bool | None) -> Encoder:
-        if not len(items):
-            raise ConfigError("nothing to embed: the list is empty")
-        return self.encoder if normalize is None else replace(self.encoder, cosine=normalize)
-
-
-def _as_passage(given: PassageLike) -> Passage:
-    if isinstance(given, str):
-        return Passage(given)
-    return Passage(given[1], given[0]) if isinstance(given, tuple) else Passage(given["text"], given.get("title", ""))
-
-
-def _all(corpus: Any) -> Iterator[Passage]:
-    return map(corpus.__getitem__, range(len(corpus)))
-
-
 def load(name: str, device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0) -> Model:
     """Load a model: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
@@ -433,24 +274,18 @@ def evaluate(
 
 
 def batches(
-    train: str,
-    *,
-    model: Model,
-    global_batch_size: int = 256,
-    seed: int = 0,
-    steps: int | None = None,
-    first_step: int = 0,
+    train: str, *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
 ) -> Iterator[Batch]:
     """Yield the batches of training in their exact order: step s has the same samples in any run.
 
     Under torch.distributed each rank gets its part of a batch. train: as data.train. model: gives tokenizer, picture
-    size and the options data.* of its run. steps: None for one epoch. first_step: where to go on. Raises ConfigError
-    and DataError for data that cannot be used.
+    size and the options data.* of its run. steps: which steps, range(100, 200) to go on after 100; None: one epoch.
+    Raises ConfigError and DataError for data that cannot be used.
     """
     data = replace(model.config.data, train=train, mode=Mode.indexed)
     config = replace(model.config, data=data, seed=seed, global_batch_size=global_batch_size)
     found: Any = build_data(config, model.loaded.model)
-    last = first_step + (steps or found.order.steps_per_epoch)
+    steps = steps if steps is not None else range(found.order.steps_per_epoch)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     part = {"rank": rank, "world_size": size, "workers": model.encoder.workers}
-    return build_loader(found.dataset, found.order, first_step=first_step, last_step=last, **part)
+    return build_loader(found.dataset, found.order, first_step=steps.start, last_step=steps.stop, **part)
