@@ -5,6 +5,8 @@ arrays, float32 (n, D), and have length 1 if the model compares by cosine. They 
 bit on the same device with the same `block`.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,7 +90,7 @@ class Index:
             write_json(temporary / ITEMS, {"model": self.model, "spec": self.spec, "items": list(self.items)})
 
     @classmethod
-    def load(cls, folder: str | PathLike[str]) -> "Index":
+    def load(cls, folder: str | PathLike[str]) -> Index:
         """Read an index that `save` wrote. Raises DataError if it is damaged or missing."""
         try:
             saved = json.loads((Path(folder) / ITEMS).read_bytes())
