@@ -1,6 +1,9 @@
 """The Python API: embeddings equal those of `python -m eval` to the bit, search, exports, and clear mistakes."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 from io import BytesIO
@@ -57,7 +60,7 @@ def beir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("folder")
     for i, emoji in enumerate(distinct_emoji(40)):
-        (folder / f"{i:02d}.webp").write_bytes(emoji.picture)
+        (folder / f"{i}.webp").write_bytes(emoji.picture)
     return folder
 
 
@@ -130,7 +133,7 @@ def test_passages_are_found(texts: Path, beir: Path) -> None:
 
 def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
     model = dyad.load(str(run), "cpu", block=2)
-    file = pictures / "03.webp"
+    file = pictures / "3.webp"
     opened = Image.open(file)
     pixels = np.array(Image.open(BytesIO(file.read_bytes())).convert("RGBA"))
     white = np.array(Image.alpha_composite(Image.new("RGBA", opened.size, "white"), opened.convert("RGBA")))[..., :3]
@@ -200,6 +203,24 @@ assert all(getattr(dyad, name) for name in dyad.__all__)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         dyad.laod  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_examples_of_the_readme_run(run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path) -> None:
+    """As shown, in a process of their own, but for a smaller batch; each has at most twelve lines."""
+    examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(examples) == 2 and all(len(example.splitlines()) <= 12 for example in examples)
+    shutil.copytree(beir, tmp_path / "data/samples/topics")
+    (tmp_path / "data/samples/topics/qrels/test.tsv").rename(tmp_path / "data/samples/topics/qrels/train.tsv")
+    (tmp_path / "runs").mkdir()
+    links = {"runs/scratch": run, "runs/topics": texts, "my_pictures": pictures, "data/samples/emoji": EMOJI}
+    for name, folder in links.items():
+        (tmp_path / name).symlink_to(folder)
+    code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for shown in ("image_to_text_R@1", "my_pictures/", "torch.Size([4, 32]) torch.Size([4, "):
+        assert shown in done.stdout, done.stdout
 
 
 def checked_by_pyright(model: dyad.Model, index: dyad.Index) -> None:
