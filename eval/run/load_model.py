@@ -156,5 +156,5 @@ KINDS = {
     "open_clip": ModelKind(_open_clip, "open_clip_config.json"),
     "st": ModelKind(_sentence_transformer, "modules.json"),
     "dpr": ModelKind(_dpr, "question_encoder/config.json"),
-    "hf": ModelKind(_text, "config.json"),
+    "hf": ModelKind(_text, "tokenizer_config.json"),
 }
