@@ -201,7 +201,7 @@ def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *mo
     if any(s.low is not None for s in found):
         table.add_row("  95 %", *(_interval(s) for s in found))
     for system, baseline in part(result, "baselines").items():
-        table.add_row(f"  {SYSTEMS.get(system, system)}", *(_cell(score(baseline, m).value) for m in metrics))
+        table.add_row(f"  {system}", *(_cell(score(baseline, m).value) for m in metrics))
         ahead = [lead(baseline, m) for m in metrics]
         table.add_row("  model ahead", *(_cell(s.value, "+.3f") for s in ahead))
         table.add_row("    95 %", *(_interval(s) for s in ahead))

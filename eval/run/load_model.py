@@ -73,15 +73,15 @@ def settings(config: TrainConfig, logit_scale: float | None) -> dict[str, Any]:
     return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": logit_scale}
 
 
-def configured(task: Task, keys: Mapping[str, Any], folder: Path) -> tuple[TrainConfig, float | None]:
+def _configured(task: Task, keys: Mapping[str, Any], folder: str) -> tuple[TrainConfig, float | None]:
     """Return a configuration with these keys, and log(1/τ) if it is known.
 
-    keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder is ignored. Raises
-    ConfigError for values that cannot be.
+    keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder has none, nor has
+    "". Raises ConfigError for values that cannot be.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     config: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
-    path = file_inside(folder, SETTINGS)
+    path = file_inside(Path(folder).expanduser(), SETTINGS) if folder else None
     try:
         saved = read_json(path) if path else {}
         kept = {key: value for key, value in saved.get("keys", {}).items() if key in KEPT}
@@ -91,11 +91,11 @@ def configured(task: Task, keys: Mapping[str, Any], folder: Path) -> tuple[Train
         return typed(config), None if scale is None else float(scale)
     except (OmegaConfBaseException, AttributeError, TypeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(f"{folder / SETTINGS} is not of an export of this version: {reason}") from error
+        raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
 
 
 def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
-    config, scale = configured(task, keys, Path(folder).expanduser())
+    config, scale = _configured(task, keys, folder)
 
     def load() -> LoadedModel:
         from dyad.train.towers.build import build_model

@@ -2,15 +2,21 @@
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from helpers.export import near
 from helpers.passages import make_run as make_text_run
 from helpers.passages import write_beir
-from helpers.runs import EMOJI, make_run
+from helpers.runs import EMOJI, TINY, make_run
+from PIL import Image
+from torch.nn.functional import normalize
 
+import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig
 from dyad.eval.config import EvalConfig
@@ -65,6 +71,27 @@ def test_an_open_clip_model_is_evaluated_as_it_is(here: Path, capsys: pytest.Cap
         command(evaluate, f"model={weights}", "baselines=[untrained]", *options)
 
 
+def test_embeddings_of_an_open_clip_model_are_those_of_open_clip(here: Path) -> None:
+    library: Any = import_module("open_clip")  # its annotations are too wide for the type checker
+    (here / "tiny.json").write_text(json.dumps(TINY))
+    library.add_model_config(here / "tiny.json")
+    torch.manual_seed(1)
+    theirs = library.create_model("tiny").eval()
+    with torch.no_grad():
+        theirs.logit_scale.fill_(3.5)
+        torch.save(theirs.state_dict(), here / "theirs.pt")
+        texts, size = ["a frog", "two red flags"], TINY["vision_cfg"]["image_size"]
+        pixels = np.random.default_rng(0).integers(0, 256, (3, size, size, 3), np.uint8)
+        preprocess = library.image_transform(size, is_train=False)
+        pictures = torch.stack([preprocess(Image.fromarray(picture)) for picture in pixels])
+        x = normalize(theirs.encode_image(pictures)).numpy()
+        y = normalize(theirs.encode_text(library.get_tokenizer("tiny")(texts))).numpy()
+    model = dyad.load("open_clip:tiny.json@theirs.pt", "cpu")
+    np.testing.assert_allclose(model.encode_text(texts), y, atol=1e-6)
+    np.testing.assert_allclose(model.encode_image(list(pixels)), x, atol=1e-5)
+    assert model.temperature == pytest.approx(np.exp(-3.5))
+
+
 def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> None:
     keys = ("data.question.prefix='ask: '", "data.passage.prefix='say: '", "data.passage.title=drop")
     run, beir = make_text_run(here / "run", *keys), write_beir(here / "small")
@@ -117,7 +144,7 @@ def test_the_model_before_training_stands_beside_the_trained_one(
     entries = f"suite=[retrieval:{SHARD},zero_shot:{EMOJI / 'groups.json'}]"
     command(evaluate, f"checkpoint={run}", entries, "out=out", "examples=0", "baselines=[untrained]")
     table = capsys.readouterr().out.partition("step 7 of")[0]
-    assert table.count("before training") == 3 and table.count("model ahead") == 3
+    assert table.count("untrained") == 3 and table.count("model ahead") == 3
     assert max(len(line.rstrip()) for line in table.splitlines()) <= 80
     config = read_config(run)
     model = untrained(config)
