@@ -1,5 +1,35 @@
 """Dyad: distributed CLIP and DPR training. Importing this package loads nothing heavy, such as torch.
 
-In a checkout `train`, `data`, `eval` and `configs` are links to the folders at the top of the repository. The installed
-wheel holds the folders themselves.
+    import dyad
+
+    model = dyad.load("runs/x")  # also an export folder, "open_clip:ViT-B-32@FILE", "st:FOLDER": dyad/model.py
+    scores = model.similarity(model.encode_image(["frog.jpg"]), model.encode_text(["a frog", "a toad"]))
+    hits = model.search(model.index("my_pictures"), "a frog", k=5)
+
+The names in __all__ are the public interface; what they need is imported when a name is first used. In a checkout
+`train`, `data`, `eval` and `configs` are links to the folders at the top of the repository. The installed wheel holds
+the folders themselves.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dyad.data.base.errors import ConfigError, DataError
+    from dyad.model import Batch, Hit, Index, Model, batches, evaluate, load
+    from dyad.train.losses import OBJECTIVES, build_objective
+
+_OF = {
+    "dyad.data.base.errors": ("ConfigError", "DataError"),
+    "dyad.model": ("Batch", "Hit", "Index", "Model", "batches", "evaluate", "load"),
+    "dyad.train.losses": ("OBJECTIVES", "build_objective"),
+}
+__all__ = ["OBJECTIVES", "Batch", "ConfigError", "DataError", "Hit", "Index", "Model", "batches", "build_objective"]
+__all__ += ["evaluate", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _OF.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'dyad' has no attribute '{name}'")

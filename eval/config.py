@@ -57,19 +57,24 @@ class EvalConfig:
 
 @dataclass
 class EvalCommand:
-    """Options of the command `python -m eval`: which checkpoint to evaluate, on which data, and how."""
+    """Options of the command `python -m eval`: which model to evaluate, on which data, and how."""
 
-    checkpoint: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    checkpoint: str | None = described(None, "a run folder (its newest checkpoint) or one checkpoint folder; or:")
+    model: str | None = described(None, "a model as it is, of another library or an export, e.g. st:FOLDER; see below")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
     val: str | None = described(None, "shards or questions, as data.val of a run")
     block: int | None = run_option(EvalConfig, "block")
     workers: int | None = run_option(DataConfig, "workers")
     examples: int | None = run_option(EvalConfig, "examples")
-    out: str | None = described(None, "folder for the results; null: eval/ of the run")
+    out: str | None = described(None, "folder for the results; null: eval/ of the run, runs/eval-MODEL of a model")
+    captions: list[str] | None = run_option(DataConfig, "captions")
+    text_key: str | None = run_option(DataConfig, "text_key")
     truth: Truth | None = run_option(EvalConfig, "truth")
     recall_k: list[int] | None = run_option(EvalConfig, "recall_k")
     baselines: list[Baseline] | None = described(
-        None, "rows beside the model: bm25, untrained (before training), fusion (with bm25); null: all; []: none"
+        None,
+        "rows beside the model: untrained (before training); of questions also bm25 and fusion (with bm25); null: all "
+        "of questions, none of pictures, where untrained doubles the time",
     )
     index: str | None = run_option(EvalConfig, "index")
     depth: int | None = run_option(EvalConfig, "depth")

@@ -77,10 +77,10 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
         except ValueError:
             pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
     with opened_picture(data, max_pixels, "data.max_image_pixels") as picture:
-        return torch.from_numpy(np.array(_rgb(picture))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
 
 
-def _rgb(picture: Image) -> Image:
+def to_rgb(picture: Image) -> Image:
     """Convert a picture to RGB, drawn on white where it is transparent."""
     from PIL import Image
 

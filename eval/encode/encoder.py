@@ -157,11 +157,13 @@ class Evaluator(ABC):
     """Evaluates an encoder on one data set. All processes call it together and get the same metrics.
 
     name: "val" or "eval/<data set>", the prefix of its metrics. source: the value of data.val or the entry of
-    eval.suite, as the user wrote it.
+    eval.suite, as the user wrote it. untrained: function that makes the encoder with its weights before training; None
+    without the baseline "untrained".
     """
 
     name: str
     source: str
+    untrained: Callable[[], Encoder] | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def report(self, encode: Encoder, examples: int | None = None) -> Report:

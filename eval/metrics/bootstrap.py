@@ -1,12 +1,13 @@
 """95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn again and again, with
-replacement.
+replacement. `summary` and `differences` make the numbers of a system and of its lead over another one.
 
 Results of queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
 2007). Two systems are compared by the interval of their differences per query, because a difficulty that both share
 cancels in the difference.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +15,31 @@ SAMPLES, LEVEL = 10_000, 0.95
 DRAWS = 2**21  # drawn groups in memory at a time: 16 MiB for each of a few arrays
 
 Means = Callable[[np.random.Generator, int], np.ndarray]  # (generator, count) → the means of `count` samples
+Values = dict[str, np.ndarray]  # metric → (n,) its value for each of n queries
+Groups = Callable[[str], Sequence[Hashable]]  # metric → the group of each query that has a value of this metric
+
+
+def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
+    """Average each metric over the queries. values: metric → (n,) its value for each of n queries.
+
+    Returns {"metrics": metric → mean over queries, "intervals": metric → 95 % interval of this mean}.
+    groups: function from the name of a metric to the group of each query.
+    """
+    return {
+        "metrics": {name: float(v.mean()) for name, v in values.items()},
+        "intervals": {name: interval(v, groups(name)) for name, v in values.items()},
+    }
+
+
+def differences(values: Values, others: Mapping[str, np.ndarray], groups: Groups) -> dict[str, dict[str, Any]]:
+    """Compare two systems on the same queries: return metric → {"value", "interval"}.
+
+    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: of the one and of
+    the other system, metric → (n,) its value for each of n queries. groups: function from the name of a metric to the
+    group of each query.
+    """
+    by_query = {name: v - others[name] for name, v in values.items()}
+    return {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
 
 
 def interval(

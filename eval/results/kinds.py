@@ -123,11 +123,19 @@ def meanings(shown: Groups) -> list[str]:
 
 
 def _numbers(result: Result, metrics: Iterable[str], title: str = "") -> list[Number]:
-    """Return one row of a table in the HTML report for each of `metrics`: its label, and the score of the model in it.
+    """Return rows of a table in the HTML report for each of `metrics`: its label with the score of the model, then the
+    score of each baseline.
 
     title: text that is removed from the start of a label, because the title of the table says it already.
     """
-    return [Number(label(metric).removeprefix(title), score(result, metric)) for metric in metrics]
+    return [row for metric in metrics for row in _rows(result, metric, label(metric).removeprefix(title))]
+
+
+def _rows(result: Result, metric: str, name: str) -> Iterator[Number]:
+    yield Number(name, score(result, metric))
+    for system, baseline in part(result, "baselines").items():
+        if (ahead := lead(baseline, metric)).value is not None:
+            yield Number(f"{name}, {SYSTEMS.get(system, system)}", score(baseline, metric), ahead, other=True)
 
 
 def _retrieval_groups(result: Result) -> Groups:
@@ -182,8 +190,8 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), and their chance
-    levels (the scores of a random ranking).
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), those of baselines and
+    the lead of the model over them, and their chance levels (the scores of a random ranking).
 
     metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
     the end of this row.
@@ -192,6 +200,11 @@ def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *mo
     table.add_row(name, *(_cell(s.value) for s in found), *more)
     if any(s.low is not None for s in found):
         table.add_row("  95 %", *(_interval(s) for s in found))
+    for system, baseline in part(result, "baselines").items():
+        table.add_row(f"  {system}", *(_cell(score(baseline, m).value) for m in metrics))
+        ahead = [lead(baseline, m) for m in metrics]
+        table.add_row("  model ahead", *(_cell(s.value, "+.3f") for s in ahead))
+        table.add_row("    95 %", *(_interval(s) for s in ahead))
     table.add_row("  chance", *(_cell(s.chance, unknown="") for s in found))
 
 

@@ -23,14 +23,16 @@ _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@"
 OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end so
 
 
-def facts(config: TrainConfig, checkpoint: Path, step: int) -> dict[str, Any]:
-    """Return the fields of a result that describe the model: its name, the checkpoint, the step of training."""
+def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
+    """Return the fields of a result that describe the model: its name, the checkpoint or the `source` of its weights,
+    the step of training (None for a model that was not trained here).
+    """
     model = config.model
     towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
     names = [t.name or config.model.name or str(t.kind) for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
-    return {"model": "+".join(short), "pretrained": str(checkpoint), "step": step, **average}
+    return {"model": "+".join(short), "pretrained": source, "step": step, **average}
 
 
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,19 +21,29 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoadedRun:
+class LoadedModel:
+    """A model with its weights: of a training run, or of another library (eval/run/load_model.py).
+
+    source: its name for results: the checkpoint folder, or the name that the user wrote. logit_scale: log(1/τ), where τ
+    is the learnt temperature; None if it is not known.
+    """
+
+    source: str
+    config: TrainConfig
+    model: "TwoTowerModel"
+    logit_scale: float | None
+
+
+@dataclass(frozen=True)
+class LoadedRun(LoadedModel):
     """The model of a training run, loaded from one of its checkpoints.
 
     run, checkpoint: the run folder and the checkpoint folder. step: finished optimiser steps of the checkpoint.
-    logit_scale: the learnt log(1/τ), where τ is the temperature of the objective; None if the checkpoint has none.
     """
 
     run: Path
     checkpoint: Path
     step: int
-    config: TrainConfig
-    model: "TwoTowerModel"
-    logit_scale: float | None
 
 
 def find_run(path: str) -> tuple[Path, Path]:
@@ -74,7 +84,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     if isinstance(model, ImageTextModel):
         model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
-    return LoadedRun(run, checkpoint, step, config, model, None if scale is None else float(scale))
+    scale = None if scale is None else float(scale)
+    return LoadedRun(str(checkpoint), config, model, scale, run, checkpoint, step)
 
 
 def read_config(run: Path) -> TrainConfig:

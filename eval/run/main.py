@@ -1,5 +1,6 @@
-"""The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a trained model. See python -m eval --help."""
+"""The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a model. See python -m eval --help."""
 
+import re
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -10,12 +11,14 @@ from dyad.data.base.errors import ConfigError
 from dyad.eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
+    from dyad.eval.run.load_model import FoundModel
     from dyad.train.config import TrainConfig
     from dyad.train.towers.build import TwoTowerModel
 
 PURPOSE = """\
-Evaluate a trained model: retrieval of pictures, texts and passages, zero-shot classification. One JSON per data set,
-and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay the same."""
+Evaluate a model, trained here or as it is: retrieval of pictures, texts and passages, zero-shot classification. One
+JSON per data set, and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay
+the same."""
 EXAMPLES = {
     "what the run was evaluated on while training": "python -m eval checkpoint=runs/emoji",
     "another retrieval set": "python -m eval checkpoint=runs/emoji "
@@ -26,36 +29,45 @@ EXAMPLES = {
     "checkpoint=runs/topics suite=[beir:data/samples/topics]",
     "another split, a folder of DPR files, an approximate index": "python -m eval checkpoint=runs/x "
     "suite=[beir:folder@dev,dpr:folder] 'index=IVF256,Flat;nprobe=16'",
+    "models of other libraries, without training": "python -m eval model=open_clip:ViT-B-32@weights.safetensors "
+    "suite=[wds:flickr30k]",
+    "a SentenceTransformer": "python -m eval model=st:FOLDER suite=[beir:data/samples/topics]",
+    "beside the same model before training": "python -m eval checkpoint=runs/x baselines=[untrained]",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 OF_TASK = {
-    "image_text": ("truth", "recall_k"),
-    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "baselines"),
+    "image_text": ("truth", "recall_k", "captions", "text_key"),
+    "question_passage": ("depth", "answers", "embeddings", "embedding_type"),
 }
 NOTES = """\
-Their files: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds nothing
-counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a line.
+Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
+nothing counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a
+line.
 The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
 wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the pictures they show.
 """
 
 
 def _help() -> str:
+    from dyad.eval.run.load_model import FORMS
     from dyad.eval.run.suite import forms_help
+    from dyad.eval.tasks.prompts import FORMAT
 
-    return help_text(PURPOSE, EXAMPLES, EvalCommand, forms_help() + NOTES)
+    return help_text(PURPOSE, EXAMPLES, EvalCommand, f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}")
 
 
 def main() -> None:
     command = command_options(EvalCommand, "python -m eval", _help)
+    if bool(command.checkpoint) == bool(command.model):
+        raise ConfigError("give one of checkpoint= (a run, runs/NAME) and model=. See: python -m eval --help")
 
-    from dyad.eval.run.load_run import find_run, read_config
+    from dyad.eval.run.load_model import find_model, find_trained
     from dyad.eval.run.suite import check_suite
 
-    run, checkpoint = find_run(command.checkpoint)
-    config = with_command(read_config(run), command)
+    found = find_model(command.model) if command.model else find_trained(command.checkpoint or "")
+    config = with_command(found.config, command)
     check_suite(config)
-    evaluate(command, config, run, checkpoint)
+    evaluate(command, config, found)
 
 
 def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
@@ -70,6 +82,7 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
         foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]
         if foreign:
             raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
+    baselines_of(command, config)
     data, evaluation = overridden(config.data, command), overridden(config.eval, command)
     if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
         data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
@@ -78,28 +91,45 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     return replace(config, data=data, eval=evaluation)
 
 
-def evaluate(command: EvalCommand, config: "TrainConfig", run: Path, checkpoint: Path) -> None:
-    """Load a run's checkpoint and evaluate it on all data sets of the configuration.
+def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
+    """Return the systems that are scored beside the model. By default, pictures have none, because the model before
+    training takes as long as the model itself.
+
+    Raises ConfigError for a baseline that this model does not have.
+    """
+    has_questions = config.task.name == "question_passage"
+    legal = ([] if command.model else [Baseline.untrained]) + [Baseline.bm25, Baseline.fusion] * has_questions
+    if wrong := set(command.baselines or ()) - set(legal):
+        of_model = "a model as it is" if command.model else f"task={config.task.name}"
+        raise ConfigError(f"baselines=[{min(wrong)}]: {of_model} has {', '.join(legal) or 'no baselines'}")
+    return command.baselines if command.baselines is not None else legal if has_questions else []
+
+
+def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
+    """Load a model and evaluate it on all data sets of the configuration.
 
     All processes must call it together. Process 0 writes the result files and prints the tables.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
-    from dyad.eval.run.load_run import load_run
+    from dyad.eval.run.load_run import LoadedRun
     from dyad.eval.run.suite import build_evaluators
-    from dyad.train.distributed.agreement import rank_0_first, rank_0_only
+    from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
     from dyad.train.run.evaluation import written_report
+    from dyad.train.towers.published import may_download
 
-    trained = load_run(run, checkpoint)
-    baselines = list(Baseline) if command.baselines is None else command.baselines
     with process_group(config.dist.timeout, config.dist.start_timeout) as world:
-        encode = Encoder.of(config, trained.model, world)
+        loaded = (node_first if may_download(config.model) else raise_on_all)(world, found.load)
+        trained = loaded if isinstance(loaded, LoadedRun) else None
+        encode = Encoder.of(config, loaded.model, world)
         before = cache(lambda: Encoder.of(config, untrained(config), world))
+        baselines = baselines_of(command, config)
         # rank 0 indexes new shards, the others find them indexed
-        evaluators = rank_0_first(world, lambda: build_evaluators(config, trained.model, baselines, before))
-        about = facts(config, checkpoint, trained.step)
-        folder = Path(command.out) if command.out else run / "eval"
+        evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
+        about = facts(config, loaded.source, trained and trained.step)
+        own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
+        folder = Path(command.out) if command.out else own
         results, written = [], []
         for evaluator in evaluators:
             report = evaluator.report(encode, config.eval.examples)
@@ -107,9 +137,10 @@ def evaluate(command: EvalCommand, config: "TrainConfig", run: Path, checkpoint:
             written.append(rank_0_only(world, partial(write, folder, results[-1], report.files)))
         if world.rank == 0:
             print_tables(results)
-            print(f"step {trained.step} of {run}. Written: {', '.join(str(p) for paths in written for p in paths)}")
-            if folder.resolve() == (run / "eval").resolve():
-                written_report(run, print)
+            what = f"step {trained.step} of {trained.run}" if trained else loaded.source
+            print(f"{what}. Written: {', '.join(str(p) for paths in written for p in paths)}")
+            if trained and folder.resolve() == own.resolve():
+                written_report(trained.run, print)
 
 
 def untrained(config: "TrainConfig") -> "TwoTowerModel":

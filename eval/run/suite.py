@@ -2,11 +2,11 @@
 
 image_text
   retrieval:SHARDS      pictures and captions, named as in data.val
-  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py)
+  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
                         in CLIP_benchmark, only a picture's own captions are right for it
 question_passage (formats: question_sets.py)
-  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test
+  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
 
 Entries are checked without importing torch.
@@ -47,15 +47,13 @@ if TYPE_CHECKING:
 class Inputs:
     """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
 
-    baselines: systems that are scored beside the model, for question_passage. untrained: function that makes the
-    encoder with its weights before training, for the baseline "untrained". sides: search corpora that are open already,
-    by fingerprint, so that several entries share one.
+    baselines: systems that are scored beside the model. sides: search corpora that are open already, by fingerprint, so
+    that several entries share one.
     """
 
     config: TrainConfig
     model: TwoTowerModel
     baselines: Sequence[Baseline]
-    untrained: Callable[[], Encoder] | None
     sides: dict[str, PassageSide] = field(default_factory=dict)
 
 
@@ -98,12 +96,12 @@ def build_evaluators(
     """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
     its path.
 
-    baselines: further systems that question_passage evaluators score beside the model. untrained: function that makes
-    the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an entry that
-    cannot be read, DataError for damaged data.
+    baselines: further systems to score beside the model; those of pictures know "untrained" only. untrained: function
+    that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
+    entry that cannot be read, DataError for damaged data.
     """
-    inputs = Inputs(config, model, baselines, untrained)
-    return [entry.kind.build(entry, inputs) for entry in _entries(config)]
+    inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
+    return [dataclasses.replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
@@ -143,7 +141,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
     """Return a name for a suite entry: the last part of its path, without suffix. If `taken` has that name, add a
     number.
     """
-    last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$", "", Path(target).name)
+    last = re.sub(r"\.(tar|jsonl?|[ct]sv|parquet|arrow)(@.*)?$|@test$", "", Path(target).name)
     stem = re.sub(r"[^\w.-]+", "_", last).strip("_") or "set"
     same = sum(re.fullmatch(re.escape(stem) + r"(-\d+)?", t) is not None for t in taken)
     return f"{stem}-{same + 1}" if same else stem
@@ -221,8 +219,8 @@ def _passages(
     questions = open_set(entry.target, data)
     side = PassageSide(questions.corpus, tokenize, data.passage, options)
     side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
-    source, baselines = entry.spec, (inputs.baselines, inputs.untrained)
-    return PassageRetrieval(entry.name, source, questions, side, tokenize, data.question, options, *baselines)
+    by = (tokenize, data.question, options, inputs.baselines)
+    return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
 
 
 def _path(entry: SuiteEntry) -> Path:

@@ -13,7 +13,7 @@ first K.
 Symbols: n queries, m items, D embedding width, t queries of one strip (the part of the queries scored at one time).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 from dyad.data.image_text.dataset import RetrievalSet
 from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import interval
+from dyad.eval.metrics.bootstrap import Values, differences, summary
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -33,6 +33,7 @@ from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.found_ranks import found_ranks
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
+from dyad.eval.tasks.baselines import before_training
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World, all_reduce_sum
 
@@ -206,6 +207,9 @@ class Direction:
         }
 
 
+Searched = dict[str, tuple[Direction, Ranking]]  # image_to_text, text_to_image → the search and the ranks it found
+
+
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
     """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
@@ -221,27 +225,50 @@ class Retrieval(Evaluator):
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         thumbnails = Thumbnails(self.data.images)
-        directions = self._directions(encode("x", self.data.images), encode("y", self.data.texts), thumbnails)
-        metrics: dict[str, float] = {}
-        chance: dict[str, float] = {}
-        searched: dict[str, tuple[Direction, Ranking]] = {}
-        search: dict[str, dict[str, Any]] = {}
-        for name, direction in directions.items():
-            ranking, search[name] = direction.ranking(self.index, max(self.recall_k), encode.world)
-            exact = search[name].get("index", EXACT) == EXACT  # an approximate index finds the first ranks only
-            values = rank_metrics(ranking.rank, self.recall_k)
-            metrics |= {f"{name}_{k}": v for k, v in values.items() if exact or k.startswith("R@")}
-            m = direction.matches.shape[1]
-            chance |= {f"{name}_R@{k}": chance_recall(ranking.right, m, k) for k in self.recall_k}
-            searched[name] = direction, ranking
+        searched, search, metrics = self._searched(encode, thumbnails)
+        chance = {
+            f"{name}_R@{k}": chance_recall(found.right, direction.matches.shape[1], k)
+            for name, (direction, found) in searched.items()
+            for k in self.recall_k
+        }
+        details = {"truth": str(self.truth), **({"search": search} if any(search.values()) else {})}
+        if before := before_training(self.untrained, encode.world):
+            others, _, their_metrics = self._searched(before, thumbnails)
+            values, groups = self._values(others), partial(self._groups, others)
+            lead = differences(self._values(searched), values, groups)
+            details["baselines"] = {
+                "untrained": {**summary(values, groups), "metrics": their_metrics, "difference": lead}
+            }
         metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
-        facts = {"search": search} if any(search.values()) else {}
-        report = Report("zeroshot_retrieval", metrics, chance, {"truth": str(self.truth), **facts})
+        report = Report("zeroshot_retrieval", metrics, chance, details)
         if examples is not None:
             details = rank_0_only(encode.world, lambda: self._details(searched, examples))
             report.details.update(details or {})
             report.files[".pictures"] = thumbnails.write
         return report
+
+    def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> tuple[Searched, dict[str, Any], dict[str, float]]:
+        """Encode and search in both directions. Return (ranks of both directions, their kinds of search, metrics)."""
+        directions = self._directions(encode("x", self.data.images), encode("y", self.data.texts), thumbnails)
+        searched: Searched = {}
+        search: dict[str, dict[str, Any]] = {}
+        metrics: dict[str, float] = {}
+        for name, direction in directions.items():
+            ranking, search[name] = direction.ranking(self.index, max(self.recall_k), encode.world)
+            exact = search[name].get("index", EXACT) == EXACT  # an approximate index finds the first ranks only
+            values = rank_metrics(ranking.rank, self.recall_k)
+            metrics |= {f"{name}_{k}": v for k, v in values.items() if exact or k.startswith("R@")}
+            searched[name] = direction, ranking
+        return searched, search, metrics
+
+    def _values(self, searched: Searched) -> Values:
+        """Return metric → whether each query is a hit, for R@K of both directions."""
+        return {
+            f"{name}_R@{k}": 1.0 * (found.rank <= k) for name, (_, found) in searched.items() for k in self.recall_k
+        }
+
+    def _groups(self, searched: Searched, metric: str) -> list[int]:
+        return searched[metric.rpartition("_")[0]][0].groups.tolist()
 
     def _directions(self, images: np.ndarray, texts: np.ndarray, thumbnails: Thumbnails) -> dict[str, Direction]:
         data, picture = self.data, partial(self._picture, thumbnails)
@@ -254,14 +281,10 @@ class Retrieval(Evaluator):
             ),
         }
 
-    def _details(self, searched: Mapping[str, tuple[Direction, Ranking]], examples: int) -> dict[str, Any]:
+    def _details(self, searched: Searched, examples: int) -> dict[str, Any]:
         of_pictures, ranking = searched["image_to_text"]
         return {
-            "intervals": {
-                f"{name}_R@{k}": interval(found.rank <= k, direction.groups.tolist())
-                for name, (direction, found) in searched.items()
-                for k in self.recall_k
-            },
+            "intervals": summary(self._values(searched), partial(self._groups, searched))["intervals"],
             "scores": of_pictures.histogram(ranking),
             "gallery": {direction.title: direction.cases(found, examples) for direction, found in searched.values()},
         }

@@ -10,21 +10,18 @@ Symbols: n questions that have a value, m passages of the corpus.
 """
 
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
 
 from dyad.eval.config import AnswerMatch
 from dyad.eval.metrics.answers import TOP_K, Span, prepared, top_k_accuracy
-from dyad.eval.metrics.bootstrap import interval
+from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall
 from dyad.eval.tasks.question_sets import QuestionSet
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))
 DEEP = "Recall@1000"  # if so many passages are searched for
-
-Values = dict[str, np.ndarray]  # metric → (n,) values, one per question
 
 
 class Judge:
@@ -106,30 +103,6 @@ class Judge:
         if self._data.qrels:
             return self._data.qrels.get(question, {}).get(passage, 0) > 0
         return self.hit(question, passage)
-
-
-def summary(values: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """Average each metric over the questions. values: metric → (n,) its value for each of n questions.
-
-    Returns {"metrics": metric → mean over questions, "intervals": metric → 95 % interval of this mean}.
-    judge: gives the groups of the questions.
-    """
-    return {
-        "metrics": {name: float(v.mean()) for name, v in values.items()},
-        "intervals": {name: interval(v, judge.groups(name)) for name, v in values.items()},
-    }
-
-
-def differences(values: Values, others: Values, judge: Judge) -> dict[str, dict[str, Any]]:
-    """Compare two systems on the same questions: return metric → {"value", "interval"}.
-
-    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: of the one and of
-    the other system, metric → (n,) its value for each of n questions. judge: gives the groups of the questions.
-    """
-    by_question = {name: v - others[name] for name, v in values.items()}
-    return {
-        name: {"value": float(d.mean()), "interval": interval(d, judge.groups(name))} for name, d in by_question.items()
-    }
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:

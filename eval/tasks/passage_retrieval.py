@@ -5,9 +5,7 @@ metrics. The baselines are BM25, the encoder before training, and the reciprocal
 result holds the difference of the model to each baseline, with its 95 % interval.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +13,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from dyad.data.base.errors import ExitCode, UserError, printable
 from dyad.data.base.files import write_json
 from dyad.data.config import PassageConfig, QuestionConfig
 from dyad.data.question_passage.corpus import Corpus
@@ -24,6 +21,7 @@ from dyad.data.question_passage.passages import Passage, Question
 from dyad.eval.config import Baseline, EvalConfig
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.bootstrap import Values, differences, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -31,10 +29,10 @@ from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.index_spec import EXACT
-from dyad.eval.tasks.passage_metrics import Judge, Values, chance, differences, summary
+from dyad.eval.tasks.baselines import before_training, skip_on_error
+from dyad.eval.tasks.passage_metrics import Judge, chance
 from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
-from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
-from dyad.train.distributed.failures import PeerFailure
+from dyad.train.distributed.agreement import from_rank_0, rank_0_only
 
 SYSTEMS = ("model", "bm25", "untrained")  # a case shows the answers of these side by side
 
@@ -107,8 +105,7 @@ class PassageRetrieval(Evaluator):
     """Evaluator of passage retrieval on one question set.
 
     side: the passages, prepared for search. question: how the text of a question is made. baselines: the systems that
-    the model is compared with. untrained: function that makes the encoder with its weights before training, for the
-    baseline "untrained".
+    the model is compared with.
     """
 
     data: QuestionSet
@@ -117,17 +114,12 @@ class PassageRetrieval(Evaluator):
     question: QuestionConfig
     options: EvalConfig
     baselines: Sequence[Baseline] = ()
-    untrained: Callable[[], Encoder] | None = None
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         world, model = encode.world, self._search("model", encode)
         found = {"model": model.hits}
-        if Baseline.untrained in self.baselines and self.untrained:
-            before = None
-            with _skip_on_error(Baseline.untrained):
-                before = raise_on_all(world, self.untrained)
-            if before:
-                found["untrained"] = self._search("untrained", before).hits
+        if before := before_training(self.untrained, world):
+            found["untrained"] = self._search("untrained", before).hits
         runs = rank_0_only(world, lambda: self._runs(found)) or {}
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
         return replace(report, files=self._files(runs["model"])) if runs else report
@@ -160,7 +152,7 @@ class PassageRetrieval(Evaluator):
         every = range(len(self.data.questions))
         runs = {name: self._run(of.found(query) for query in every) for name, of in hits.items()}
         if {Baseline.bm25, Baseline.fusion} & set(self.baselines):
-            with _skip_on_error(Baseline.bm25):
+            with skip_on_error(Baseline.bm25):
                 pairs = self.side.bm25.search([question.text for question in self.data.questions], self._depth)
                 words = self._run(list(zip(rows.tolist(), scores.tolist(), strict=True)) for scores, rows in pairs)
                 fused = reciprocal_rank_fusion([runs["model"], words], depth=self.options.depth)
@@ -209,12 +201,13 @@ class PassageRetrieval(Evaluator):
         judge = self._judge
         values = {name: judge.values(run) for name, run in runs.items()}
         model = values.pop("model")
-        own = summary(model, judge)
+        own = summary(model, judge.groups)
         details = {
             "search": searched.how,
             "intervals": own["intervals"],
             "baselines": {
-                name: {**summary(v, judge), "difference": differences(model, v, judge)} for name, v in values.items()
+                name: {**summary(v, judge.groups), "difference": differences(model, v, judge.groups)}
+                for name, v in values.items()
             },
         }
         if examples is not None:
@@ -304,20 +297,3 @@ class PassageRetrieval(Evaluator):
             text = {"id": name, "title": passage.title, "text": passage.text}
             contexts.append({**text, "score": str(score), "has_answer": has_answer})
         return {"question": question.text, "answers": list(question.answers), "ctxs": contexts}
-
-
-@contextmanager
-def _skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Context manager: if the block raises a UserError, print one line on stderr, that `baseline` is left out, and go
-    on.
-
-    Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
-    REQUEUE).
-    """
-    try:
-        yield
-    except UserError as error:
-        if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
-            raise
-        if str(error):  # of several ranks, one has the message
-            print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -1,12 +1,9 @@
 """Task files of zero-shot classification: pictures, classes and prompts. Does not import torch.
 
-A task file is JSON with these keys:
-"source"     the shards of pictures, relative to the folder of the task file
-"label"      the JSON field that holds the class of a picture, or "cls"
-"templates"  texts with {c} in the place of a prompt, such as ["a photo of {c}"]
-"classes"    {class name: [prompts]}; an empty list stands for the class name itself
+FORMAT below describes the file, also for --help.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,20 @@ from pathlib import Path
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 
-_KEYS = {"source": str, "label": str, "templates": list, "classes": dict}
+FORMAT = """\
+zero_shot:TASK.json names a JSON file with four keys:
+  "source"     shards of pictures, relative to the folder of the file: "pets-{00..03}.tar"
+  "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member
+  "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
+  "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
+"""
+KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "source": (str, "a text"),
+    "label": (str, "a text"),
+    "templates": (list, "a list"),
+    "classes": ((dict, list), "a list, or an object of lists"),
+}
+PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 
 
 @dataclass(frozen=True)
@@ -44,16 +54,26 @@ def read_task(path: Path) -> ZeroShotTask:
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be an object with {', '.join(_KEYS)}")
-    for key, kind in _KEYS.items():
-        if not isinstance(content.get(key), kind):
-            raise ConfigError(f"{path}: '{key}' must be a {kind.__name__}.{nearest(key, set(content) - set(_KEYS))}")
+        raise ConfigError(f"{path}: must be an object with {', '.join(KINDS)}")
+    spare = set(content) - set(KINDS)
+    faults = [
+        f"'{key}' must be {form}.{nearest(key, spare)}"
+        if key in content
+        else f"'{key}' is missing.{nearest(key, spare)}"
+        for key, (kind, form) in KINDS.items()
+        if not isinstance(content.get(key), kind)
+    ]
+    if faults:
+        raise ConfigError(f"{path}: {' '.join(faults)} See: python -m eval --help")
     source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
-    return ZeroShotTask(source, content["label"], prompted(content["classes"], content["templates"], path))
+    classes = content["classes"]
+    if isinstance(classes, list):
+        classes = {str(name): [] for name in classes}
+    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:
-    """Return class name → its texts: each prompt of the class put into each template in place of {c}.
+    """Return class name → its texts: each prompt of the class put into each template in place of {c} or {}.
 
     A class with an empty list of prompts uses its name as the prompt. path: the file that holds the classes or
     templates; a ConfigError for a faulty class or template names it.
@@ -61,9 +81,11 @@ def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: P
     if len(classes) < 2 or not templates:
         raise ConfigError(f"{path}: needs two classes and one template at least, e.g. 'a photo of {{c}}'")
     for template in templates:
-        if not isinstance(template, str) or "{c}" not in template:
-            raise ConfigError(f"{path}: the template {template!r} must hold {{c}}, where the class name goes")
+        if not isinstance(template, str) or not PLACE.search(template):
+            raise ConfigError(f"{path}: the template {template!r} must hold {{c}} or {{}}, where the class name goes")
     for name, prompts in classes.items():
         if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
             raise ConfigError(f"{path}: the prompts of class '{name}' must be a list of texts ([]: the name itself)")
-    return {c: [t.replace("{c}", p) for p in prompts or [c] for t in templates] for c, prompts in classes.items()}
+    return {
+        c: [PLACE.sub(lambda _, p=p: p, t) for p in prompts or [c] for t in templates] for c, prompts in classes.items()
+    }

@@ -16,11 +16,12 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import class_mean_interval, interval
+from dyad.eval.metrics.bootstrap import Values, class_mean_interval, differences, interval, summary
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index_spec import EXACT
+from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
 from dyad.train.distributed.agreement import rank_0_only
 
@@ -42,20 +43,31 @@ class ZeroShot(Evaluator):
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
         thumbnails, count = Thumbnails(self.data.images), len(self.classes)
-        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, thumbnails)
-        found, how = direction.ranking(self.index, 5, encode.world)
+        direction, found, how = self._ranked(encode, target, thumbnails)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
-        metrics = {**accuracies(found.rank, target, count), "num_samples": float(len(target))}
+        values, groups = accuracies(found.rank, target, count), lambda metric: range(len(target))
+        metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
+        if before := before_training(self.untrained, encode.world):
+            others = accuracies(self._ranked(before, target, thumbnails)[1].rank, target, count)
+            lead = differences(values, others, groups)
+            details["baselines"] = {"untrained": {**summary(others, groups), "difference": lead}}
         report = Report("zeroshot_classification", metrics, chance, details)
         if examples is not None:
-            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, examples))
+            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, values, examples))
             report.details.update(more or {})
             report.files[".pictures"] = thumbnails.write
         return report
+
+    def _ranked(
+        self, encode: Encoder, target: np.ndarray, small: Thumbnails
+    ) -> tuple[Direction, Ranking, dict[str, Any]]:
+        """Encode pictures and classes, and rank the classes for each picture; return (the search, ranks, its kind)."""
+        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, small)
+        return direction, *direction.ranking(self.index, 5, encode.world)
 
     def _direction(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Direction:
         names = list(self.classes)
@@ -74,12 +86,13 @@ class ZeroShot(Evaluator):
             groups=target,
         )
 
-    def _details(self, direction: Direction, found: Ranking, target: np.ndarray, examples: int) -> dict[str, Any]:
+    def _details(
+        self, direction: Direction, found: Ranking, target: np.ndarray, values: Values, examples: int
+    ) -> dict[str, Any]:
         names, rank = list(self.classes), found.rank
-        hits = {"acc1": rank == 1, **({"acc5": rank <= 5} if len(names) >= 5 else {})}
         return {
             "intervals": {
-                **{metric: interval(hit, range(len(hit))) for metric, hit in hits.items()},
+                **{metric: interval(v, range(len(v))) for metric, v in values.items()},
                 "mean_per_class_recall": class_mean_interval(rank == 1, target),
             },
             **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
@@ -104,15 +117,18 @@ class ZeroShot(Evaluator):
         }
 
 
-def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> dict[str, float]:
-    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall.
+def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
+    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall as metric → (n,) values of the
+    pictures, whose mean is the metric.
 
     rank (n,): the rank (from 1) of the right class of each of n pictures. target (n,): the index of its class. count:
-    the number of classes. The mean over classes takes only classes that have pictures, as in scikit-learn.
+    the number of classes. The mean over classes takes only classes that have pictures, as in scikit-learn: a hit counts
+    in inverse proportion to the number of pictures of its class.
     """
-    recalls = [float((rank[target == c] == 1).mean()) for c in np.unique(target)]
-    top5 = {"acc5": float((rank <= 5).mean())} if count >= 5 else {}
-    return {"acc1": float((rank == 1).mean()), **top5, "mean_per_class_recall": float(np.mean(recalls))}
+    size = np.bincount(target, minlength=count)
+    weight = len(target) / (np.count_nonzero(size) * size[target])
+    top5 = {"acc5": 1.0 * (rank <= 5)} if count >= 5 else {}
+    return {"acc1": 1.0 * (rank == 1), **top5, "mean_per_class_recall": weight * (rank == 1)}
 
 
 def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:

@@ -94,7 +94,7 @@ def test_the_recipes_of_the_readme_compose() -> None:
 
 def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
     """As shown: alone, and on two ranks that share a batch."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
     alone.write_text(code)
     shared.write_text(f"import torch.distributed as dist\ndist.init_process_group('gloo')\n{code}")

@@ -62,7 +62,8 @@ def run(environment: Path, folder: Path, *command: str) -> str:
 
 def test_the_package_is_imported_beside_modules_of_the_same_names(environment: Path, strangers: Path) -> None:
     code = "import dyad.train.losses, dyad.data.config, dyad.eval.config; print(dyad.__file__)"
-    assert run(environment, strangers, "python", "-c", code).startswith(str(environment))
+    imported = run(environment, strangers, "python", "-c", code).strip()
+    assert imported.startswith(str(environment)) and Path(imported).with_name("py.typed").exists()
     for command in ("train", "data", "eval", "mine", "report", "export", "doctor"):
         assert command in run(environment, strangers, "dyad")
         assert len(run(environment, strangers, "dyad", command, "--help").splitlines()) > 3

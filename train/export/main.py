@@ -14,7 +14,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import command_options, help_text
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import whole_folder
+from dyad.data.base.files import whole_folder, write_json
 from dyad.data.base.secrets import without_credentials
 from dyad.data.config import described
 
@@ -125,6 +125,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
     before.
     """
+    from dyad.eval.run.load_model import SETTINGS, settings
     from dyad.train.export.card import card
     from dyad.train.export.library import difference
 
@@ -132,6 +133,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     try:
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
+            write_json(temporary / SETTINGS, settings(source.config, source.logit_scale))
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             if foreign := existing - _files(temporary) - {CARD}:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")

@@ -35,11 +35,13 @@ class TwoTowerModel:
 class ImageTextModel(TwoTowerModel):
     """A model whose x_tower takes images and y_tower texts. image: size and normalisation of the image tower's input.
 
-    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None.
+    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None. logit_scale: the
+    log(1/τ) of that model, else None.
     """
 
     image: ImageSpec
     open_clip_config: dict[str, Any] | None
+    logit_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
-    return ImageTextModel(_pair(image, text, config), tokenize, spec, context.open_clip_config())
+    model_cfg = context.open_clip_config()
+    scale = context.open_clip_model(*context.image_model).logit_scale.item() if model_cfg else None
+    return ImageTextModel(_pair(image, text, config), tokenize, spec, model_cfg, scale)
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:

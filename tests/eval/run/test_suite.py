@@ -159,7 +159,7 @@ def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None
 
 MISTAKES = {
     ("chekpoint=x",): "Did you mean 'checkpoint'",
-    (): "checkpoint= is missing",
+    (): "give one of checkpoint= (a run, runs/NAME) and model=",
     ("checkpoint=runs/nowhere",): "is no folder",
     ("--checkpoint", "x"): "Did you mean 'checkpoint'",
     ("checkpoint=x", "truth=pair"): "truth=pair",
@@ -171,6 +171,10 @@ MISTAKES = {
     ("checkpoint=x", "examples=-1"): "examples=-1: must be 0 or more",
     ("checkpoint=x", "workers=-1"): "workers=-1: must be 0 or more",
     ("checkpoint=x", "baselines=[bm52]"): "Did you mean 'bm25'",
+    ("checkpoint=x", "model=st:x"): "give one of checkpoint=",
+    ("model=st:nowhere",): "nowhere",
+    ("model=clip:ViT-B-32",): "no such kind of model. Write FOLDER or open_clip:…, st:…",
+    ("model=open_clip:ViT-B-32", "suite=[wds:x]"): "say which weights, open_clip:ViT-B-32@FILE",
 }
 
 

@@ -16,9 +16,9 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.dataset import LabelledSet
 from dyad.eval.encode.encoder import Report
 from dyad.eval.metrics.matches import Labels, Matches
-from dyad.eval.tasks import zero_shot
+from dyad.eval.tasks import prompts, zero_shot
 from dyad.eval.tasks.image_text_retrieval import count_ranks
-from dyad.eval.tasks.prompts import prompted, read_task
+from dyad.eval.tasks.prompts import FORMAT, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
 from dyad.eval.tasks.zero_shot import ZeroShot, accuracies, confusion, predictions
 
@@ -104,7 +104,7 @@ def test_recall_per_class_is_scikit_learns() -> None:
     rng = np.random.default_rng(0)
     target, predicted = rng.integers(0, 4, 200), rng.integers(0, 6, 200)
     rank = np.where(predicted == target, 1, 2 + rng.integers(0, 4, 200))
-    found = accuracies(rank, target, 6)
+    found = {metric: values.mean() for metric, values in accuracies(rank, target, 6).items()}
     confusion = sklearn.confusion_matrix(target, predicted)[:4]
     assert found["mean_per_class_recall"] == pytest.approx(np.mean(np.diag(confusion) / confusion.sum(axis=1)))
     assert found["acc5"] == (rank <= 5).mean()
@@ -189,8 +189,9 @@ def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"classes": None, "clases": {}}, "'classes' must be a dict. Did you mean 'clases'"),
-        ({"templates": ["a photo"]}, "'a photo' must hold {c}"),
+        ({"classes": None, "clases": {}}, "'classes' must be a list, or an object of lists. Did you mean 'clases'"),
+        ({"templates": ["a photo"]}, "'a photo' must hold {c} or {}"),
+        ({"classes": ["cat", "cat"]}, "needs two classes"),
         ({"templates": []}, "one template at least"),
         ({"classes": {"cat": []}}, "needs two classes"),
         ({"classes": {"cat": "a cat", "dog": []}}, "class 'cat' must be a list"),
@@ -203,6 +204,38 @@ def test_a_wrong_task_file_is_named(change: dict[str, object], message: str, tmp
     with pytest.raises(ConfigError) as caught:
         read_task(path)
     assert str(path) in str(caught.value) and message in str(caught.value)
+
+
+def test_open_clips_templates_and_a_list_of_classes_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "task.json"
+    task = {"source": "a.tar", "label": "cls", "templates": ["a photo of {}.", "{c}"], "classes": ["cat", r"d\1g"]}
+    path.write_text(json.dumps(task))
+    assert read_task(path).classes == {"cat": ["a photo of cat.", "cat"], r"d\1g": [r"a photo of d\1g.", r"d\1g"]}
+
+
+def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps({"source": 3, "clases": ["cat", "dog"]}))
+    with pytest.raises(ConfigError) as caught:
+        read_task(path)
+    for part in ("'source' must be a text", "'label' is missing", "'templates' is missing", "Did you mean 'clases'"):
+        assert part in str(caught.value)
+    assert "python -m eval --help" in str(caught.value) and all(f'"{key}"' in FORMAT for key in prompts.KINDS)
+
+
+def test_the_model_before_training_stands_beside_the_trained_one() -> None:
+    trained, before = encoder(3), encoder(4)
+    own, other = (replace(evaluator(), name="eval/x").report(encode, 0) for encode in (trained, before))
+    found = replace(evaluator(), untrained=lambda: before).report(trained, 0)
+    assert found.metrics == own.metrics and found.details["intervals"] == own.details["intervals"]
+    baseline = shown(found)["baselines"]["untrained"]
+    for metric, value in baseline["metrics"].items():
+        assert value == pytest.approx(other.metrics[metric])
+        difference = baseline["difference"][metric]
+        assert difference["value"] == pytest.approx(own.metrics[metric] - other.metrics[metric])
+        assert difference["interval"][0] <= difference["value"] <= difference["interval"][1]
+    assert baseline["metrics"].keys() == {"acc1", "acc5", "mean_per_class_recall"}
+    assert "baselines" not in own.details
 
 
 def test_files_that_are_no_task_are_refused(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_an_open_clip_pair_with_its_weights_beside(tmp_path: Path, monkeypatch: 
     of, out = source(tmp_path, model, Task.image_text), tmp_path / "out"
     assert export(export_onnx.LIBRARY, of, out) < 1e-5
     names = {"image.onnx", "image.onnx.data", "text.onnx", "text.onnx.data"}
-    assert {p.name for p in out.iterdir()} == {*names, "tokenizer.json", "config.json", "README.md"}
+    assert {p.name for p in out.iterdir()} == {*names, "tokenizer.json", "config.json", "dyad.json", "README.md"}
     for rows in (1, 3):
         x = pictures(rows, 32)
         close(normalize(of.model.towers.x_tower(x), dim=-1), run(out / "image.onnx", x))
@@ -107,7 +107,13 @@ def test_questions_and_passages_by_one_file(bert: str, tmp_path: Path, monkeypat
     of = source(tmp_path, model, Task.question_passage, Similarity.dot)
     out = tmp_path / "out"
     assert export(export_onnx.LIBRARY, of, out) < 1e-5
-    assert {p.name for p in out.iterdir()} == {"encoder.onnx", "tokenizer.json", "config.json", "README.md"}
+    assert {p.name for p in out.iterdir()} == {
+        "encoder.onnx",
+        "tokenizer.json",
+        "config.json",
+        "dyad.json",
+        "README.md",
+    }
     (tmp_path / "lines.py").write_text(lines(export_onnx.LIBRARY.snippet(out, of)))
     found = runpy.run_path(str(tmp_path / "lines.py"))
     want = of.model.towers.x_tower(of.model.tokenize(['q: "a question'], 12))

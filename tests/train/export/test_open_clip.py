@@ -96,7 +96,7 @@ def _pil(pictures: torch.Tensor):
 
 
 def test_what_the_folder_holds(exported: Path) -> None:
-    assert {p.name for p in exported.iterdir()} == {WEIGHTS, CHECKPOINT, CONFIG, "README.md", "tiny.json"}
+    assert {p.name for p in exported.iterdir()} == {WEIGHTS, CHECKPOINT, CONFIG, "README.md", "tiny.json", "dyad.json"}
     state = torch.load(exported / CHECKPOINT, weights_only=True)["state_dict"]
     assert all(v.dtype == torch.float32 for v in state.values() if v.is_floating_point())
     config = json.loads((exported / CONFIG).read_text())

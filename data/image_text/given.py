@@ -1,0 +1,59 @@
+"""Pictures that a program hands over, as inputs of a picture tower: paths, bytes of files, PIL pictures, pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import DataError
+from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform, to_rgb
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# A path, the bytes of a file, a PIL picture, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
+Picture: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
+
+
+@dataclass(frozen=True)
+class GivenPictures:
+    """A list of pictures as inputs of a picture tower. max_pixels: larger files are refused before they are decoded."""
+
+    pictures: Sequence[Picture]
+    spec: ImageSpec
+    max_pixels: int
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Return the pictures start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels."""
+        decoded = (pixels(picture, self.max_pixels) for picture in self.pictures[start:stop])
+        return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
+
+
+def pixels(picture: Picture, max_pixels: int) -> Tensor:
+    """Return a picture as uint8 (3, H, W). Raises DataError for one that cannot be read, or is no picture."""
+    if isinstance(picture, bytes):
+        return decode(picture, max_pixels)
+    if isinstance(picture, str | PathLike):
+        try:
+            return decode(Path(picture).read_bytes(), max_pixels)
+        except (OSError, DataError) as error:
+            raise DataError(f"{picture}: {error}") from error
+    if isinstance(picture, Tensor):
+        found = picture.cpu()
+    else:
+        array = np.array(picture if isinstance(picture, np.ndarray) else to_rgb(picture))
+        found = torch.from_numpy(array).movedim(-1, 0)
+    if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3:
+        form = f"{found.dtype} {tuple(found.shape)}"
+        raise DataError(f"a picture must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")
+    return found

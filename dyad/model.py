@@ -1,0 +1,293 @@
+"""The public interface to a model: `load` takes a run, an export, or a model of another library.
+
+Texts and pictures are prepared as the model has it: prefixes, lengths, titles, picture size. Embeddings are numpy
+arrays, float32 (n, D), and have length 1 if the model compares by cosine. They are those of `python -m eval`, bit for
+bit on the same device with the same `block`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import whole_folder, writable, write_json
+from dyad.data.batch import Batch
+from dyad.data.config import Mode
+from dyad.data.image_text.dataset import Captions, Items, Pictures
+from dyad.data.image_text.given import GivenPictures, Picture
+from dyad.data.loading.loader import build_loader
+from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.dataset import TextInputs
+from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.eval.config import EvalCommand
+from dyad.eval.encode.embeddings import encode_corpus, identity_of
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.run.load_model import find_model, settings
+from dyad.eval.run.load_run import LoadedModel
+from dyad.eval.run.main import with_command
+from dyad.eval.run.suite import build_evaluators, check_suite
+from dyad.eval.search import index as search
+from dyad.train.config import TrainConfig
+from dyad.train.distributed.devices import cuda_usable
+from dyad.train.distributed.world import World
+from dyad.train.run.components import build_data
+from dyad.train.towers.build import ImageTextModel, TextPairModel
+
+PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+VECTORS, ITEMS = "embeddings.npy", "items.json"
+
+
+class Hit(NamedTuple):
+    """One result of a search. score: inner product of the embeddings, the cosine if the model compares by cosine.
+
+    item: a path or the key of a sample (text), a passage as it was given, a passage of a corpus as a mapping, or the
+    position (int) of a picture that was not given by its path.
+    """
+
+    score: float
+    item: Any
+
+
+@dataclass(frozen=True)
+class Index:
+    """Embeddings of n items, prepared for search; `Model.index` makes it, and `Model.search` reads it.
+
+    items: what a Hit shows, n JSON values. embeddings: float32 (n, D). model: digest of the model that embedded them.
+    spec: a FAISS index; "Flat" is exact.
+    """
+
+    items: Sequence[Any]
+    embeddings: np.ndarray
+    model: str
+    spec: str = "Flat"
+
+    @cached_property
+    def faiss(self) -> search.Index:
+        """The embeddings in the form that is searched."""
+        return search.Index(self.embeddings, self.spec)
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle. Raises
+        HardwareError if the folder exists and is not empty, or cannot be written.
+        """
+        path = Path(folder).absolute()
+        with writable(path), whole_folder(path) as temporary:
+            np.save(temporary / VECTORS, self.embeddings, allow_pickle=False)
+            write_json(temporary / ITEMS, {"model": self.model, "spec": self.spec, "items": list(self.items)})
+
+    @classmethod
+    def load(cls, folder: str | PathLike[str]) -> Index:
+        """Read an index that `save` wrote. Raises DataError if it is damaged or missing."""
+        try:
+            saved = json.loads((Path(folder) / ITEMS).read_bytes())
+            embeddings = np.load(Path(folder) / VECTORS, allow_pickle=False)
+            if (embeddings.ndim, embeddings.dtype, len(embeddings)) != (2, np.float32, len(saved["items"])):
+                raise ValueError(f"embeddings {embeddings.shape} for {len(saved['items'])} items")
+            return cls(saved["items"], embeddings, str(saved["model"]), str(saved["spec"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{folder} is no index of ours, or damaged: {error}") from error
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that embeds pictures and texts, or questions and passages.
+
+    loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
+
+    Pictures are paths, bytes of files, PIL pictures, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
+    are texts, pairs (title, text), or mappings with "text" and perhaps "title". normalize: whether embeddings get
+    length 1; None: if the model compares by cosine. Methods raise ConfigError for an empty list and for what this model
+    does not embed, DataError for a picture that cannot be read.
+    """
+
+    loaded: LoadedModel
+    encoder: Encoder
+
+    # ---- embeddings --------------------------------------------------------------------------------------------------
+
+    def encode_image(self, images: Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n pictures as float32 (n, D)."""
+        return self._encode("x", self._given(images), normalize)
+
+    def encode_text(self, texts: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n texts as float32 (n, D)."""
+        return self._encode("y", Captions(texts, self._pictures.tokenize), normalize)
+
+    def encode_question(self, questions: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
+        return self._encode("x", self._texts([Question("", text) for text in questions]), normalize)
+
+    def encode_passage(self, passages: Sequence[PassageLike], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
+        inputs = self._texts([_as_passage(passage) for passage in passages])
+        return encode_corpus(self._encoder(inputs, normalize), "y", inputs, None, log=lambda line: None)
+
+    def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
+        the model compares by those. Divided by `temperature`, they are the logits of training.
+        """
+        if self.encoder.cosine:
+            x, y = (e / np.maximum(np.linalg.norm(e, axis=-1, keepdims=True), 1e-12) for e in (x, y))
+        return x @ y.T
+
+    # ---- search ------------------------------------------------------------------------------------------------------
+
+    def index(self, items: str | PathLike[str] | Sequence[Any], *, spec: str = "Flat") -> Index:
+        """Embed pictures or passages for search.
+
+        items: pictures or passages in a list; or, by path, a folder of pictures, shards, or a corpus by id (.jsonl,
+        .tsv, a BEIR folder). spec: a FAISS index and its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact.
+        """
+        path, given = (str(items), []) if isinstance(items, str | PathLike) else (None, list(items))
+        if isinstance(self.loaded.model, TextPairModel):
+            if path is not None:
+                corpus = open_corpus(path, "items")
+                given = [vars(corpus[i]) for i in range(len(corpus))]
+            return Index(given, self.encode_passage(given), self.identity, spec)
+        if path is not None:
+            given = sorted(p for p in Path(path).rglob("*") if p.suffix.lower() in SUFFIXES)
+        if path is not None and not given:
+            shards = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
+            keys = [shards.key(i) for i in range(len(shards))]
+            return Index(keys, self._encode("x", shards, None), self.identity, spec)
+        names = [str(p) if isinstance(p, str | PathLike) else i for i, p in enumerate(given)]
+        return Index(names, self.encode_image(given), self.identity, spec)
+
+    @overload
+    def search(self, index: Index, query: list[str] | list[Picture], k: int = 5) -> list[list[Hit]]: ...
+    @overload
+    def search(self, index: Index, query: str | Picture, k: int = 5) -> list[Hit]: ...
+    def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
+        """Return the k best items of an index, best first; for a list of queries, a list of such results.
+
+        query: a text, which is a question for a model of those, or a picture, of which a path must be a Path. Raises
+        ConfigError for an index of another model.
+        """
+        if index.model != self.identity:
+            raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
+        queries = query if isinstance(query, list) else [query]
+        of_texts = self.encode_text if isinstance(self.loaded.model, ImageTextModel) else self.encode_question
+        embeddings = (of_texts if isinstance(queries[0], str) else self.encode_image)(queries)
+        found = index.faiss.search(embeddings, k)
+        hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
+        return hits if queries is query else hits[0]
+
+    # ---- parts -------------------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of the model; of a foreign one, with the settings that it brings."""
+        return self.loaded.config
+
+    @property
+    def temperature(self) -> float | None:
+        """The learnt temperature, by which training divides scores; None if the model has none."""
+        return None if self.loaded.logit_scale is None else math.exp(-self.loaded.logit_scale)
+
+    @property
+    def tokenize(self) -> Any:
+        """The tokenizer: n texts → token ids, int64 (n, L); for questions and passages also a length and pairs."""
+        return self.loaded.model.tokenize
+
+    def preprocess(self, picture: Picture) -> torch.Tensor:
+        """Return a picture as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
+        return self._given([picture]).block(0, 1)[0]
+
+    @cached_property
+    def identity(self) -> str:
+        """A digest of the weights and of how texts are prepared. An Index keeps it."""
+        return identity_of(self.loaded.model.towers, json.dumps(settings(self.config, None)))
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _pictures(self) -> ImageTextModel:
+        if not isinstance(self.loaded.model, ImageTextModel):
+            raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
+        return self.loaded.model
+
+    def _given(self, images: Sequence[Picture]) -> GivenPictures:
+        return GivenPictures(images, self._pictures.image, self.config.data.max_image_pixels)
+
+    def _texts(self, texts: Sequence[Question] | Sequence[Passage]) -> TextInputs:
+        if not isinstance(self.loaded.model, TextPairModel):
+            raise ConfigError("this model embeds pictures and captions: encode_image, encode_text")
+        data, is_question = self.config.data, isinstance(next(iter(texts), None), Question)
+        lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
+        return TextInputs(texts.__getitem__, lengths, self.tokenize, data.question if is_question else data.passage)
+
+    def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
+        return self._encoder(items, normalize)(side, items)
+
+    def _encoder(self, items: Items, normalize: bool | None) -> Encoder:
+        if not len(items):
+            raise ConfigError("nothing to embed: the list is empty")
+        return self.encoder if normalize is None else replace(self.encoder, cosine=normalize)
+
+
+def _as_passage(given: PassageLike) -> Passage:
+    if isinstance(given, str):
+        return Passage(given)
+    return Passage(given[1], given[0]) if isinstance(given, tuple) else Passage(given["text"], given.get("title", ""))
+
+
+def load(name: str, device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0) -> Model:
+    """Load a model: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
+
+    name: as `python -m eval --help` says of model=. device: None for the GPU, if there is one. block: items that a
+    tower embeds at a time; None: as the run was evaluated, else 256. workers: processes that decode pictures. Raises
+    ConfigError for a name that is no model, DataError for damaged files.
+    """
+    found = find_model(name).load()
+    data, options = replace(found.config.data, workers=workers), found.config.eval
+    config = replace(found.config, data=data, eval=replace(options, block=block or options.block))
+    world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
+    return Model(replace(found, config=config), Encoder.of(config, found.model, world))
+
+
+def evaluate(
+    model: Model, suite: Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Evaluate a model; return name of the data set → metric → value, equal to those of `python -m eval`.
+
+    suite: entries such as "zero_shot:task.json", "beir:FOLDER@dev". val: shards or questions. captions: where shards
+    have captions, as data.captions; (): as the run has it. Raises ConfigError for a wrong entry, DataError for damaged
+    data.
+    """
+    command = EvalCommand(suite=list(suite), val=val, captions=list(captions) or None)
+    config = with_command(model.config, command)
+    check_suite(config)
+    evaluators = build_evaluators(config, model.loaded.model)
+    return {e.name.removeprefix("eval/"): e.report(model.encoder).metrics for e in evaluators}
+
+
+def batches(
+    train: str, *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
+) -> Iterator[Batch]:
+    """Yield the batches of training in their exact order: step s has the same samples in any run.
+
+    Under torch.distributed each rank gets its part of a batch. train: as data.train. model: gives tokenizer, picture
+    size and the options data.* of its run. steps: which steps, range(100, 200) to go on after 100; None: one epoch.
+    Raises ConfigError and DataError for data that cannot be used.
+    """
+    data = replace(model.config.data, train=train, mode=Mode.indexed)
+    config = replace(model.config, data=data, seed=seed, global_batch_size=global_batch_size)
+    found: Any = build_data(config, model.loaded.model)
+    steps = steps if steps is not None else range(found.order.steps_per_epoch)
+    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    part = {"rank": rank, "world_size": size, "workers": model.encoder.workers}
+    return build_loader(found.dataset, found.order, first_step=steps.start, last_step=steps.stop, **part)

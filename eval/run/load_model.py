@@ -1,0 +1,160 @@
+"""Finds a model to embed with by its name: of a run, of an export folder, or of another library as it is.
+
+`find_model` returns its configuration before anything heavy is loaded. The forms of a name are in FORMS, also for
+--help. An export has the file SETTINGS, which holds what its format has no place for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.json_text import read_json
+from dyad.data.base.untrusted_paths import file_inside
+from dyad.eval.run.load_run import LoadedModel, find_run, load_run, read_config
+from dyad.train.cli.compose import typed
+from dyad.train.config import Task, TrainConfig
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import all_keys
+from dyad.train.towers.sentence_transformers import open_schema, sentence_folder
+
+SETTINGS = "dyad.json"
+KEPT = """objective.similarity model.text.pooling data.question.prefix data.question.length data.passage.prefix
+data.passage.length data.passage.title""".split()
+
+
+FORMS = """\
+model= is one of, each with the weights, prompts and lengths that it brings:
+  open_clip:NAME@WEIGHTS        an open_clip model or config .json; a file, or the tag of published weights
+  open_clip:FOLDER              … that brings its weights; also open_clip:hf-hub:ORG/NAME
+  st:NAME                       a SentenceTransformer, a folder or published
+  hf:NAME                       a transformers encoder: mean of the states of 32 and 128 tokens, cosine
+  dpr:FOLDER                    two encoders, question_encoder/ and ctx_encoder/, such as an export of format=dpr
+  FOLDER                        a run, a checkpoint, or a folder of one of these kinds, such as an export
+"""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that is not loaded yet. load: builds it and loads its weights; it raises ConfigError or DataError."""
+
+    config: TrainConfig
+    load: Callable[[], LoadedModel]
+
+
+def find_model(name: str) -> FoundModel:
+    """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
+    kind, colon, target = name.partition(":")
+    if colon and kind in KINDS:
+        found = KINDS[kind].find(target)
+    elif colon and not Path(name).expanduser().exists():
+        raise ConfigError(f"{name}: no such kind of model. Write FOLDER or {', '.join(f'{k}:…' for k in KINDS)}")
+    elif of_folder := next((k for k in KINDS.values() if any(Path(name).expanduser().glob(k.marker))), None):
+        found = of_folder.find(name)
+    else:
+        return find_trained(name)
+    return replace(found, load=lambda: replace(found.load(), source=name))
+
+
+def find_trained(path: str) -> FoundModel:
+    """Find the model of a run folder or of one of its checkpoints. Raises the errors of `find_run`."""
+    run, checkpoint = find_run(path)
+    return FoundModel(read_config(run), partial(load_run, run, checkpoint))
+
+
+def settings(config: TrainConfig, logit_scale: float | None) -> dict[str, Any]:
+    """Return the content of the file SETTINGS of an export: keys of the configuration, and log(1/τ)."""
+    keys = all_keys(config)
+    return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": logit_scale}
+
+
+def _configured(task: Task, keys: Mapping[str, Any], folder: str) -> tuple[TrainConfig, float | None]:
+    """Return a configuration with these keys, and log(1/τ) if it is known.
+
+    keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder has none, nor has
+    "". Raises ConfigError for values that cannot be.
+    """
+    objective = open_schema(OBJECTIVES["clip"], "objective.")
+    config: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
+    path = file_inside(Path(folder).expanduser(), SETTINGS) if folder else None
+    try:
+        saved = read_json(path) if path else {}
+        kept = {key: value for key, value in saved.get("keys", {}).items() if key in KEPT}
+        for key, value in {**keys, **kept}.items():
+            OmegaConf.update(config, key, value)
+        scale = saved.get("logit_scale")
+        return typed(config), None if scale is None else float(scale)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
+
+
+def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
+    config, scale = _configured(task, keys, folder)
+
+    def load() -> LoadedModel:
+        from dyad.train.towers.build import build_model
+
+        model = build_model(config.model, task)
+        return LoadedModel("", config, model, getattr(model, "logit_scale", None) if scale is None else scale)
+
+    return FoundModel(config, load)
+
+
+def _open_clip(target: str) -> FoundModel:
+    name, at, weights = target.partition("@")
+    folder = target.removeprefix("local-dir:")
+    if target.startswith("hf-hub:") or Path(folder).expanduser().is_dir():
+        return _found(Task.image_text, {"model.name": target}, folder)
+    if not at:
+        raise ConfigError(f"open_clip:{name}: say which weights, open_clip:{name}@FILE or @TAG of published ones")
+    return _found(Task.image_text, {"model.name": name, "model.pretrained": weights}, "")
+
+
+def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
+    """Find the transformers model `name` for questions and passages; its modules.json decides, if it has one.
+
+    folder: the export that it is in, by default `name`. keys: further keys of the configuration.
+    """
+    own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
+    return _found(Task.question_passage, own | keys, folder or name)
+
+
+def _sentence_transformer(target: str) -> FoundModel:
+    if sentence_folder(target, fetch=True) is None:
+        raise ConfigError(f"st:{target} is no SentenceTransformer, it has no modules.json. Plain encoders: hf:{target}")
+    return _text(target)
+
+
+def _dpr(target: str) -> FoundModel:
+    of_dpr = {"model.text.pooling": "cls", "objective.similarity": "dot"}
+    question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
+
+    def load() -> LoadedModel:
+        from dyad.train.towers.tower import TwoTower
+
+        x, y = question.load(), passage.load()
+        return replace(x, model=replace(x.model, towers=TwoTower(x.model.towers.x_tower, y.model.towers.y_tower)))
+
+    return FoundModel(question.config, load)
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A kind of models. find: finds the part of a name after KIND:. marker: pattern of a file in its folders."""
+
+    find: Callable[[str], FoundModel]
+    marker: str
+
+
+KINDS = {
+    "open_clip": ModelKind(_open_clip, "open_clip_config.json"),
+    "st": ModelKind(_sentence_transformer, "modules.json"),
+    "dpr": ModelKind(_dpr, "question_encoder/config.json"),
+    "hf": ModelKind(_text, "tokenizer_config.json"),
+}

@@ -1,0 +1,40 @@
+"""Baselines: the model with its weights before training, and what happens if a baseline fails."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dyad.data.base.errors import ExitCode, UserError, printable
+from dyad.eval.config import Baseline
+from dyad.eval.encode.encoder import Encoder
+from dyad.train.distributed.agreement import raise_on_all
+from dyad.train.distributed.failures import PeerFailure
+from dyad.train.distributed.world import World
+
+
+def before_training(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
+    """Return the encoder with its weights before training; None if it cannot be made, with a line on stderr.
+
+    untrained: function that makes it; None: this baseline is not wanted. All processes must call it together.
+    """
+    if untrained:
+        with skip_on_error(Baseline.untrained):
+            return raise_on_all(world, untrained)
+    return None
+
+
+@contextmanager
+def skip_on_error(baseline: Baseline) -> Iterator[None]:
+    """Context manager: if the block raises a UserError, print one line on stderr, that `baseline` is left out, and go
+    on.
+
+    Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
+    REQUEUE).
+    """
+    try:
+        yield
+    except UserError as error:
+        if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
+            raise
+        if str(error):  # of several ranks, one has the message
+            print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -1,0 +1,236 @@
+"""The Python API: embeddings equal those of `python -m eval` to the bit, search, exports, and clear mistakes."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.eval import ROOT
+from helpers.export import near
+from helpers.passages import make_run as make_text_run
+from helpers.passages import write_beir
+from helpers.runs import EMOJI, distinct_emoji, make_run
+from PIL import Image
+
+import dyad
+from dyad.data.image_text.dataset import image_spec, retrieval_set
+from dyad.data.loading.order import Order
+from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.dataset import passage_texts
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.eval.encode.embeddings import encode_corpus
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.run.load_run import find_run, load_run, read_config
+from dyad.eval.run.main import main as evaluate
+from dyad.train.distributed.world import World
+from dyad.train.export.main import main as export
+
+if TYPE_CHECKING:
+    from typing import assert_type
+
+SHARD = EMOJI / "twemoji-unseen.tar"
+TITLES = ("data.question.prefix='ask: '", "data.passage.prefix='say: '", "objective.similarity=dot")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("pictures"), fit=20)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_text_run(tmp_path_factory.mktemp("texts") / "run", *TITLES)
+
+
+@pytest.fixture(scope="module")
+def beir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_beir(tmp_path_factory.mktemp("beir") / "small")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("folder")
+    for i, emoji in enumerate(distinct_emoji(40)):
+        (folder / f"{i}.webp").write_bytes(emoji.picture)
+    return folder
+
+
+def command(main: Any, *words: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["command", *words])
+        main()
+
+
+def test_pictures_and_captions_have_the_embeddings_of_an_evaluation(run: Path) -> None:
+    trained, config = load_run(*find_run(str(run))), read_config(run)
+    spec, tokenize = trained.model.image, trained.model.tokenize  # type: ignore[attr-defined]
+    data = retrieval_set(open_shards(parse_sources(str(SHARD))), spec, tokenize, config.data)
+    encode = Encoder.of(config, trained.model, World())
+    model = dyad.load(str(run), "cpu")
+    given = [data.images.shards.read(i)["webp"] for i in range(len(data.images))]
+    assert np.array_equal(model.encode_image(given), encode("x", data.images))
+    assert np.array_equal(model.encode_text(data.texts.texts), encode("y", data.texts))
+    assert model.temperature == pytest.approx(0.05) and spec == image_spec(spec, config.data)
+
+
+def test_questions_and_passages_have_the_embeddings_of_an_evaluation(texts: Path, beir: Path) -> None:
+    trained, config = load_run(*find_run(str(texts))), read_config(texts)
+    corpus = open_corpus(str(beir), "test")
+    inputs = passage_texts(corpus, trained.model.tokenize, config.data.passage)
+    theirs = encode_corpus(Encoder.of(config, trained.model, World()), "y", inputs, None)
+    model = dyad.load(str(texts), "cpu")
+    rows = [corpus[i] for i in range(len(corpus))]
+    ours = model.encode_passage([(row.title, row.text) for row in rows])
+    assert np.array_equal(ours, theirs) and np.linalg.norm(ours, axis=1).std() > 0
+    assert np.array_equal(ours, model.encode_passage([vars(row) for row in rows]))
+    unit = model.encode_question(["anchor"], normalize=True)
+    assert np.linalg.norm(unit) == pytest.approx(1) and not np.array_equal(unit, model.encode_passage(["anchor"]))
+
+
+def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, tmp_path: Path) -> None:
+    for folder, entry in ((run, f"zero_shot:{EMOJI / 'groups.json'}"), (texts, f"beir:{beir}@test")):
+        command(evaluate, f"checkpoint={folder}", f"suite=[{entry}]", f"out={tmp_path}", "examples=0", "baselines=[]")
+        ((name, metrics),) = dyad.evaluate(dyad.load(str(folder), "cpu"), [entry]).items()
+        assert json.loads((tmp_path / f"{name}.json").read_text())["metrics"] == metrics
+    assert name == "small"  # of @test, too
+
+
+def test_pictures_are_found_by_words_and_by_pictures(run: Path, pictures: Path, tmp_path: Path) -> None:
+    model = dyad.load(str(run), "cpu")
+    index = model.index(pictures)
+    files = sorted(pictures.iterdir())
+    assert list(index.items) == list(map(str, files))
+    scores = model.similarity(model.encode_text(["a frog"]), model.encode_image(files))[0]
+    hits = model.search(index, "a frog", k=3)
+    assert [hit.item for hit in hits] == [str(files[i]) for i in np.argsort(-scores)[:3]]
+    assert hits[0].score == pytest.approx(scores.max(), abs=1e-6) and len(model.search(index, ["a frog", "b"])) == 2
+    assert model.search(index, files[7], k=1)[0].item == str(files[7])
+    index.save(tmp_path / "index")
+    again = dyad.Index.load(tmp_path / "index")
+    assert model.search(again, "a frog", k=3) == hits
+    assert {file.suffix for file in (tmp_path / "index").iterdir()} == {".npy", ".json"}
+    of_shards = model.index(SHARD, spec="IVF4,Flat;nprobe=4")
+    assert model.search(of_shards, [files[7]], k=1)[0][0].score == pytest.approx(1, abs=1e-5)
+
+
+def test_passages_are_found(texts: Path, beir: Path) -> None:
+    model = dyad.load(str(texts), "cpu")
+    index = model.index(str(beir))
+    (hit,) = model.search(index, "anchor bridge", k=1)
+    scores = model.encode_question(["anchor bridge"]) @ index.embeddings.T
+    assert hit.item == index.items[int(scores.argmax())] and hit.item.keys() == {"text", "title", "id"}
+    assert model.search(model.index(["one", ("title", "two")]), "one", k=2)[0].item in ("one", ("title", "two"))
+
+
+def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
+    model = dyad.load(str(run), "cpu", block=2)
+    file = pictures / "3.webp"
+    opened = Image.open(file)
+    pixels = np.array(Image.open(BytesIO(file.read_bytes())).convert("RGBA"))
+    white = np.array(Image.alpha_composite(Image.new("RGBA", opened.size, "white"), opened.convert("RGBA")))[..., :3]
+    forms = [str(file), file, file.read_bytes(), opened, white, torch.from_numpy(white).permute(2, 0, 1)]
+    rows = model.encode_image(forms)
+    assert rows.shape == (6, 32) and rows.dtype == np.float32 and pixels.shape[-1] == 4
+    assert all(np.allclose(row, rows[0], atol=1e-6) for row in rows)
+    assert model.preprocess(file).shape == (3, 64, 64) and model.preprocess(file).dtype == torch.uint8
+
+
+def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, tmp_path: Path) -> None:
+    model, of_texts = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu")
+    (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
+    mistakes: dict[str, tuple[type[Exception], Any]] = {
+        "damaged.jpg": (dyad.DataError, lambda: model.encode_image([tmp_path / "damaged.jpg"])),
+        "No such file": (dyad.DataError, lambda: model.encode_image(["nowhere.jpg"])),
+        r"uint8, \(H, W, 3\) of numpy": (dyad.DataError, lambda: model.encode_image([np.zeros((4, 4))])),
+        "the list is empty": (dyad.ConfigError, lambda: model.encode_text([])),
+        "encode_question, encode_passage": (dyad.ConfigError, lambda: of_texts.encode_text(["a"])),
+        "encode_image, encode_text": (dyad.ConfigError, lambda: model.encode_passage(["a"])),
+        "another model": (dyad.ConfigError, lambda: of_texts.search(model.index(pictures), "a")),
+        "is no index of ours": (dyad.DataError, lambda: dyad.Index.load(tmp_path)),
+        "is no folder": (dyad.ConfigError, lambda: dyad.load("runs/nowhere")),
+        "must be one of retrieval": (dyad.ConfigError, lambda: dyad.evaluate(model, ["beir:x"])),
+    }
+    for message, (kind, mistake) in mistakes.items():
+        with pytest.raises(kind, match=message) as caught:
+            mistake()
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near(monkeypatch)
+    command(export, f"run={run}", f"out={tmp_path / 'open_clip'}")
+    shards = open_shards(parse_sources(str(SHARD)))
+    pictures = [shards.read(i)["webp"] for i in range(20)]
+    ours, exported = dyad.load(str(run), "cpu"), dyad.load(str(tmp_path / "open_clip"), "cpu")
+    assert np.allclose(exported.encode_image(pictures), ours.encode_image(pictures), atol=1e-6)
+    assert np.array_equal(exported.encode_text(["a frog"]), ours.encode_text(["a frog"]))
+    assert exported.temperature == ours.temperature
+    for form in ("sentence_transformers", "dpr"):
+        command(export, f"run={texts}", f"format={form}", f"out={tmp_path / form}")
+        ours, exported = dyad.load(str(texts), "cpu"), dyad.load(str(tmp_path / form), "cpu")
+        assert np.array_equal(exported.encode_question(["anchor bridge"]), ours.encode_question(["anchor bridge"]))
+        passages = [("title", "candle"), "desert engine"]
+        assert np.array_equal(exported.encode_passage(passages), ours.encode_passage(passages))
+        assert exported.config.data.passage.prefix == "say: " and not exported.encoder.cosine
+
+
+def test_batches_are_those_of_training(run: Path) -> None:
+    model = dyad.load(str(run), "cpu")
+    found = list(dyad.batches(str(SHARD), model=model, global_batch_size=64, seed=3))
+    order = Order([181], [1.0], seed=3, global_batch_size=64)
+    expected = [order.local(step, 0, 1)[1] for step in range(order.steps_per_epoch)]
+    assert [batch.sample_ids.tolist() for batch in found] == [ids.tolist() for ids in expected]
+    (later,) = dyad.batches(str(SHARD), model=model, global_batch_size=64, seed=3, steps=range(1, 2))
+    assert torch.equal(later.x, found[1].x) and torch.equal(later.y, found[1].y)
+
+
+def test_the_import_is_light_and_shows_its_names() -> None:
+    code = """import sys, dyad
+assert not {"torch", "numpy", "transformers"} & set(sys.modules), "import dyad"
+dyad.OBJECTIVES, dyad.ConfigError
+assert "torch" not in sys.modules
+assert all(getattr(dyad, name) for name in dyad.__all__)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+        dyad.laod  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_examples_of_the_readme_run(run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path) -> None:
+    """As shown, in a process of their own, but for a smaller batch; each has at most twelve lines."""
+    examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(examples) == 2 and all(len(example.splitlines()) <= 12 for example in examples)
+    shutil.copytree(beir, tmp_path / "data/samples/topics")
+    (tmp_path / "data/samples/topics/qrels/test.tsv").rename(tmp_path / "data/samples/topics/qrels/train.tsv")
+    (tmp_path / "runs").mkdir()
+    links = {"runs/scratch": run, "runs/topics": texts, "my_pictures": pictures, "data/samples/emoji": EMOJI}
+    for name, folder in links.items():
+        (tmp_path / name).symlink_to(folder)
+    code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for shown in ("image_to_text_R@1", "my_pictures/", "torch.Size([4, 32]) torch.Size([4, "):
+        assert shown in done.stdout, done.stdout
+
+
+def checked_by_pyright(model: dyad.Model, index: dyad.Index) -> None:
+    """Never called: the type checker compares what it knows of each name."""
+    assert_type(dyad.load("runs/x", "cpu", block=8), dyad.Model)
+    assert_type(model.encode_image([Path("a.jpg"), "b.jpg"]), np.ndarray)
+    assert_type(model.search(index, "a frog", k=5), list[dyad.Hit])
+    assert_type(model.search(index, ["a frog", "a toad"]), list[list[dyad.Hit]])
+    assert_type(model.search(index, "a")[0].score, float)
+    assert_type(dyad.evaluate(model, ["beir:x"]), dict[str, dict[str, float]])
+    assert_type(next(dyad.batches("shards", model=model)), dyad.Batch)
+    assert_type(model.temperature, float | None)
+    dyad.load(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
