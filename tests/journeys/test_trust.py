@@ -9,6 +9,7 @@ import re
 from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
 from dyad.train.towers.published import package_folder
-from dyad.train.towers.text import _load
+from dyad.train.towers.transformers_model import load_model
 from tests.journeys.test_slurm import sbatch, shell
 from tests.layout.test_layout import FILES, SOURCES
 
@@ -157,6 +158,10 @@ def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffi
         write()
         with pytest.raises(ConfigError, match=str(path)):
             build_model(config.model, Task.image_text)
+
+
+def _load(name: str, pretrained: bool) -> Any:
+    return load_model(f"model.text.name={name}", name, "AutoTokenizer", pretrained)
 
 
 def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) -> None:

@@ -1,16 +1,15 @@
 """Turn the command line into a TrainConfig, or raise one clear error. Imports no torch: an error shows in a second.
 
-This module parses the command line and checks each argument (called a word, mostly key=value); Hydra only composes the
+This module checks each argument of the command line (called a word, mostly key=value); Hydra only composes the
 configuration. Hydra's own command line is not used: it has flags that run code, and its messages recommend `+key`.
 """
 
-import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,13 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli.command_line import in_full, parsed
 from dyad.train.cli.presets import CONFIG_DIR, OWN, SUFFIXES, groups, recipe_of, refuse_resolvers, store_recipe
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig, check_values
@@ -36,8 +35,6 @@ from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
 KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
 OPEN_SECTION = "optim.options"  # a mapping with any keys
-# Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
-LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
@@ -72,79 +69,6 @@ def keys(config: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]
         else:
             default = f.default if f.default_factory is NO_DEFAULT else f.default_factory()
             yield f"{prefix}{f.name}", default, f.metadata.get("help", "")
-
-
-@dataclass(frozen=True)
-class CommandLine:
-    """A parsed command line of `python -m train`.
-
-    words: the arguments key=value. sweep (-m): train once for each combination of the values that `words` list.
-    show: what to print in place of training: "job" (--cfg job), the configuration; "runs", the arguments of each run.
-    """
-
-    words: list[str]
-    sweep: bool
-    show: str
-
-    def runs(self) -> list[list[str]]:
-        """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
-
-        Raises ConfigError for an invalid sweep.
-        """
-        if not self.sweep:
-            return [self.words]
-        return [list(words) for words in itertools.product(*map(_swept, self.words))]
-
-
-def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Parse the arguments of a `python -m train` command. The flags -m, --cfg job and --resolve may stand anywhere.
-
-    Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
-    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has the command that does its work.
-    """
-    words: list[str] = []
-    sweep, show, launcher = False, "", ""
-    rest = iter(arguments)
-    for word in rest:
-        flag, _, value = word.partition("=")
-        if word in ("-m", "--multirun"):
-            sweep = True
-        elif flag in ("-c", "--cfg"):
-            show = value or next(rest, "")
-            if show not in ("job", "runs"):
-                raise ConfigError(f"'{flag} {show}': --cfg job prints the configuration, --cfg runs the runs of -m")
-        elif flag == "hydra/launcher":
-            launcher = value
-        elif word != "--resolve":  # a flag of --cfg job, which always resolves
-            words.append(word)
-    if launcher not in ("", "basic"):  # basic: one run after the other, as -m does
-        each = LAUNCHERS.get(launcher, LAUNCHERS["joblib"])
-        fix = f"python -m train -m {shlex.join(words)} --cfg runs | xargs -r -L1 {each}"
-        raise ConfigError(f"hydra/launcher={launcher}: Hydra's launchers are not used. Write:  {fix}")
-    return CommandLine(in_full(words), sweep, show)
-
-
-def _swept(word: str) -> list[str]:
-    """Expand a sweep argument into one argument for each value: key=a,b,c → key=a, key=b, key=c.
-
-    word: an argument of the command line; one that is no sweep is returned alone.
-
-    Raises ConfigError if the sweep cannot be parsed.
-    """
-    if word.startswith("-") or "=" not in word:
-        return [word]
-    override = _parsed(word)
-    if not override.is_sweep_override():
-        return [word]
-    try:
-        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-    except (HydraException, AssertionError) as error:
-        raise ConfigError(f"'{word}': a sweep is written key=a,b,c or key=range(1,4)") from error
-
-
-def in_full(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the short key `resume` written in full, resume.mode."""
-    return [re.sub(r"^resume(?==|$)", "resume.mode", argument) for argument in arguments]
 
 
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
@@ -210,7 +134,7 @@ def _unescaped(word: str) -> str:
     if key not in (*WITH_ESCAPES, "data.train"):
         return word
     quoted = value.startswith(("'", '"', "[", "{"))  # else Hydra takes two backslashes for one
-    typed_out = _parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
+    typed_out = parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
     text = _prefixes(key, typed_out, lambda text: re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text))
     return word if text == typed_out else f"{key}={written(text)}"
 
@@ -299,7 +223,7 @@ def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> 
             expanded = f"\nIf the shell expanded braces, quote them:  '{key}=\"dir/{{00..99}}.tar\"'"
             hint = expanded if "/" in value or ".tar" in value else " Say it once"
             raise ConfigError(f"{key} is given twice: {given[key]} and {value}.{hint}")
-        if _parsed(word).is_sweep_override():
+        if parsed(word).is_sweep_override():
             several = f"{word}: several values are several runs, after -m. A list is written [a,b]. Write"
             raise ConfigError(f"{several}:  python -m train -m {shlex.join(words)}")
         _check_override(word, key.lstrip("+~"), value, known, choices)
@@ -343,17 +267,6 @@ def _nearest_key(word: str, known: Iterable[str]) -> str:
     if key := leaves.get(leaf) or SYNONYMS.get(name):
         return f" Did you mean '{key}'?"
     return nearest(word, known) or re.sub("(?<=').+(?=')", lambda found: leaves[found[0]], nearest(leaf, leaves))
-
-
-def _parsed(word: str) -> Override:
-    """Parse one key=value argument with Hydra. If Hydra cannot, raises ConfigError that shows how to quote it."""
-    try:
-        return OverridesParser.create().parse_override(word)
-    except HydraException as error:
-        key, _, value = word.partition("=")
-        quoted = value.strip("'\"")
-        fixed = shlex.quote(f'{key}="{quoted}"')
-        raise ConfigError(f"{key.lstrip('+~')}: cannot read {value!r} unquoted. Write:  {fixed}") from error
 
 
 def _not_a_flag(word: str, following: str, known: Iterable[str]) -> str:

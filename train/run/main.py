@@ -28,7 +28,8 @@ def main() -> None:
         print(help_text())
         return
     STARTUP.begin()
-    from dyad.train.cli.compose import compose_config, preview, read_line
+    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.compose import compose_config, preview
 
     line = read_line(arguments)
     runs = line.runs()
@@ -106,7 +107,8 @@ def check_arguments(arguments: list[str]) -> Path | None:
     launch/job.sh calls this before it starts many processes. Returns None for a command line of several runs (-m), and
     for --cfg job, which only prints the configuration. Raises ConfigError if training would refuse the arguments.
     """
-    from dyad.train.cli.compose import compose_config, preview, read_line
+    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.compose import compose_config, preview
     from dyad.train.run_folder.folder import run_folder
 
     line = read_line(arguments)

@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, preview, read_line
+from dyad.train.cli.command_line import read_line
+from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, preview
 from dyad.train.cli.usage import COMMON, help_text
 from dyad.train.config import TrainConfig, validate
 from dyad.train.run.main import check_arguments

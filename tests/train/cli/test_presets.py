@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.cli.compose import compose_config, preview, read_line, words_for
+from dyad.train.cli.command_line import read_line
+from dyad.train.cli.compose import compose_config, preview, words_for
 from dyad.train.config import TrainConfig
 from dyad.train.run.main import check_arguments
 from dyad.train.run_folder.folder import all_keys, open_run, run_folder
