@@ -66,9 +66,9 @@ def test_the_readme_has_commands() -> None:
 
 
 def test_the_files_the_readme_names_are_there() -> None:
-    text = (ROOT / "README.md").read_text()
+    text = (ROOT / "README.md").read_text() + (ROOT / "docs/faults.md").read_text()
     named = {
-        *re.findall(r"`((?:tests|launch|train|data|eval|configs)/[\w/.]*)`", text),
+        *re.findall(r"`((?:tests|launch|train|data|eval|configs|docs)/[\w/.]*)`", text),
         *re.findall(r"!\[[^]]*]\(([^)]*)\)", text),
     }
     assert len(named) >= 10 and [name for name in named if not (ROOT / name).exists()] == []
@@ -76,7 +76,8 @@ def test_the_files_the_readme_names_are_there() -> None:
 
 def test_the_keys_of_the_readme_exist() -> None:
     """Those in the tables of what people bring with them."""
-    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "README.md").read_text().partition("## Coming from")[2], re.M)
+    table = (ROOT / "README.md").read_text().partition("## Coming from")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| .* \| (.*) \|$", table, re.M)
     known = set(_keys(asdict(compose_config(["experiment=mnrl", "model.text.name=x", "data.train=x"])))) | {
         "experiment"
     }
