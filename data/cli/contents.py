@@ -7,12 +7,12 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
 from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown
-from dyad.data.cli.options import ReadOptions
+from dyad.data.cli.options import ReadOptions, table_keys
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import prepared_tables
 
-KINDS = ("picture", "caption", "question", "passage")
 Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
 
 
@@ -22,7 +22,7 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
     values: paths or URLs. argument: their name, for messages. Raises ConfigError for data of another kind, DataError
     for a row that cannot be read.
     """
-    kind = kind_of(values)
+    kind = kind_of(values, options)
     if kind is InputKind.passages:
         raise ConfigError(f"{argument}={values[0]} holds passages alone: give the file of their questions.")
     if kind is InputKind.questions:
@@ -34,8 +34,8 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
         return
     from dyad.data.image_text.sample import ShardSample  # imports torch
 
-    refuse_unknown(values)
-    shards = open_shards(parse_sources(values, argument))
+    refuse_unknown(values, options)
+    shards = open_shards(parse_sources(values, argument, tables=prepared_tables(table_keys(options))))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)
         texts = [text for name in [caption_name(sample, options)] if name != "cls" for text in sample.captions(name)]
@@ -61,12 +61,13 @@ def train_command(
     training samples; split: of a BEIR folder."""
     if options.corpus:
         paths = {**paths, "data.passage.corpus": options.corpus}
-    if kind_of(values) is InputKind.questions:
+    if kind_of(values, options) is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)
     from dyad.data.image_text.sample import ShardSample
 
-    name = caption_name(ShardSample.read(open_shards(parse_sources(values, "SOURCE")), 0), options)
+    shards = open_shards(parse_sources(values, "SOURCE", tables=prepared_tables(table_keys(options))))
+    name = caption_name(ShardSample.read(shards, 0), options)
     if name == "cls":
         return "nothing: class numbers alone are for an evaluation, eval.suite=[wds:FOLDER]"
     return outputs.picture_command(paths, samples, name)

@@ -284,7 +284,7 @@ def test_help_of_a_verb_names_every_key(
         ),
         (["pack", "a", "out=???"], "out= is missing. See: python -m data pack --help"),
         (["pack", "a", "out=b", "on_error=skp"], "on_error=skp is not one of stop, skip. Did you mean 'skip'?"),
-        (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in .."),
+        (["check", "nowhere.tar"], "SOURCE=nowhere.tar matches nothing: no 'nowhere.tar' in the working folder."),
     ],
 )
 def test_mistakes_get_one_line_and_exit_2(
