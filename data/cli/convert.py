@@ -101,7 +101,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
         written, corpus = stack.enter_context(written_ids(folder)), None
         if target in BY_ID or (source and target in CORPORA):  # the format needs a corpus, or allows that of the source
             corpus = stack.enter_context(corpus_writer(folder, target, written, source, report.dropped))
-            corpus.copy(questions.passages())
+            corpus.copy(passage for _, passage in questions.passages())
         write = stack.enter_context(row_writer(folder, options, written))
         for where, row in questions.rows:
             with tally.row(where):

@@ -7,7 +7,7 @@ and go on with the next row.
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -49,27 +49,20 @@ InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what 
 class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
-    def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
-        """Count the field names in `fields` (of one row) that the readers do not use, which are those not in `read`.
-        suffix: text appended to each counted name.
+    def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
+        """Count the fields of one row that the readers do not use, which are those not in `read`. suffix: text appended
+        to each counted name. If `read` has metadata, its entries count one by one; used is `topic`, if it is a text.
 
         When COUNTED different names have been counted, all further new names are counted together under the name
         OTHERS.
         """
-        for name in fields:
-            if name not in read:
-                what = name + suffix
-                self[what if what in self or len(self) < COUNTED else OTHERS] += 1
-
-    def add_metadata(self, fields: Mapping[str, Any]) -> None:
-        """Count the entries of a row's field `metadata` that the readers do not use. The only entry used is `topic`, if
-        it is a text."""
-        metadata = fields.get("metadata")
-        if isinstance(metadata, Mapping):
-            read = ["topic"] if isinstance(metadata.get("topic"), str) else []
-            self.add((f"metadata.{name}" for name in metadata if name not in read), ())
-        elif metadata is not None:
-            self.add(["metadata"], ())
+        names, metadata = [name for name in fields if name not in read], fields.get("metadata")
+        if isinstance(metadata, Mapping) and "metadata" in read:
+            names += [f"metadata.{name}" for name in metadata if name != "topic" or not isinstance(metadata[name], str)]
+        elif metadata is not None and "metadata" in read:
+            names.append("metadata")
+        for what in (name + suffix for name in names):
+            self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def __str__(self) -> str:
         """Return the most frequent names of unused fields, each with its count, as text for a message."""
@@ -93,13 +86,14 @@ class InputQuestions:
     rows: Located[QuestionRow]
     unread: UnreadFields
 
-    def passages(self) -> Iterator[Passage]:
-        """Yield all passages of the input's corpus, in order; nothing if the input has no corpus. Also counts, in the
-        attribute `unread`, those fields of each passage's row that the reader does not use."""
+    def passages(self) -> Iterator[tuple[str, Passage]]:
+        """Yield location and Passage of all passages of the input's corpus, in order; nothing if the input has no
+        corpus. Also counts, in the attribute `unread`, those fields of each passage's row that the reader does not
+        use."""
         if self.corpus is not None:
-            for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
+            for i, fields in enumerate(map(self.corpus.rows.fields, range(len(self.corpus)))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
-                yield passage_of(fields)
+                yield self.corpus.rows.where(i), passage_of(fields)
 
 
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
@@ -200,25 +194,6 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
     return InputKind.passages if known and ("text" in fields or "contents" in fields) else None
 
 
-def _first_fields(file: str) -> dict[str, Any] | None:
-    """Return the fields of the first JSON object in a JSON-lines file; None when none of the first LOOKED_AT lines is a
-    JSON object."""
-    for line in _first_lines(file):
-        with suppress(ValueError):
-            fields = parse_json(line)
-            if isinstance(fields, dict):
-                return fields
-    return None
-
-
-def _first_lines(file: str) -> Iterator[bytes]:
-    """Yield the first LOOKED_AT lines of a file, without line ends. A line longer than MAX_BYTES["json"] comes in
-    pieces."""
-    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # without a buffer byte by byte
-        for _ in range(LOOKED_AT):
-            yield stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
-
-
 # ---- questions -----------------------------------------------------------------------------------------------------
 
 
@@ -317,7 +292,6 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: Question
     assert read is not None
     lists = read.lists(fields)
     unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS))
-    unread.add_metadata(fields)
     entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
@@ -354,7 +328,6 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
             yield where, error
             continue
         unread.add(fields, QUERY_FIELDS)
-        unread.add_metadata(fields)
         none = InlinePassages(())
         yield where, QuestionRow(question, CorpusPassages(corpus, positions[begin:end]), none, none)
 
