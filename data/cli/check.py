@@ -21,28 +21,19 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
-from dyad.data.cli.contents import caption_name, contents, train_command
+from dyad.data.cli import inputs
+from dyad.data.cli.contents import captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
-from dyad.data.cli.inputs import (
-    InputKind,
-    Located,
-    UnreadFields,
-    is_beir,
-    kind_of,
-    open_input,
-    open_passages,
-    refuse_unknown,
-)
-from dyad.data.cli.options import CheckOptions, table_keys
+from dyad.data.cli.inputs import InputKind, Located, UnreadFields
+from dyad.data.cli.options import CheckOptions
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import sha256_of
-from dyad.data.tables.prepare import prepared_tables
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
@@ -60,7 +51,7 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
         InputKind.questions: check_questions,
         InputKind.passages: check_passages,
     }
-    kind = kind_of(arguments, options)
+    kind = inputs.kind_of(arguments, options)
     samples = checks[kind](arguments, options)
     if options.val:
         print_leaks(arguments, options, options.val)
@@ -75,7 +66,7 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     """Print how many of the contents of `val`, data for evaluation in the syntax of data.val, stand in the training
     data `values` too, with examples. Raises ConfigError for data of another kind."""
     folder, _, split = val.rpartition("@")
-    named = (folder, split) if is_beir(folder) else (val, "test" if is_beir(val) else options.split)
+    named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
     for where, held in contents([named[0]], replace(options, split=named[1]), "val"):
         for kind, texts in held.items():
@@ -163,10 +154,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
     sample.
     """
-    refuse_unknown(values, options)
-    indexes = index_sources(
-        parse_sources(values, "SOURCE", tables=prepared_tables(table_keys(options))), options.workers
-    )
+    inputs.refuse_unknown(values, options)
+    indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     tasks = [
         (index, range(index.samples)[start : start + BLOCK], options)
@@ -219,10 +208,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
             found.widths.append(header.width)
             found.heights.append(header.height)
             found.pictures.append(content_key(encoded))
-            name = caption_name(sample, options)
-            if name == "cls":
-                sample.label(name)
-            for text in sample.captions(name) if name != "cls" else ():
+            for text in captions_of(sample, options):
                 found.words.append(len(text.split()))
                 found.texts.append(content_key(text.encode()))
         except DataError as error:
@@ -299,7 +285,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
     negative, when the corpus has an empty passage, or when there is no row.
     """
-    source, bad, rows = open_input(values, options, "SOURCE"), BadLines(), 0
+    source, bad, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
     answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
     questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
@@ -342,7 +328,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     when there is no row.
     """
     bad, unread = BadLines(), UnreadFields()
-    found = PassageStatistics.of(open_passages(values, "SOURCE", unread, options), bad)
+    found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad)
     for line in _repeated_ids(values, found, options) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
@@ -354,7 +340,7 @@ def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: Chec
     statistics in `found` have only hashes of the ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
-    for where, passage in open_passages(values, "SOURCE", UnreadFields(), options):
+    for where, passage in inputs.open_passages(values, "SOURCE", UnreadFields(), options):
         if isinstance(passage, Passage) and passage.id and content_key(passage.id.encode()) in repeated:
             if passage.id in first:
                 yield f"{where}: id '{passage.id}' again, first at {first[passage.id]}"

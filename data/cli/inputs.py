@@ -32,7 +32,7 @@ from dyad.data.shards.sources import SUFFIXES as SHARDS
 from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
-from dyad.data.tables.prepare import named_texts
+from dyad.data.tables.prepare import named_texts, prepared_tables
 from dyad.data.tables.readers import OPENERS, Fields, Table, open_table
 
 LOOKED_AT = 20  # samples of a shard that are read to tell what it holds
@@ -94,6 +94,14 @@ class InputQuestions:
             for i, fields in enumerate(map(self.corpus.rows.fields, range(len(self.corpus)))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
                 yield self.corpus.rows.where(i), passage_of(fields)
+
+
+def shards_of(
+    source: str | Sequence[str], options: TableKeys, key: str, suffixes: Sequence[str] = SHARDS
+) -> list[ShardSource]:
+    """Return the shards and files that `source` names. Tables are converted to shards in the cache, as for training.
+    Arguments and errors as of `parse_sources`."""
+    return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------

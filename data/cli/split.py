@@ -18,15 +18,14 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import contents, train_command
-from dyad.data.cli.inputs import is_beir
-from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
+from dyad.data.cli.inputs import is_beir, shards_of
+from dyad.data.cli.options import PackOptions, SplitOptions
 from dyad.data.cli.writers import ROW_FILES
 from dyad.data.question_passage.formats import passage_of
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import local_path, parse_sources
+from dyad.data.shards.sources import local_path
 from dyad.data.shards.storage import shard_name
-from dyad.data.tables.prepare import prepared_tables
 
 SIDES = ("train", "val")
 JUDGED = {"train": "train", "val": "test"}  # names of the judgements of a BEIR folder: what data.val takes by default
@@ -122,8 +121,7 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     """Return the files of a source. Raises ConfigError when they are not all shards, or all of one kind of file."""
-    sources = parse_sources(values, "SOURCE", SUFFIXES, prepared_tables(table_keys(options)))
-    files = [file for source in sources for file in source.shards]
+    files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
         raise ConfigError(
             f"SOURCE has {', '.join(suffixes)} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "

@@ -213,12 +213,6 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines[-1].strip() == f"python -m train 'data.train=\"{shards}\"' {how}"
 
 
-@pytest.mark.parametrize(("verb", "instead"), [("unpack", "gunzip -k"), ("build", "tests.build_samples")])
-def test_former_verbs_are_answered(verb: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=f"'{verb}' is no verb any more.* {instead}"):
-        here(monkeypatch, verb, "emoji")
-
-
 # ---- first contact -------------------------------------------------------------------------------------------------
 
 
