@@ -21,19 +21,19 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
-from dyad.data.cli.contents import caption_name, contents, train_command
+from dyad.data.cli import inputs
+from dyad.data.cli.contents import captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
-from dyad.data.cli.inputs import InputKind, UnreadFields, is_beir, kind_of, open_input, open_passages, refuse_unknown
-from dyad.data.cli.options import CheckOptions, table_keys
+from dyad.data.cli.inputs import InputKind, Located, UnreadFields
+from dyad.data.cli.options import CheckOptions
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource, parse_sources
+from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import sha256_of
-from dyad.data.tables.prepare import prepared_tables
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
         InputKind.questions: check_questions,
         InputKind.passages: check_passages,
     }
-    kind = kind_of(arguments, options)
+    kind = inputs.kind_of(arguments, options)
     samples = checks[kind](arguments, options)
     if options.val:
         print_leaks(arguments, options, options.val)
@@ -66,22 +66,23 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     """Print how many of the contents of `val`, data for evaluation in the syntax of data.val, stand in the training
     data `values` too, with examples. Raises ConfigError for data of another kind."""
     folder, _, split = val.rpartition("@")
-    named = (folder, split) if is_beir(folder) else (val, "test" if is_beir(val) else options.split)
-    held_out = list(contents([named[0]], replace(options, split=named[1]), "val"))
-    wanted = {
-        kind: {key for _, held in held_out for key in held[kind]} for kind in (held_out[0][1] if held_out else ())
-    }
-    both = {kind: set[int]() for kind in wanted}
+    named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
+    held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
+    for where, held in contents([named[0]], replace(options, split=named[1]), "val"):
+        for kind, texts in held.items():
+            examples = held_out.setdefault(kind, {})
+            for key, text in texts.items():
+                examples.setdefault(key, f"{where}  {text:.100}")
+    both = {kind: set[int]() for kind in held_out}
     for _, held in contents(values, options, "SOURCE"):
-        if held.keys() != wanted.keys():
-            raise ConfigError(f"val={val} holds {', '.join(wanted) or 'nothing'}; SOURCE {', '.join(held)}")
+        if held.keys() != held_out.keys():
+            raise ConfigError(f"val={val} holds {', '.join(held_out) or 'nothing'}; SOURCE {', '.join(held)}")
         for kind, keys in held.items():
-            both[kind] |= keys.keys() & wanted[kind]
+            both[kind] |= keys.keys() & held_out[kind].keys()
     for kind, keys in both.items():
-        print(f"{kind + 's':<12}{len(keys):,} of {len(wanted[kind]):,} of val stand in the training data too")
-        for where, held in islice(((where, held) for where, held in held_out if held[kind].keys() & keys), LEAKS):
-            texts = filter(None, (held[kind][key] for key in held[kind].keys() & keys))
-            print_line(f"  {where}  {' | '.join(texts):.100}".rstrip())
+        print(f"{kind + 's':<12}{len(keys):,} of {len(held_out[kind]):,} of val stand in the training data too")
+        for example in islice((text for key, text in held_out[kind].items() if key in keys), LEAKS):
+            print_line(f"  {example}".rstrip())
     if any(both.values()):
         print("warning: val is not unseen. python -m data split keeps what is equal on one side")
 
@@ -94,18 +95,17 @@ class BadLines(dict[str, tuple[int, str]]):
     def count(self) -> int:
         return sum(count for count, _ in self.values())
 
-    def add(self, line: str) -> None:
-        self._count(VARYING.sub("…", line), 1, line)
+    def add(self, line: str, fault: str | None = None, count: int = 1) -> None:
+        """Count a message. fault: None: as `line` says. count: how many messages `line` stands for."""
+        fault = VARYING.sub("…", line) if fault is None else fault
+        fault = fault if fault in self or len(self) < SHOWN else "others"
+        before, first = self.get(fault, (0, line))
+        self[fault] = before + count, first
 
     def __iadd__(self, other: BadLines) -> BadLines:
         for fault, (count, first) in other.items():
-            self._count(fault, count, first)
+            self.add(first, fault, count)
         return self
-
-    def _count(self, fault: str, count: int, first: str) -> None:
-        fault = fault if fault in self or len(self) < SHOWN else "others"
-        before, first = self.get(fault, (0, first))
-        self[fault] = before + count, first
 
     def print(self) -> None:
         """Print the first message about each fault, and how many others there are."""
@@ -154,10 +154,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
     sample.
     """
-    refuse_unknown(values, options)
-    indexes = index_sources(
-        parse_sources(values, "SOURCE", tables=prepared_tables(table_keys(options))), options.workers
-    )
+    inputs.refuse_unknown(values, options)
+    indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     tasks = [
         (index, range(index.samples)[start : start + BLOCK], options)
@@ -210,10 +208,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
             found.widths.append(header.width)
             found.heights.append(header.height)
             found.pictures.append(content_key(encoded))
-            name = caption_name(sample, options)
-            if name == "cls":
-                sample.label(name)
-            for text in sample.captions(name) if name != "cls" else ():
+            for text in captions_of(sample, options):
                 found.words.append(len(text.split()))
                 found.texts.append(content_key(text.encode()))
         except DataError as error:
@@ -235,12 +230,30 @@ def _range(values: array[int]) -> str:
 @dataclass
 class PassageStatistics:
     """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
-    sizes: bytes of each text. titles: number of passages with a title."""
+    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows, the bad ones
+    included."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
     keys: array[int] = field(default_factory=INTEGERS)
     sizes: array[int] = field(default_factory=INTEGERS)
     titles: int = 0
+    rows: int = 0
+
+    @classmethod
+    def of(cls, passages: Located[Passage], bad: BadLines) -> PassageStatistics:
+        """Return the statistics of rows of passages, and list those that training refuses in `bad`."""
+        found = cls()
+        for where, passage in passages:
+            found.rows += 1
+            if isinstance(passage, BadRow):
+                bad.add(f"{where}: {passage}")
+                continue
+            found.add(passage)
+            if passage.id is None:
+                bad.add(f"{where}: no id")
+            if not passage.text.strip() and not passage.title.strip():
+                bad.add(f"{where}: empty passage")
+        return found
 
     def add(self, passage: Passage) -> None:
         self.keys.append(passage.key)
@@ -272,7 +285,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
     negative, when the corpus has an empty passage, or when there is no row.
     """
-    source, bad, rows = open_input(values, options, "SOURCE"), BadLines(), 0
+    source, bad, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
     answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
     questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
@@ -292,11 +305,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
             positives.extend(row.positives.keys)
         questions.append(row.question.key)
         answers.append(len(row.question.answers))
-    corpus = PassageStatistics()
-    for i, passage in enumerate(source.passages()):
-        corpus.add(passage)
-        if source.corpus and _is_empty(passage):
-            bad.add(f"{source.corpus.rows.where(i)}: empty passage")
+    corpus = PassageStatistics.of(source.passages(), bad)
     print(f"questions       {len(questions):,} of {rows:,} rows, {count_repeated(questions):,} repeat another")
     for name, per_row in lengths.items():
         print(f"{name.replace('_', ' '):15} {sum(per_row):,}; per row {_quantiles(per_row)}")
@@ -318,21 +327,12 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     Raises DataError at the end when a passage is empty, cannot be read, has no id or repeats the id of another one, or
     when there is no row.
     """
-    found, bad, unread, rows = PassageStatistics(), BadLines(), UnreadFields(), 0
-    for where, passage in open_passages(values, "SOURCE", unread, options):
-        rows += 1
-        if isinstance(passage, BadRow):
-            bad.add(f"{where}: {passage}")
-            continue
-        found.add(passage)
-        if passage.id is None:
-            bad.add(f"{where}: no id")
-        if _is_empty(passage):
-            bad.add(f"{where}: empty passage")
+    bad, unread = BadLines(), UnreadFields()
+    found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad)
     for line in _repeated_ids(values, found, options) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
-    return _finish(unread, bad, rows)
+    return _finish(unread, bad, found.rows)
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: CheckOptions) -> Iterator[str]:
@@ -340,15 +340,11 @@ def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: Chec
     statistics in `found` have only hashes of the ids."""
     hashes, counts = np.unique(np.array(found.id_hashes, np.int64), return_counts=True)
     repeated, first = set(hashes[counts > 1].tolist()), dict[str, str]()
-    for where, passage in open_passages(values, "SOURCE", UnreadFields(), options):
+    for where, passage in inputs.open_passages(values, "SOURCE", UnreadFields(), options):
         if isinstance(passage, Passage) and passage.id and content_key(passage.id.encode()) in repeated:
             if passage.id in first:
                 yield f"{where}: id '{passage.id}' again, first at {first[passage.id]}"
             first.setdefault(passage.id, where)
-
-
-def _is_empty(passage: Passage) -> bool:
-    return not passage.text.strip() and not passage.title.strip()
 
 
 def _quantiles(values: array[int]) -> str:

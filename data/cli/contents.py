@@ -6,13 +6,11 @@ from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
-from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown
+from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of
 from dyad.data.cli.options import ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
-from dyad.data.shards.sources import parse_sources
 
-KINDS = ("picture", "caption", "question", "passage")
 Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
 
 
@@ -22,7 +20,7 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
     values: paths or URLs. argument: their name, for messages. Raises ConfigError for data of another kind, DataError
     for a row that cannot be read.
     """
-    kind = kind_of(values)
+    kind = kind_of(values, options)
     if kind is InputKind.passages:
         raise ConfigError(f"{argument}={values[0]} holds passages alone: give the file of their questions.")
     if kind is InputKind.questions:
@@ -34,13 +32,23 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
         return
     from dyad.data.image_text.sample import ShardSample  # imports torch
 
-    refuse_unknown(values)
-    shards = open_shards(parse_sources(values, argument))
+    refuse_unknown(values, options)
+    shards = open_shards(shards_of(values, options, argument))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)
-        texts = [text for name in [caption_name(sample, options)] if name != "cls" for text in sample.captions(name)]
         pictures = {content_key(sample.picture(options.image_key)): ""}
-        yield sample.where, {"picture": pictures, "caption": {content_key(text.encode()): text for text in texts}}
+        texts = {content_key(text.encode()): text for text in captions_of(sample, options)}
+        yield sample.where, {"picture": pictures, "caption": texts}
+
+
+def captions_of(sample: Any, options: ReadOptions) -> list[str]:
+    """Return the captions of a ShardSample; none if it has a class number in their place. Raises SampleError when it
+    has neither."""
+    name = caption_name(sample, options)
+    if name != "cls":
+        return sample.captions(name)
+    sample.label(name)
+    return []
 
 
 def caption_name(sample: Any, options: ReadOptions) -> str:
@@ -61,12 +69,12 @@ def train_command(
     training samples; split: of a BEIR folder."""
     if options.corpus:
         paths = {**paths, "data.passage.corpus": options.corpus}
-    if kind_of(values) is InputKind.questions:
+    if kind_of(values, options) is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)
     from dyad.data.image_text.sample import ShardSample
 
-    name = caption_name(ShardSample.read(open_shards(parse_sources(values, "SOURCE")), 0), options)
+    name = caption_name(ShardSample.read(open_shards(shards_of(values, options, "SOURCE")), 0), options)
     if name == "cls":
         return "nothing: class numbers alone are for an evaluation, eval.suite=[wds:FOLDER]"
     return outputs.picture_command(paths, samples, name)

@@ -11,7 +11,7 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_passages
 from dyad.data.cli.options import PackOptions, Target
-from dyad.data.cli.outputs import Tally, checked_out, index_new, new_folder, question_command, shard_names
+from dyad.data.cli.outputs import Tally, checked_out, file_names, index_new, new_folder, question_command
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.writers import CORPORA, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
@@ -46,13 +46,10 @@ class ConversionReport:
         print(f"{_counts(self.written)} in {out} ({name}), indexed")
         if self.tally.skipped:
             print(self.tally)
-        counts = {
-            f"joined, since {name} has each once": self.joined,
-            f"dropped, since {name} cannot hold them": self.dropped,
-        }
-        for what, counter in counts.items():
-            if any(counter.values()):
-                print(f"{what}: {_counts(counter)}")
+        if joined := _counts(self.joined):
+            print(f"joined, since {name} has each once: {joined}")
+        if dropped := _counts(self.dropped):
+            print(f"dropped, since {name} cannot hold them: {dropped}")
         if unread := str(self.unread):
             print(f"not read: {unread}")
 
@@ -78,11 +75,12 @@ def convert(source: str, options: PackOptions) -> None:
     with new_folder(out) as folder:
         _write(questions, folder, options, report)
         report.tally.check_any(source)
-        paths, trained = _paths(options, len(index_new(folder))), report.written["questions"]
+        files, trained = file_names(index_new(folder)), report.written["questions"]
+        paths = {"data.train": Path() if options.to is Target.beir else files}
+        if options.to is Target.tevatron_ids:
+            paths["data.passage.corpus"] = Path(CORPORA[options.to][0])
         if options.val:
-            corpus = folder / paths["data.passage.corpus"] if options.to is Target.tevatron_ids else None
-            parts, trained = split_packed(folder, folder / paths["data.train"], options, corpus=corpus)
-            paths |= parts
+            paths, trained = split_packed(folder, paths, options)
     report.print(out)
     named = options.to is Target.beir and options.split != "train" and not options.val
     split = [f"data.question.split={options.split}"] if named else []
@@ -103,7 +101,7 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
         written, corpus = stack.enter_context(written_ids(folder)), None
         if target in BY_ID or (source and target in CORPORA):  # the format needs a corpus, or allows that of the source
             corpus = stack.enter_context(corpus_writer(folder, target, written, source, report.dropped))
-            corpus.copy(questions.passages())
+            corpus.copy(passage for _, passage in questions.passages())
         write = stack.enter_context(row_writer(folder, options, written))
         for where, row in questions.rows:
             with tally.row(where):
@@ -127,17 +125,6 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
             report.written["passages"] = corpus.count
     if target not in CORPORA:
         report.dropped["passages that no row names"] = int((~named).sum())
-
-
-def _paths(options: PackOptions, files: int) -> dict[str, Path]:
-    """Return the paths to train on, in the folder that is written, by configuration key. files: number of shards."""
-    train = {
-        Target.shards: shard_names(Path(), files),
-        Target.dpr: Path(f"{options.split}.json"),
-        Target.beir: Path(),
-    }.get(options.to, Path(f"{options.split}.jsonl"))
-    own_corpus = {"data.passage.corpus": Path(CORPORA[options.to][0])} if options.to is Target.tevatron_ids else {}
-    return {"data.train": train, **own_corpus}
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------

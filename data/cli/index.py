@@ -10,12 +10,12 @@ from pathlib import Path
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.base.secrets import without_secrets
-from dyad.data.cli.options import IndexOptions, table_keys
+from dyad.data.cli.inputs import shards_of
+from dyad.data.cli.options import IndexOptions
 from dyad.data.shards.index import FORMAT, ShardIndex, fingerprint, index_shards
 from dyad.data.shards.rows import SUFFIXES
 from dyad.data.shards.sources import SUFFIXES as SHARDS
-from dyad.data.shards.sources import ShardSource, parse_sources
-from dyad.data.tables.prepare import prepared_tables
+from dyad.data.shards.sources import ShardSource
 
 MAX_ROWS = 40  # with more shards the table has only the broken ones
 IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_count")  # of each shard
@@ -29,8 +29,7 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
     """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
-    tables = prepared_tables(table_keys(options))
-    sources = parse_sources(arguments, "SOURCE", SUFFIXES if rows else SHARDS, tables)
+    sources = shards_of(arguments, options, "SOURCE", SUFFIXES if rows else SHARDS)
     indexes = index_sources(sources, options.workers)
     listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
     width = max((len(index.path) for index in listed), default=0)

@@ -4,11 +4,10 @@ Training refuses an input with a bad row. The readers in this module yield a Bad
 and go on with the next row.
 """
 
-import csv
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +16,6 @@ from itertools import chain, islice, pairwise
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
-from dyad.data.base.json_text import parse_json
 from dyad.data.cli.options import PackOptions, ReadOptions, TableKeys, table_keys
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage import formats, judgements, questions
@@ -27,18 +25,17 @@ from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
-from dyad.data.shards.scan_rows import header
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES, Problem, Scan, stream_tar
+from dyad.data.shards.scan_tar import PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
 from dyad.data.shards.sources import SUFFIXES as SHARDS
 from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
-from dyad.data.tables.prepare import named_texts
-from dyad.data.tables.readers import OPENERS, Table, open_table
+from dyad.data.tables.prepare import named_texts, prepared_tables
+from dyad.data.tables.readers import OPENERS, Fields, Table, open_table
 
-LOOKED_AT = 20  # lines of a file that are read to tell what it holds
+LOOKED_AT = 20  # samples of a shard that are read to tell what it holds
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
 COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
 OTHERS = "other fields"
@@ -52,27 +49,20 @@ InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what 
 class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
-    def add(self, fields: Iterable[str], read: Container[str], suffix: str = "") -> None:
-        """Count the field names in `fields` (of one row) that the readers do not use, which are those not in `read`.
-        suffix: text appended to each counted name.
+    def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
+        """Count the fields of one row that the readers do not use, which are those not in `read`. suffix: text appended
+        to each counted name. If `read` has metadata, its entries count one by one; used is `topic`, if it is a text.
 
         When COUNTED different names have been counted, all further new names are counted together under the name
         OTHERS.
         """
-        for name in fields:
-            if name not in read:
-                what = name + suffix
-                self[what if what in self or len(self) < COUNTED else OTHERS] += 1
-
-    def add_metadata(self, fields: Mapping[str, Any]) -> None:
-        """Count the entries of a row's field `metadata` that the readers do not use. The only entry used is `topic`, if
-        it is a text."""
-        metadata = fields.get("metadata")
-        if isinstance(metadata, Mapping):
-            read = ["topic"] if isinstance(metadata.get("topic"), str) else []
-            self.add((f"metadata.{name}" for name in metadata if name not in read), ())
-        elif metadata is not None:
-            self.add(["metadata"], ())
+        names, metadata = [name for name in fields if name not in read], fields.get("metadata")
+        if isinstance(metadata, Mapping) and "metadata" in read:
+            names += [f"metadata.{name}" for name in metadata if name != "topic" or not isinstance(metadata[name], str)]
+        elif metadata is not None and "metadata" in read:
+            names.append("metadata")
+        for what in (name + suffix for name in names):
+            self[what if what in self or len(self) < COUNTED else OTHERS] += 1
 
     def __str__(self) -> str:
         """Return the most frequent names of unused fields, each with its count, as text for a message."""
@@ -96,13 +86,22 @@ class InputQuestions:
     rows: Located[QuestionRow]
     unread: UnreadFields
 
-    def passages(self) -> Iterator[Passage]:
-        """Yield all passages of the input's corpus, in order; nothing if the input has no corpus. Also counts, in the
-        attribute `unread`, those fields of each passage's row that the reader does not use."""
+    def passages(self) -> Iterator[tuple[str, Passage]]:
+        """Yield location and Passage of all passages of the input's corpus, in order; nothing if the input has no
+        corpus. Also counts, in the attribute `unread`, those fields of each passage's row that the reader does not
+        use."""
         if self.corpus is not None:
-            for fields in map(self.corpus.rows.fields, range(len(self.corpus))):
+            for i, fields in enumerate(map(self.corpus.rows.fields, range(len(self.corpus)))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
-                yield passage_of(fields)
+                yield self.corpus.rows.where(i), passage_of(fields)
+
+
+def shards_of(
+    source: str | Sequence[str], options: TableKeys, key: str, suffixes: Sequence[str] = SHARDS
+) -> list[ShardSource]:
+    """Return the shards and files that `source` names. Tables are converted to shards in the cache, as for training.
+    Arguments and errors as of `parse_sources`."""
+    return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
@@ -142,12 +141,11 @@ def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | Non
     if is_beir(sources[0]) or sources[0].endswith(PACKED):
         return InputKind.questions  # their reader says what is missing, or how to unpack it
     with suppress(ConfigError, OSError):
-        for table in _tables_and_files(sources[0], options, "INPUT")[0][:1]:
-            pictures = picture_column(table, options.columns)
-            head = [named_texts(fields, options) for fields in table.head()]
-            return InputKind.pictures if pictures or not head else _kind_of_fields(head[0])
-        if file := _first_file(sources):
-            return _kind_of_file(file)
+        tables, files = _tables_and_files(sources[0], options, "INPUT")
+        if tables:
+            pictures = picture_column(tables[0], options.columns)
+            return InputKind.pictures if pictures else _kind_of_fields(named_texts(_first_row(tables[0]), options))
+        return _kind_of_file(_first_of(files))
     return None
 
 
@@ -157,12 +155,13 @@ def is_beir(source: str) -> bool:
     return any(os.path.isfile(os.path.join(local_path(source), name)) for name in ("queries.jsonl", "collection.tsv"))
 
 
-def _first_file(sources: Sequence[str]) -> str | None:
-    """Return the path of the first file that the first source names; None when it names no file."""
-    for suffixes in (SHARDS, SUFFIXES):  # shards first: their folder may also have a manifest.json
-        with suppress(ConfigError, OSError):
-            return parse_sources(sources[0], "INPUT", suffixes)[0].shards[0]
-    return None
+def _first_of(files: Sequence[str]) -> str:
+    return min(files, key=lambda file: not file.endswith(SHARDS))  # a folder of shards may also have a manifest.json
+
+
+def _first_row(table: Table) -> Fields:
+    """Return the first sound row of a table; for a table without one its columns, each with None."""
+    return next(iter(table.head()), dict.fromkeys(table.columns))
 
 
 def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
@@ -171,19 +170,14 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
 
     Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
-    with suppress(OSError):
-        file = _first_file(sources)
-        is_table = file and _tables_and_files(sources[0], options, "SOURCE")[0]
-        if (
-            file
-            and not is_table
-            and shard_name(file).endswith(".jsonl")
-            and (fields := _first_fields(file)) is not None
-        ):
-            raise ConfigError(
-                f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
-                " Pairs of a picture and its caption are checked when they are packed."
-            )
+    tables, files = _tables_and_files(sources[0], options, "SOURCE")
+    if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
+        with suppress(OSError):
+            if fields := _first_row(open_table(file)):
+                raise ConfigError(
+                    f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
+                    " Pairs of a picture and its caption are checked when they are packed."
+                )
 
 
 def _kind_of_file(file: str) -> InputKind | None:
@@ -193,16 +187,11 @@ def _kind_of_file(file: str) -> InputKind | None:
         with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
         return InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
-    if suffix == ".tsv":
-        with suppress(ValueError, csv.Error):
-            return _kind_of_fields(dict.fromkeys(header(next(_first_lines(file)))[0]))
-    if suffix == ".jsonl" and (fields := _first_fields(file)) is not None:
-        return _kind_of_fields(fields)
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
         is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
         return InputKind.passages if is_passage else InputKind.questions
-    return None
+    return _kind_of_fields(_first_row(open_table(file)))
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
@@ -211,25 +200,6 @@ def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
     return InputKind.passages if known and ("text" in fields or "contents" in fields) else None
-
-
-def _first_fields(file: str) -> dict[str, Any] | None:
-    """Return the fields of the first JSON object in a JSON-lines file; None when none of the first LOOKED_AT lines is a
-    JSON object."""
-    for line in _first_lines(file):
-        with suppress(ValueError):
-            fields = parse_json(line)
-            if isinstance(fields, dict):
-                return fields
-    return None
-
-
-def _first_lines(file: str) -> Iterator[bytes]:
-    """Yield the first LOOKED_AT lines of a file, without line ends. A line longer than MAX_BYTES["json"] comes in
-    pieces."""
-    with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]  # without a buffer byte by byte
-        for _ in range(LOOKED_AT):
-            yield stream.readline(MAX_BYTES["json"]).rstrip(b"\r\n")
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------
@@ -330,7 +300,6 @@ def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: Question
     assert read is not None
     lists = read.lists(fields)
     unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS))
-    unread.add_metadata(fields)
     entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
@@ -367,7 +336,6 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
             yield where, error
             continue
         unread.add(fields, QUERY_FIELDS)
-        unread.add_metadata(fields)
         none = InlinePassages(())
         yield where, QuestionRow(question, CorpusPassages(corpus, positions[begin:end]), none, none)
 

@@ -33,23 +33,21 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 class Verb:
     """A verb of `python -m data`, such as index. The module of its name has a function run(plain arguments, options).
 
-    argument: what messages call a plain argument (one without key=): SOURCE or INPUT. options: the dataclass of its
-    key=value options. several: whether the verb takes more than one plain argument, because a shell expands braces and
-    globs to many.
+    options: the dataclass of its key=value options. argument: what messages call a plain argument (one without key=):
+    SOURCE, of which there may be several, because a shell expands braces and globs to many; or INPUT, of which there is
+    one.
     """
 
     name: str
-    argument: str
     purpose: str
     examples: tuple[str, ...]
     options: type
-    several: bool = False
+    argument: str = "SOURCE"
 
 
 VERBS = (
     Verb(
         "index",
-        "SOURCE",
         "scan a source once; list samples and every problem",
         (
             "index shards/",
@@ -59,11 +57,9 @@ VERBS = (
             "index psgs_w100.tsv",
         ),
         IndexOptions,
-        several=True,
     ),
     Verb(
         "check",
-        "SOURCE",
         "read everything, tell what is in there and what is broken",
         (
             "check shards/",
@@ -76,11 +72,9 @@ VERBS = (
             "check shards/ val=held_out.tar",
         ),
         CheckOptions,
-        several=True,
     ),
     Verb(
         "pack",
-        "INPUT",
         "pictures and captions into shards, questions into formats",
         (
             "pack pairs.csv out=shards",
@@ -97,20 +91,15 @@ VERBS = (
             "pack pairs.csv out=parts val=0.05",
         ),
         PackOptions,
+        "INPUT",
     ),
     Verb(
         "split",
-        "SOURCE",
         "part of it for validation, without a copy on both sides",
         ("split shards/ out=parts", "split shards/ out=parts val=0.05 by=picture", "split beir/scifact/ out=parts"),
         SplitOptions,
-        several=True,
     ),
 )
-FORMER = {
-    "unpack": "Unpack with: gunzip -k FILE.gz, or zstd -d FILE.zst",
-    "build": "The builders of data/samples are in the repository: python -m tests.build_samples --help",
-}
 
 
 def main() -> None:
@@ -121,8 +110,6 @@ def main() -> None:
     if name in HELP:
         examples = [f"  {f'python -m data {verb.examples[0]}':58} {verb.purpose}" for verb in VERBS]
         print("\n".join([PURPOSE, "", *examples, "", CLOSING]))
-    elif name in FORMER:
-        raise ConfigError(f"'{name}' is no verb any more. {FORMER[name]}")
     elif name not in named:
         raise ConfigError(f"unknown verb '{name}'.{nearest(name, named)} There is: {', '.join(named)}.")
     elif set(HELP) & set(rest):
@@ -141,7 +128,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")
-    if not plain or (len(plain) > 1 and not verb.several):
+    if not plain or (len(plain) > 1 and verb.argument == "INPUT"):
         got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"
         raise ConfigError(f"{verb.argument} {got}. For example: python -m data {verb.examples[0]}")
     return plain, options
@@ -149,6 +136,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
 
 def verb_help(verb: Verb) -> str:
     """Return the text that `python -m data VERB --help` prints."""
-    usage = f"usage: python -m data {verb.name} {verb.argument}{'...' if verb.several else ''} [key=value ...]"
+    several = "..." if verb.argument == "SOURCE" else ""
+    usage = f"usage: python -m data {verb.name} {verb.argument}{several} [key=value ...]"
     examples = [f"  python -m data {example}" for example in verb.examples]
     return "\n".join([f"{verb.name}: {verb.purpose}", "", usage, "", *examples, "", *key_table(verb.options)])

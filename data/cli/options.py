@@ -13,9 +13,7 @@ OnError = StrEnum("OnError", ["stop", "skip"])
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
-BY = (
-    "rows with equal ones stay together: content (all of picture, caption; question, passage), one of these, or a field"
-)
+BY = "rows with equal ones stay together: content (all of these), picture, caption, question, passage, or a field"
 
 
 @dataclass
@@ -43,21 +41,37 @@ class IndexOptions(TableKeys):
 
 
 @dataclass
-class ReadOptions(TableKeys):
-    """The key=value options of commands that read data to look into it."""
+class QuestionKeys(TableKeys):
+    """The key=value options of commands that read questions, too."""
 
-    captions: str = described(
-        "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
-    )
-    image_key: str = config_option(DataConfig, "image_key")
     corpus: str | None = config_option(PassageConfig, "corpus")
-    split: str = config_option(QuestionConfig, "split")
+    split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names new files")
     pos_pool: int = config_option(PassageConfig, "pos_pool")
     neg_pool: int = config_option(PassageConfig, "neg_pool")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_split(self.split, "split")
+
+
+@dataclass
+class ReadOptions(QuestionKeys):
+    """The key=value options of commands that read data to look into it."""
+
+    captions: str = described(
+        "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
+    )
+    image_key: str = config_option(DataConfig, "image_key")
+
+
+@dataclass
+class WriteOptions(QuestionKeys):
+    """The key=value options of commands that write data."""
+
+    out: str | None = described(None, "folder to write; must not exist yet (required)")
+    by: str = described("content", BY)
+    maxcount: int = described(10_000, "samples per shard, at most")
+    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
 
 
 @dataclass
@@ -69,32 +83,16 @@ class CheckOptions(ReadOptions):
 
 
 @dataclass
-class SplitOptions(ReadOptions):
+class SplitOptions(WriteOptions, ReadOptions):
     """The key=value options of `python -m data split`."""
 
-    out: str | None = described(None, "folder to write, with train/ and val/; must not exist yet (required)")
     val: float = described(0.1, "share of the rows for validation, above 0 and below 1")
-    by: str = described("content", BY)
-    maxcount: int = described(10_000, "samples per shard, at most")
-    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
 
 
 @dataclass
-class PackOptions(TableKeys):
+class PackOptions(WriteOptions):
     """The key=value options of `python -m data pack`."""
 
-    out: str | None = described(None, "folder to write; must not exist yet (required)")
     to: Target = described(Target.shards, "what questions become; pictures become shards")
-    maxcount: int = described(10_000, "samples per shard, at most")
-    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
-    on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
     val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
-    by: str = described("content", f"with val: {BY}")
-    corpus: str | None = config_option(PassageConfig, "corpus")
-    split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names the new files")
-    pos_pool: int = config_option(PassageConfig, "pos_pool")
-    neg_pool: int = config_option(PassageConfig, "neg_pool")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_split(self.split, "split")
+    on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")

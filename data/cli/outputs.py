@@ -8,18 +8,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import whole_folder
 from dyad.data.base.progress import print_line
-from dyad.data.cli.options import OnError, PackOptions, SplitOptions
+from dyad.data.cli.options import OnError, WriteOptions
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 
 SHOWN = 5  # bad rows that are printed in full
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
+
+AddSample = Callable[[Mapping[str, Any]], object]
 
 
 @contextmanager
@@ -37,7 +40,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
 
 
-def checked_out(options: PackOptions | SplitOptions) -> Path:
+def checked_out(options: WriteOptions) -> Path:
     """Return the path of the folder that `pack` or `split` will write. Raises ConfigError for options that cannot work,
     and when the folder exists and is not empty."""
     if not options.out:
@@ -51,18 +54,19 @@ def checked_out(options: PackOptions | SplitOptions) -> Path:
 
 
 @contextmanager
-def shard_writer(folder: Path, options: PackOptions | SplitOptions) -> Iterator[Callable[[dict[str, Any]], None]]:
+def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
     """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
 
-    The function takes a sample as {"__key__": name, suffix: bytes}. A new shard begins after options.maxcount samples
-    or options.maxsize bytes. The same samples always give the same bytes of the shards.
+    The function takes a sample as {suffix: bytes}; a sample without a "__key__", its name, gets a number. A new shard
+    begins after options.maxcount samples or options.maxsize bytes. The same samples always give the same bytes of the
+    shards.
     """
     from webdataset.writer import ShardWriter
 
     pattern = str(folder).replace("%", "%%") + "/%06d.tar"
-    limits = {"maxcount": options.maxcount, "maxsize": options.maxsize}
+    limits, numbers = {"maxcount": options.maxcount, "maxsize": options.maxsize}, count()
     with ShardWriter(pattern, **limits, mtime=0, encoder=False, verbose=0) as writer:
-        yield writer.write
+        yield lambda sample: writer.write({"__key__": f"{next(numbers):09d}", **sample})
 
 
 def index_new(folder: Path) -> list[ShardIndex]:
@@ -73,18 +77,14 @@ def index_new(folder: Path) -> list[ShardIndex]:
     return indexes
 
 
-def file_names(folder: Path, indexes: Sequence[ShardIndex]) -> Path:
-    """Return one path that names newly written files of rows in a folder: all shards, or the only file."""
-    return shard_names(folder, len(indexes)) if indexes[0].name.endswith(".tar") else folder / indexes[0].name
+def file_names(indexes: Sequence[ShardIndex]) -> Path:
+    """Return one relative path that names newly written files of rows: all shards, as {000000..000011}.tar, or the only
+    file. indexes: of all files of a folder, the corpus included."""
+    names = [index.name for index in indexes if not index.name.startswith("corpus.")]
+    return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
-def shard_names(folder: Path, shards: int) -> Path:
-    """Return one path that names all shards of a folder, such as folder/{000000..000011}.tar. shards: number of
-    shards."""
-    return folder / ("000000.tar" if shards == 1 else f"{{000000..{shards - 1:06d}}}.tar")
-
-
-def picture_command(paths: Mapping[str, str | Path], samples: int, captions: str) -> str:
+def picture_command(paths: Mapping[str, str | Path], samples: int, captions: str = "txt") -> str:
     """Return a shell command that trains on pictures and captions. captions: "txt" or a json field."""
     field = [] if captions == "txt" else [f"data.captions=[{captions}]"]
     how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}"]

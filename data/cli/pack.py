@@ -4,7 +4,6 @@ The shards are those of webdataset; they keep the bytes of the pictures.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli import outputs
@@ -44,14 +43,13 @@ def pack_pairs(source: str, options: PackOptions) -> None:
             for pictures in tables:
                 for where, fields in pictures.table.rows():
                     with tally.row(f"{pictures.table.path}: {where}"):
-                        members = pictures.members(fields)
-                        write({"__key__": f"{tally.rows - 1:09d}", **members})
+                        write({"__key__": f"{tally.rows - 1:09d}", **pictures.members(fields)})
         tally.check_any(source)
         indexes = outputs.index_new(folder)
-        paths, trained = {"data.train": outputs.shard_names(Path(), len(indexes))}, sum(i.samples for i in indexes)
+        samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
+        paths, trained = {"data.train": outputs.file_names(indexes)}, samples
         if options.val:
-            paths, trained = split_packed(folder, folder / paths["data.train"], options)
-    samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
+            paths, trained = split_packed(folder, paths, options)
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)

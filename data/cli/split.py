@@ -8,24 +8,23 @@ import os
 import shutil
 from array import array
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli import outputs
-from dyad.data.cli.contents import KINDS, contents, train_command
-from dyad.data.cli.inputs import is_beir
+from dyad.data.cli.contents import contents, train_command
+from dyad.data.cli.inputs import is_beir, shards_of
 from dyad.data.cli.options import PackOptions, SplitOptions
 from dyad.data.cli.writers import ROW_FILES
 from dyad.data.question_passage.formats import passage_of
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import local_path, parse_sources
+from dyad.data.shards.sources import local_path
 from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
@@ -44,18 +43,16 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
     print(f"train on them:\n  {how}")
 
 
-def split_packed(
-    folder: Path, train: Path, packed: PackOptions, captions: str = "txt", corpus: Path | None = None
-) -> Parts:
-    """Split what pack has written into `folder`, and remove the undivided files. train: the data to split; corpus: the
-    file of the passages that its rows name; both in `folder`. Returns as `split`."""
-    own = SplitOptions(captions, corpus=str(corpus) if corpus else None, split=packed.split, val=packed.val or 0)
-    own = replace(own, by=packed.by, maxcount=packed.maxcount, maxsize=packed.maxsize)
-    parts = split([str(train)], folder, own)
+def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
+    """Split what pack has written into `folder`, and remove the undivided files. paths: of data.train and perhaps
+    data.passage.corpus, in `folder`. Returns as `split`."""
+    corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
+    kept = {key: getattr(packed, key) for key in ("split", "val", "by", "maxcount", "maxsize")}
+    parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
     for entry in folder.iterdir():
-        if entry.name not in SIDES and str(entry) != own.corpus:
+        if entry.name not in SIDES and str(entry) != corpus:
             entry.unlink() if entry.is_file() else shutil.rmtree(entry)
-    return parts
+    return {**paths, **parts}, samples
 
 
 def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
@@ -63,19 +60,19 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
 
     Returns the paths of data.train and data.val in `folder`, and the number of training rows. Errors as of `run`.
     """
-    beir, by = is_beir(values[0]), options.by.split(",")
-    rows = open_rows([os.path.join(local_path(values[0]), "queries.jsonl")] if beir else _files(values))
+    beir, by = is_beir(values[0]), options.by
+    rows = open_rows([os.path.join(local_path(values[0]), "queries.jsonl")] if beir else _files(values, options))
     place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
-    places, found = INTEGERS(), defaultdict[str, tuple[Any, Any]](lambda: (INTEGERS(), INTEGERS()))
+    places, found = INTEGERS(), defaultdict[str, "array[int]"](INTEGERS)
     for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
         places.append(place.get(where, number))
-        for name in set(by) - {"content", *held}:
-            held[name] = {content_key(repr(rows.fields(places[-1]).get(name)).encode()): ""}
+        if by not in ("content", *held):
+            held[by] = {content_key(repr(rows.fields(places[-1]).get(by)).encode()): ""}
         for kind, keys in held.items():
-            found[kind][0].extend([number] * len(keys))
-            found[kind][1].extend(keys)
-    pairs = {kind: np.array(columns, np.int64) for kind, columns in found.items()}
-    joining = [columns for kind, columns in pairs.items() if {"content", kind} & {*by}]
+            for key in keys:
+                found[kind].extend((number, key))
+    pairs = {kind: np.reshape(np.array(flat, np.int64), (-1, 2)).T for kind, flat in found.items()}
+    joining = [columns for kind, columns in pairs.items() if by in ("content", kind)]
     if not joining:
         raise DataError(f"{values[0]}: there is no row to split.")
     in_val, paths = validation_rows(np.concatenate(joining, axis=1), len(places), options), dict[str, Path]()
@@ -87,7 +84,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
         else:
             _copy_rows(rows, chosen, part, replace(options, split=side))
         files = outputs.index_new(part)
-        paths[f"data.{side}"] = Path(side) if beir else outputs.file_names(Path(side), files)
+        paths[f"data.{side}"] = Path(side) / ("" if beir else outputs.file_names(files))
         print(f"{side:<6}{len(chosen):,} of {len(places):,} rows ({len(chosen) / len(places):.1%})")
     for kind, (row, key) in pairs.items():
         shared = len(np.intersect1d(key[in_val[row]], key[~in_val[row]]))
@@ -117,14 +114,14 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
         raise ConfigError(
             f"val={options.val:g} of {rows:,} rows: what is equal stays together, in {len(groups):,} groups of "
             f"{sizes.min():,} to {sizes.max():,} rows. Set val= above 0 and below 1 so that one fits, or by=, one of "
-            f"{', '.join(KINDS)} or a field"
+            "picture, caption, question, passage or a field"
         )
     return np.isin(group, taken)
 
 
-def _files(values: Sequence[str]) -> list[str]:
+def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     """Return the files of a source. Raises ConfigError when they are not all shards, or all of one kind of file."""
-    files = [file for source in parse_sources(values, "SOURCE", SUFFIXES) for file in source.shards]
+    files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
         raise ConfigError(
             f"SOURCE has {', '.join(suffixes)} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "
@@ -137,12 +134,8 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
     """Write the chosen rows to new files in the folder `part`, with their bytes; samples of shards keep their keys,
     unless two share one."""
     shards, suffix = rows.shards, Path(rows.shards.indexes[0].name).suffix
+    unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
     with ROW_FILES[suffix](part, options) as write:
-        if suffix != ".tar":
-            for i in chosen:
-                write(shards.read(i)["json"])
-            return
-        unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
         for i in chosen:
             write({"__key__": shards.key(i) if unique else f"{i:09d}", **shards.read(i)})
 

@@ -21,13 +21,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, count, repeat
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dyad.data.base.errors import BadRow, DataError
-from dyad.data.cli.options import PackOptions, SplitOptions, Target
-from dyad.data.cli.outputs import shard_writer
+from dyad.data.cli.options import PackOptions, Target, WriteOptions
+from dyad.data.cli.outputs import AddSample, shard_writer
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow
@@ -36,7 +36,6 @@ from dyad.data.tables.pictures import json_bytes
 
 Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
-AddJson = Callable[[bytes], object]
 WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
@@ -134,34 +133,25 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
-# The first three are contexts that give a function, which adds the JSON of a row to new files.
+# The first two are contexts that give a function, which adds the json member of a sample to a new file.
 
 
 @contextmanager
-def _lines(folder: Path, options: PackOptions | SplitOptions) -> Iterator[AddJson]:
-    """Open a new .jsonl file, named by options.split; yield a function that writes the JSON of a row as one line
-    (context manager)."""
+def _lines(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
+    """Open a new .jsonl file, named by options.split; yield a function that writes the json member of a sample as
+    one line (context manager)."""
     with (folder / f"{options.split}.jsonl").open("wb") as file:
-        yield lambda content: file.write(content + b"\n")
+        yield lambda sample: file.write(sample["json"] + b"\n")
 
 
 @contextmanager
-def _array(folder: Path, options: PackOptions | SplitOptions) -> Iterator[AddJson]:
-    """Open a new .json file, named by options.split; yield a function that adds the JSON of a row to the array in the
-    file (context manager)."""
+def _array(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
+    """Open a new .json file, named by options.split; yield a function that adds the json member of a sample to the
+    array in the file (context manager)."""
     with (folder / f"{options.split}.json").open("wb") as file:
         separators = chain([b"[\n"], repeat(b",\n"))
-        yield lambda content: file.write(next(separators) + content)
+        yield lambda sample: file.write(next(separators) + sample["json"])
         file.write(b"\n]\n")
-
-
-@contextmanager
-def _shards(folder: Path, options: PackOptions) -> Iterator[AddJson]:
-    """Open new shards in `folder`; yield a function that adds the JSON of a row as a sample (context manager). The
-    samples are numbered."""
-    numbers = count()
-    with shard_writer(folder, options) as write_sample:
-        yield lambda content: write_sample({"__key__": f"{next(numbers):09d}", "json": content})
 
 
 @contextmanager
@@ -206,7 +196,7 @@ def _refuse_in_table(name: str) -> None:
 
 ROW_FILES = {".tar": shard_writer, ".jsonl": _lines, ".json": _array}  # what split writes, named by options.split
 ROWS = {
-    Target.shards: (_shards, dpr_fields),
+    Target.shards: (shard_writer, dpr_fields),
     Target.dpr: (_array, dpr_fields),
     Target.tevatron: (_lines, partial(tevatron_fields, "query", "passages", partial(_document, "docid"))),
     Target.tevatron_ids: (_lines, partial(tevatron_fields, "query_text", "document_ids", passage_id)),
@@ -231,7 +221,7 @@ def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Ite
     with opened(folder, options) as add:
 
         def write_json(row: QuestionRow, dropped: Dropped) -> bool:
-            add(json_bytes(fields(row, dropped)))
+            add({"json": json_bytes(fields(row, dropped))})
             return True
 
         yield write_json
