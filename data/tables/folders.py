@@ -29,18 +29,16 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     if os.path.isdir(path):
         found = _files_of(path)
         return [_picture_folder(path)] if found == [path] else [open_table(file) for file in found]
-    suffix = os.path.splitext(shard_name(path))[1]
+    suffix, scheme = os.path.splitext(shard_name(path))[1], scheme_of(path)
     if suffix in ALWAYS or (columns and suffix in OPENERS):
-        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme_of(path) else [path])]
-    if scheme_of(path):
-        return [open_table(file) for file in _hub_files(path)] if scheme_of(path) == "hf" and not suffix else []
-    if suffix == ".json":
-        return [open_table(path)] if is_coco(path) else []
-    if suffix in OPENERS:
-        table = open_table(path)
-        triples = suffix == ".tsv" and "query_text" in table.columns
-        return [table] if triples or picture_column(table) else []
-    return []
+        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme else [path])]
+    if scheme:
+        return [open_table(file) for file in _hub_files(path)] if scheme == "hf" and not suffix else []
+    if suffix not in OPENERS or (suffix == ".json" and not is_coco(path)):
+        return []
+    table = open_table(path)
+    triples = suffix == ".tsv" and "query_text" in table.columns
+    return [table] if triples or picture_column(table) else []
 
 
 def _files_of(folder: str) -> list[str]:
@@ -91,9 +89,9 @@ def _picture_folder(folder: str) -> Table:
     """Return a folder of pictures as a table: the columns image, caption (the lines of the .txt file of the same name)
     and class, the name of the folder that the picture is in."""
     root = Path(folder)
-    rows, files = partial(_rows, root), partial(_files, root)
-    classes = [] if any(path.parent == root for path in files() if _is_picture(path.name)) else ["class"]
-    return Table(folder, ["image", "caption", *classes], rows, folder, lambda: map(str, files()))
+    flat = any(path.parent == root for path in _files(root) if _is_picture(path.name))
+    columns = ["image", "caption", *([] if flat else ["class"])]
+    return Table(folder, columns, partial(_rows, root), folder, lambda: map(str, _files(root)))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -113,8 +111,6 @@ def _rows(folder: Path) -> TableRows:
         try:
             refuse_link(picture, folder)
             fields = {"image": name, "caption": _text_beside(picture, folder), "class": picture.parent.name}
-            if picture.parent == folder:
-                del fields["class"]
         except BadRow as bad:
             fields = bad
         yield name, fields

@@ -80,8 +80,18 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     for file, stored in read_cached(table.path, name):
         if stored | facts == stored:
             return str(file)
+
+    def write(file: BinaryIO) -> None:
+        if pictures is None:
+            file.writelines(_converted(table, partial(_line, options, check_row), options, file))
+            return
+        from webdataset.writer import TarWriter
+
+        with TarWriter(file, mtime=0, encoder=False) as writer:
+            for number, sample in enumerate(_converted(table, pictures.members, options, file)):
+                writer.write({"__key__": f"{number:09d}", **sample})
+
     began = time.monotonic()
-    write = partial(_write, table, pictures, options, check_row)
     file = str(cache_file(table.path, name, ".jsonl" if pictures is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
@@ -97,7 +107,7 @@ def _state(table: Table, pictures: PictureTable | None) -> str:
         digest.update(json.dumps([name, *stat(file)]).encode())
     if pictures and not os.path.isdir(table.path) and any(map(pictures.path, table.head())):
         for fields in (fields for _, fields in table.rows() if isinstance(fields, dict)):
-            with suppress(OSError, ValueError, BadRow):  # its row says so when it is converted
+            with suppress(OSError, ValueError):  # its row says so when it is converted
                 found = os.stat(pictures.path(fields) or "")
                 digest.update(json.dumps([str(fields[pictures.image]), found.st_size, found.st_mtime_ns]).encode())
     return digest.hexdigest()
@@ -113,34 +123,14 @@ def _converted(
         try:
             yield convert(fields)
         except BadRow as bad:
-            command = f"{_pack_command(table, options)} on_error=skip"
-            message = f"{f'{table.path}: {where}: {bad}':.1000}"
-            raise DataError(f"{message}. Such rows are left out by: {command}") from None
+            message = f"{f'{table.path}: {where}: {bad}':.1000}. Such rows are left out by"
+            raise DataError(f"{message}: {_pack_command(table, options)} on_error=skip") from None
         _refuse_large(file.tell(), table, options)
         if time.monotonic() - last_line >= EVERY:
             last_line = time.monotonic()
             print_line(f"converting {table.path}: {number:,} rows, {file.tell() / 1e6:,.0f} MB", sys.stderr)
     if not number:
         raise DataError(f"{table.path} has no rows.")
-
-
-def _write(
-    table: Table,
-    pictures: PictureTable | None,
-    options: TableOptions,
-    check_row: CheckRow,
-    file: BinaryIO,
-) -> None:
-    """Write all rows of a table to `file`: pictures as a tar shard, texts as JSON-lines. Raises the errors of
-    `_converted`."""
-    if pictures is None:
-        file.writelines(_converted(table, partial(_line, options, check_row), options, file))
-        return
-    from webdataset.writer import TarWriter
-
-    with TarWriter(file, mtime=0, encoder=False) as writer:
-        for number, sample in enumerate(_converted(table, pictures.members, options, file)):
-            writer.write({"__key__": f"{number:09d}", **sample})
 
 
 def _line(options: TableOptions, check_row: CheckRow, fields: Fields | BadRow) -> bytes:
