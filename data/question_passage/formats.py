@@ -271,9 +271,7 @@ def _score(entry: Any, where: str) -> float:
     """
     score = entry.get("score")
     if "has_answer" in entry:
-        raise BadRow(
-            "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
-        )
+        raise BadRow("results of a retriever", f"{where} has has_answer; scores do not say which passage is right")
     # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
     if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
         raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")

@@ -24,6 +24,7 @@ from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
 
 FORMAT = "1"
+LINE = '{"query_id": text, "negatives": [passage ids]}'
 
 
 # ---- drawing -------------------------------------------------------------------------------------------------------
@@ -117,10 +118,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         fields = rows.fields(i)
         name, negatives = fields.get("query_id"), fields.get("negatives")
         if not _is_text(name) or not isinstance(negatives, list) or not all(map(_is_text, negatives)):
-            raise DataError(
-                f'{rows.where(i)} is not {{"query_id": text, "negatives": [passage ids]}}: its fields are '
-                f"{named(fields)}"
-            )
+            raise DataError(f"{rows.where(i)} is not {LINE}: its fields are {named(fields)}")
         positions = corpus.positions(negatives)
         if (positions < 0).any():
             missing = negatives[int(np.argmin(positions))]

@@ -51,9 +51,12 @@ def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:
     """Return the name of the column that has the pictures of a table, as bytes, as {bytes, path} or as a path; None for
     a table without pictures. columns: those that the user named; the first of them may have the pictures."""
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
-    values = {name: [row.get(name) for row in table.head()] for name in named}
-    found = (n for n in named if n in PATHS or not values[n] or any(_is_picture(v, table.folder) for v in values[n]))
-    return next(found, None)
+
+    def has_pictures(name: str) -> bool:
+        values = [row.get(name) for row in table.head()]
+        return not values or any(_is_picture(value, table.folder) for value in values)
+
+    return next((name for name in named if name in PATHS or has_pictures(name)), None)
 
 
 def _is_picture(value: Any, folder: str | None) -> bool:
