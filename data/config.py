@@ -106,9 +106,7 @@ class PassageConfig:
     prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
-    positives: DrawnPositives = described(
-        DrawnPositives.one, "of several right passages: one drawn each time, the first, or all (one is the row's own)"
-    )
+    positives: DrawnPositives = described(DrawnPositives.one, "one right passage, drawn anew; the first; or all")
     pos_pool: int = described(5, "rows with scored candidates: the best n are right")
     neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
 
@@ -173,20 +171,14 @@ class DataConfig:
     val: Any = described(None, "data for retrieval while training, written like data.train")
     columns: list[str] = described([], "of a table of other names: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
-    mode: Mode = described(
-        Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
-    )
+    mode: Mode = described(Mode.indexed, "indexed: each sample once an epoch, exact resume; stream: shards end to end")
     buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes", least=1)
     id_key: str | None = described(None, "stream: json field with a sample's number 0, 1, …, for stateful objectives")
     workers: Any = described(
-        AUTO,
-        "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2",
-        least=0,
+        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; on CPUs 2", least=0
     )
     timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
-    bad_samples: BadSamples = described(
-        BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
-    )
+    bad_samples: BadSamples = described(BadSamples.substitute, "another in its place, named in ledger.jsonl; or stop")
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
@@ -222,8 +214,6 @@ class DataConfig:
         check_template(self.template, "data.template")
         if not self.captions:
             raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
-        weights = self.caption_weights
-        if weights is not None and (len(weights) != len(self.captions) or min(weights) < 0 or not sum(weights)):
-            raise ConfigError(
-                f"data.caption_weights={weights} must be one chance for each of data.captions={self.captions}."
-            )
+        weights, names = self.caption_weights, self.captions
+        if weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
+            raise ConfigError(f"data.caption_weights={weights} must be one chance for each of data.captions={names}.")

@@ -235,11 +235,8 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
             texts.append(text)
             owner.append(number)
             text_keys.append(text_key(sample, text, config))
-    return RetrievalSet(
-        Pictures(shards, image_spec(spec, config), config),
-        Captions(texts, tokenize),
-        *(np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys)),
-    )
+    columns = (np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys))
+    return RetrievalSet(Pictures(shards, image_spec(spec, config), config), Captions(texts, tokenize), *columns)
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:

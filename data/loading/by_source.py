@@ -23,7 +23,7 @@ class BySource(Order):
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], **how: Any) -> None:
-        batch = how["global_batch_size"]
+        batch, seed = how["global_batch_size"], how.pop("seed")
         for name, size, weight in zip(names, sizes, weights, strict=True):
             if (count := round(weight * size)) < batch:
                 least = f", or a weight of {-(-batch // size):,}" if size else ""
@@ -32,9 +32,9 @@ class BySource(Order):
                     f"global_batch_size={batch}. Set global_batch_size={max(count, 1)} or less{least}, or "
                     "data.batches=mixed"
                 )
-        super().__init__(sizes, weights, **how)
-        seeds = [f"{self.seed}/of {i}" for i in range(len(sizes))]
-        self._orders = [Order([n], [w], **how | {"seed": s}) for n, w, s in zip(sizes, weights, seeds, strict=True)]
+        super().__init__(sizes, weights, seed=seed, **how)
+        pairs = enumerate(zip(sizes, weights, strict=True))
+        self._orders = [Order([size], [w], seed=f"{seed}/of {i}", **how) for i, (size, w) in pairs]
         self._first_batches = [0, *accumulate(order.steps_per_epoch for order in self._orders)]
         self._first_ids = [0, *accumulate(sizes)]
         self.steps_per_epoch = self._first_batches[-1]

@@ -135,12 +135,8 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
         raise BadRow("no text", f"{where} has the fields {named(fields)}")
-    title = fields.get("title")
-    return Passage(
-        _text(fields[name], f"{name} of {where}"),
-        "" if title is None else _text(title, f"title of {where}"),
-        _id(fields, PASSAGE_IDS, where),
-    )
+    title = "" if fields.get("title") is None else _text(fields["title"], f"title of {where}")
+    return Passage(_text(fields[name], f"{name} of {where}"), title, _id(fields, PASSAGE_IDS, where))
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------

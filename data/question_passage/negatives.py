@@ -92,11 +92,9 @@ class MinedNegatives:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
         self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
-        state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
+        others, state = corpus.rows.files, [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         self._count = len(questions)
-        self._mapped = cached_array(
-            rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus)
-        )
+        self._mapped = cached_array(rows.files, "mined", others, state, lambda: _by_row(rows, questions, corpus))
 
     def passages(self, i: int) -> CorpusPassages:
         """Return the mined hard negatives of question row i, best ranked first. The result is empty when the file of

@@ -74,13 +74,13 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
     prepared, written = prepared_tables(table_options(config), _row_check(config)), written_sources(value, key)
-    sources = [
-        BeirQuestions(local_path(path), config.question.split, shared, key)
-        if is_beir(path)
-        else RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
-        for path in (source.path for source in written)
-    ]
-    return QuestionRows(sources, written, shared)
+
+    def opened(path: str) -> QuestionSource:
+        if is_beir(path):
+            return BeirQuestions(local_path(path), config.question.split, shared, key)
+        return RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
+
+    return QuestionRows([opened(source.path) for source in written], written, shared)
 
 
 def _files(path: str, key: str, tables: Tables) -> list[str]:
@@ -106,9 +106,7 @@ class QuestionRows:
     the only corpus among the sources, otherwise None.
     """
 
-    def __init__(
-        self, sources: Sequence["QuestionSource"], written: Sequence[WrittenSource], shared: Corpus | None = None
-    ) -> None:
+    def __init__(self, sources: list["QuestionSource"], written: list[WrittenSource], shared: Corpus | None) -> None:
         self.sources, self._written, self.weights = sources, written, [source.weight for source in written]
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
@@ -204,10 +202,8 @@ class RowQuestions:
             record = record_of(self.rows.fields(i), self.config)
         except BadRow as error:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
-            raise DataError(
-                f"{self.rows.where(i)}: {error}. "
-                f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
-            ) from None
+            hint = f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
+            raise DataError(f"{self.rows.where(i)}: {error}. {hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))
 

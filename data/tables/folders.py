@@ -10,9 +10,8 @@ from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.storage import filesystem, list_remote, scheme_of, shard_name
 from dyad.data.tables.pictures import content, picture_column
-from dyad.data.tables.readers import OPENERS, Table, TableRows, is_coco, open_table
+from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
-COLUMNAR = (".parquet", ".arrow", ".feather")
 ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # of a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # in a folder of BEIR or MS MARCO
@@ -102,22 +101,20 @@ def _files(folder: Path) -> list[Path]:
 
 def _rows(folder: Path) -> TableRows:
     """Yield a row (name, fields) for each picture in the folder, with the captions from the .txt file of the same stem.
-    A BadRow (an error object) replaces the fields of a row that cannot be used. Then yield a BadRow for each .txt file
-    without a picture."""
+    A BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without
+    a picture."""
     files = _files(folder)
-    pictures = [file for file in files if _is_picture(file.name)]
-    for picture in pictures:
-        name = str(picture.relative_to(folder))
-        try:
-            refuse_link(picture, folder)
-            fields = {"image": name, "caption": _text_beside(picture, folder), "class": picture.parent.name}
-        except BadRow as bad:
-            fields = bad
-        yield name, fields
-    stems = {picture.with_suffix("") for picture in pictures}
+    stems = {file.with_suffix("") for file in files if _is_picture(file.name)}
     for file in files:
-        if file.suffix.lower() == ".txt" and file.with_suffix("") not in stems:
-            yield str(file.relative_to(folder)), BadRow("no picture beside the text")
+        name = str(file.relative_to(folder))
+        if _is_picture(file.name):
+            try:
+                refuse_link(file, folder)
+                yield name, {"image": name, "caption": _text_beside(file, folder), "class": file.parent.name}
+            except BadRow as bad:
+                yield name, bad
+        elif file.with_suffix("") not in stems:
+            yield name, BadRow("no picture beside the text")
 
 
 def refuse_link(file: Path, folder: Path) -> None:

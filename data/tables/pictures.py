@@ -12,7 +12,7 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.config import DataConfig
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
-from dyad.data.tables.readers import Fields, Table
+from dyad.data.tables.readers import Fields, Row, Table
 
 PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of pictures
 IMAGE_FIELDS = ("image", *PATHS, *PICTURES, "img", "picture", "filename", "path")
@@ -77,7 +77,7 @@ class PictureTable:
     caption: str
     options: TableOptions
 
-    def members(self, fields: Fields | BadRow) -> dict[str, bytes]:
+    def members(self, fields: Row) -> dict[str, bytes]:
         """Return the members of the sample that is made of one row, as {suffix: bytes}: the picture; txt with the
         captions, one a line; json with the other columns, if there are any.
 

@@ -23,7 +23,7 @@ from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
 from dyad.data.tables.folders import tables_of
 from dyad.data.tables.pictures import PictureTable, TableOptions, json_bytes, picture_table
-from dyad.data.tables.readers import Fields, Table
+from dyad.data.tables.readers import Fields, Row, Table
 
 FORMAT = 1
 LARGEST = 4 << 30  # bytes of a table, or of its shard, that are converted at a start
@@ -113,9 +113,7 @@ def _state(table: Table, pictures: PictureTable | None) -> str:
     return digest.hexdigest()
 
 
-def _converted(
-    table: Table, convert: Callable[[Fields | BadRow], T], options: TableOptions, file: BinaryIO
-) -> Iterator[T]:
+def _converted(table: Table, convert: Callable[[Row], T], options: TableOptions, file: BinaryIO) -> Iterator[T]:
     """Yield what each row of a table is converted to, for a writer of `file`. Raises DataError for a bad row and for a
     table without rows, ConfigError when the file grows larger than LARGEST."""
     last_line, number = time.monotonic(), 0
@@ -133,7 +131,7 @@ def _converted(
         raise DataError(f"{table.path} has no rows.")
 
 
-def _line(options: TableOptions, check_row: CheckRow, fields: Fields | BadRow) -> bytes:
+def _line(options: TableOptions, check_row: CheckRow, fields: Row) -> bytes:
     """Return a row of texts as a line of JSON. Raises BadRow for a row that cannot be used."""
     if isinstance(fields, BadRow):
         raise fields

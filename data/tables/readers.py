@@ -18,12 +18,14 @@ from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_stream, shard_name
 
+COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
 BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
 
 Fields = dict[str, Any]
-TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
+Row = Fields | BadRow  # its fields, or why they cannot be used
+TableRows = Iterator[tuple[str, Row]]  # where the row stands, for messages, and the row
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _tsv(path: str) -> Opened:
     return columns, lambda: _triples(path, queries, columns)
 
 
-def _lines(path: str, convert: Callable[[bytes], Fields | BadRow]) -> TableRows:
+def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:
     with _buffered(path) as file:
         for number, line in enumerate(file, start=1):
             yield f"line {number}", convert(line)
@@ -151,7 +153,7 @@ def _triples(path: str, queries: str, columns: Sequence[str]) -> TableRows:
     with _buffered(queries) as file:
         texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
 
-    def row(line: bytes) -> Fields | BadRow:
+    def row(line: bytes) -> Row:
         match _cells(line):
             case [question, right, wrong] if question in texts:
                 return dict(zip(columns, (question, texts[question], [right], [wrong]), strict=True))
@@ -228,7 +230,7 @@ def _jsonl(path: str) -> Opened:
     return _named(rows), rows
 
 
-def _object(line: bytes) -> Fields | BadRow:
+def _object(line: bytes) -> Row:
     try:
         fields = parse_json(line)
     except ValueError as error:
@@ -287,12 +289,4 @@ def _folders_in(folder: str) -> list[str]:
     return sorted(entry.path for entry in os.scandir(folder or ".") if entry.is_dir())
 
 
-OPENERS: dict[str, Callable[[str], Opened]] = {
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".parquet": _columnar,
-    ".arrow": _columnar,
-    ".feather": _columnar,
-    ".jsonl": _jsonl,
-    ".json": _json,
-}
+OPENERS = {".csv": _csv, ".tsv": _tsv, **dict.fromkeys(COLUMNAR, _columnar), ".jsonl": _jsonl, ".json": _json}
