@@ -80,8 +80,7 @@ def _csv(path: str) -> Opened:
 def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
     for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
         if isinstance(row, list):  # missing cells: whoever needs one of them reports it
-            long = len(row) > len(columns)
-            row = BadRow("too many columns") if long else dict(zip(columns, row, strict=False))
+            row = BadRow("too many columns") if len(row) > len(columns) else dict(zip(columns, row, strict=False))
         yield f"row {number} (line {line})", row
 
 
