@@ -102,15 +102,11 @@ def check_template(template: str | None, key: str) -> None:
 class PassageConfig:
     """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
 
-    corpus: str | None = described(
-        None, "passages by id, for files that name ids: .jsonl or .tsv; null: the passages are in the rows"
-    )
+    corpus: str | None = described(None, "passages by id, for files that name ids: .jsonl or .tsv; null: in the rows")
     prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
-    positives: DrawnPositives = described(
-        DrawnPositives.one, "of several right passages: one drawn each time, the first, or all (one is the row's own)"
-    )
+    positives: DrawnPositives = described(DrawnPositives.one, "one right passage, drawn anew; the first; or all")
     pos_pool: int = described(5, "rows with scored candidates: the best n are right")
     neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
 
@@ -127,9 +123,7 @@ class MiningConfig:
     last_rank: int = described(60, "… to here")
     keep: int = described(25, "negatives kept for each question, the best ranked first")
     margin: float | None = described(None, "only passages that score at least this much below the best right one")
-    relative_margin: float | None = described(
-        None, "only passages that score at most (1 - this) times the best right one"
-    )
+    relative_margin: float | None = described(None, "only passages that score at most (1 - this) × the best right one")
     max_score: float | None = described(None, "only passages that score at most this")
     drop_answers: bool = described(True, "leave out passages that contain an answer of the question, where it has any")
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
@@ -137,9 +131,7 @@ class MiningConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.first_rank <= self.last_rank:
-            raise ConfigError(
-                f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first_rank <= last_rank"
-            )
+            raise ConfigError(f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last")
         check_least(self, "", keep=1)
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
             raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
@@ -150,9 +142,7 @@ class NegativesConfig:
     """Configuration of the hard negatives of the task question_passage: the keys data.negatives.*."""
 
     per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
-    lists: list[NegativeList] = described(
-        [NegativeList.hard_negatives], "where they are drawn from: the first list that is not empty for a row"
-    )
+    lists: list[NegativeList] = described([NegativeList.hard_negatives], "the first list that a row has is drawn from")
     file: str | None = described(None, "the list 'mined': what python -m eval.mine wrote")
     refresh_every: int = described(0, "steps after which they are mined anew with the weights as they are; 0: never")
     mining: MiningConfig = field(default_factory=MiningConfig)
@@ -179,44 +169,25 @@ class DataConfig:
         "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
-    columns: list[str] = described(
-        [], "of a table, where their names tell nothing: [picture,caption] or [question,positive,negative]"
-    )
+    columns: list[str] = described([], "of a table of other names: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
-    mode: Mode = described(
-        Mode.indexed, "indexed: every sample once an epoch, resumed exactly; stream: shards read from end to end"
-    )
+    mode: Mode = described(Mode.indexed, "indexed: each sample once an epoch, exact resume; stream: shards end to end")
     buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes", least=1)
-    id_key: str | None = described(
-        None, "stream: json field with a sample's number 0, 1, …, for objectives that keep state for every sample"
-    )
+    id_key: str | None = described(None, "stream: json field with a sample's number 0, 1, …, for stateful objectives")
     workers: Any = described(
-        AUTO,
-        "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; without a GPU 2",
-        least=0,
+        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; on CPUs 2", least=0
     )
     timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
-    bad_samples: BadSamples = described(
-        BadSamples.substitute, "a sample that cannot be used: another one in its place, named in ledger.jsonl; or stop"
-    )
+    bad_samples: BadSamples = described(BadSamples.substitute, "another in its place, named in ledger.jsonl; or stop")
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
-    captions: list[str] = described(
-        ["txt"], "where captions are: 'txt' (one a line) or fields of the json member; evaluation takes the first"
-    )
+    captions: list[str] = described(["txt"], "'txt' (one a line) or fields of the json member; the first in evaluation")
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
-    shuffle: Shuffle = described(
-        Shuffle.window, "window: chunks of 256 and a window of max(65536, 4G); full: every sample"
-    )
-    batches: Batches = described(
-        Batches.mixed, "mixed: a global batch has samples of all sources; by_source: of one, drawn anew for each step"
-    )
-    resize: ResizeMode | None = described(
-        None,
-        "how a picture is brought to size when it is not cropped at random; null: as the tower's own preprocessing",
-    )
+    shuffle: Shuffle = described(Shuffle.window, "window: chunks of 256, windows of max(65536, 4G); full: every sample")
+    batches: Batches = described(Batches.mixed, "mixed: batches of all sources; by_source: of one, drawn for each step")
+    resize: ResizeMode | None = described(None, "where not cropped at random; null: as the tower's own preprocessing")
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     question: QuestionConfig = field(default_factory=QuestionConfig)
@@ -243,8 +214,6 @@ class DataConfig:
         check_template(self.template, "data.template")
         if not self.captions:
             raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
-        weights = self.caption_weights
-        if weights is not None and (len(weights) != len(self.captions) or min(weights) < 0 or not sum(weights)):
-            raise ConfigError(
-                f"data.caption_weights={weights} must be one chance for each of data.captions={self.captions}."
-            )
+        weights, names = self.caption_weights, self.captions
+        if weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
+            raise ConfigError(f"data.caption_weights={weights} must be one chance for each of data.captions={names}.")

@@ -14,6 +14,8 @@ from typing import NoReturn
 from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.secrets import without_credentials
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters, and half surrogate pairs
+
 
 class ExitCode(IntEnum):
     """Exit codes of all commands."""
@@ -127,9 +129,7 @@ def printable(text: str) -> str:
 
     Names in untrusted data may hold control characters, which could change what the terminal shows.
     """
-    return re.sub(
-        "[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: repr(found[0])[1:-1], without_credentials(text)
-    )
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], without_credentials(text))
 
 
 def exit_with(code: int, everywhere: bool = False) -> NoReturn:

@@ -19,16 +19,9 @@ from torch import Tensor
 
 from dyad.data.batch import BadSample, Batch, lengths_by
 from dyad.data.config import DataConfig
+from dyad.data.image_text import transforms
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.image_text.transforms import (
-    CROP_DRAWS,
-    DRAWS,
-    ImageSpec,
-    add_noise,
-    evaluation_transform,
-    training_size,
-    uniforms,
-)
+from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
@@ -75,22 +68,22 @@ class PairMaker:
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
         config = self.config
-        draws = uniforms(self.seed, epoch, position, CAPTION_DRAWS + DRAWS)
+        draws = transforms.uniforms(self.seed, epoch, position, CAPTION_DRAWS + transforms.DRAWS)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = sample.captions(config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
         y_key = text_key(sample, text, config)
-        draws = draws[CAPTION_DRAWS:]
-        x = training_size(sample.decoded(config.image_key, config.max_image_pixels), self.spec, config.augment, draws)
+        draws, decoded = draws[CAPTION_DRAWS:], sample.decoded(config.image_key, config.max_image_pixels)
+        x = transforms.training_size(decoded, self.spec, config.augment, draws)
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
         """Return the batch of the given training pairs: augments the pictures (as data.augment says) and tokenises the
         captions. bad: the unusable samples that were met while the pairs were made; the returned batch lists them."""
-        draws = np.stack([p.draws for p in pairs])[:, CROP_DRAWS:]
+        draws = np.stack([p.draws for p in pairs])[:, transforms.CROP_DRAWS :]
         y = self.tokenize([p.text for p in pairs])
         return Batch(
-            x=add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
+            x=transforms.add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
             y=y,
             sample_ids=torch.tensor([p.sample_id for p in pairs]),
             x_keys=torch.tensor([p.x_key for p in pairs]),
@@ -178,8 +171,7 @@ class Pictures:
         return len(self.shards)
 
     def block(self, start: int, stop: int) -> Tensor:
-        decoded = (self.decoded(i) for i in range(start, min(stop, len(self))))
-        return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
+        return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
         """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
@@ -243,11 +235,8 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
             texts.append(text)
             owner.append(number)
             text_keys.append(text_key(sample, text, config))
-    return RetrievalSet(
-        Pictures(shards, image_spec(spec, config), config),
-        Captions(texts, tokenize),
-        *(np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys)),
-    )
+    columns = (np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys))
+    return RetrievalSet(Pictures(shards, image_spec(spec, config), config), Captions(texts, tokenize), *columns)
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import DataError
-from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform, to_rgb
+from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_batch, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,8 +35,7 @@ class GivenPictures:
 
     def block(self, start: int, stop: int) -> Tensor:
         """Return the pictures start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels."""
-        decoded = (pixels(picture, self.max_pixels) for picture in self.pictures[start:stop])
-        return torch.stack([evaluation_transform(picture, self.spec).contiguous() for picture in decoded])
+        return evaluation_batch((pixels(each, self.max_pixels) for each in self.pictures[start:stop]), self.spec)
 
 
 def pixels(picture: Picture, max_pixels: int) -> Tensor:

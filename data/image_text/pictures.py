@@ -99,9 +99,7 @@ def refuse_many_scans(data: bytes) -> None:
     for number, (marker, _) in enumerate(_segments(data)):
         scans += marker == START_OF_SCAN
         if scans > MAX_SCANS or number >= MAX_SEGMENTS:
-            raise DataError(
-                f"a JPEG of more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments takes too long to decode"
-            )
+            raise DataError(f"a JPEG of more than {MAX_SCANS} scans or {MAX_SEGMENTS} segments is slow to decode")
 
 
 def _is_one_scan(data: bytes) -> bool:

@@ -53,9 +53,7 @@ class ShardSample:
         example "jpg;png". Raises SampleError when there is none."""
         name = next((name for name in image_key.split(";") if name in self.members), None)
         if name is None:
-            raise SampleError(
-                f"{self.where} has no picture: data.image_key={image_key}, its members are {self._members}."
-            )
+            raise SampleError(f"{self.where} has no picture: data.image_key={image_key}, its {self._members}.")
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
@@ -95,7 +93,7 @@ class ShardSample:
         """Return the value of the field `name` in a sample's json member. Raises SampleError when there is no such
         field."""
         if name not in self.fields:
-            there = f"the json member has {', '.join(self.fields)}" if self.fields else f"members are {self._members}"
+            there = f"the json member has {', '.join(self.fields)}" if self.fields else self._members
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
@@ -114,7 +112,7 @@ class ShardSample:
 
     @property
     def _members(self) -> str:
-        return ", ".join(self.members)
+        return f"members are {', '.join(self.members)}"
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -134,7 +132,7 @@ class ShardSample:
         """Return a member (file) of a sample, decoded as UTF-8. member: its suffix. Raises SampleError when it is
         missing or not UTF-8."""
         if member not in self.members:
-            raise SampleError(f"{self.where} has no {member} member; its members are {self._members}.")
+            raise SampleError(f"{self.where} has no {member} member; its {self._members}.")
         try:
             return self.members[member].decode("utf-8")
         except UnicodeDecodeError as error:

@@ -9,7 +9,7 @@ Shape letters: b pictures of a batch; H, W height and width of a decoded picture
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -121,6 +121,11 @@ def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
     else:
         target = [max(side, side * length // shorter) for length in (height, width)]
     return F.center_crop(_resize(picture, target, spec), [size, size])
+
+
+def evaluation_batch(pictures: Iterable[Tensor], spec: ImageSpec) -> Tensor:
+    """Resize k pictures without augmentation, each uint8 (3, H, W): uint8 (k, 3, S, S)."""
+    return torch.stack([evaluation_transform(picture, spec).contiguous() for picture in pictures])
 
 
 def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:

@@ -22,28 +22,19 @@ class BySource(Order):
     when one has less than one global batch in an epoch.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        weights: Sequence[float],
-        names: Sequence[str],
-        *,
-        global_batch_size: int,
-        **how: Any,
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], **how: Any) -> None:
+        batch, seed = how["global_batch_size"], how.pop("seed")
         for name, size, weight in zip(names, sizes, weights, strict=True):
-            if (count := round(weight * size)) < global_batch_size:
-                least = f", or a weight of {-(-global_batch_size // size):,}" if size else ""
+            if (count := round(weight * size)) < batch:
+                least = f", or a weight of {-(-batch // size):,}" if size else ""
                 raise ConfigError(
                     f"data.batches=by_source: {name} gives {count:,} samples an epoch, and a batch of one source needs "
-                    f"global_batch_size={global_batch_size}. Set global_batch_size={max(count, 1)} or less{least}, or "
+                    f"global_batch_size={batch}. Set global_batch_size={max(count, 1)} or less{least}, or "
                     "data.batches=mixed"
                 )
-        super().__init__(sizes, weights, global_batch_size=global_batch_size, **how)
-        self._orders = [
-            Order([size], [weights[i]], global_batch_size=global_batch_size, **how | {"seed": f"{self.seed}/of {i}"})
-            for i, size in enumerate(sizes)
-        ]
+        super().__init__(sizes, weights, seed=seed, **how)
+        pairs = enumerate(zip(sizes, weights, strict=True))
+        self._orders = [Order([size], [w], seed=f"{seed}/of {i}", **how) for i, (size, w) in pairs]
         self._first_batches = [0, *accumulate(order.steps_per_epoch for order in self._orders)]
         self._first_ids = [0, *accumulate(sizes)]
         self.steps_per_epoch = self._first_batches[-1]

@@ -76,8 +76,6 @@ def build_loader(
         epoch, ids = local(step, rank, world_size)
         return dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
 
-    rows = local_rows(order.global_batch_size, rank, world_size)
-    steps = range(first_step, last_step)
-    return batches_of_parts(
-        make, steps, rows.stop - rows.start, workers, where=dataset.where, timeout=timeout, rank=rank
-    )
+    rows, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
+    count = rows.stop - rows.start
+    return batches_of_parts(make, steps, count, workers, where=dataset.where, timeout=timeout, rank=rank)

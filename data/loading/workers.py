@@ -182,10 +182,8 @@ class WorkerGroup:
         self.check_alive()
         stopped = [worker for worker, process in enumerate(self.processes) if _is_stopped(process)]
         how = "is stopped by a signal" if stopped else "hangs (is its storage gone?)"
-        _fail(
-            f"{self._describe([*stopped, expected][0])} {how}: nothing came for {seconds:g} s. Raise data.timeout if a "
-            "sample may take that long"
-        )
+        name = self._describe([*stopped, expected][0])
+        _fail(f"{name} {how}: nothing came for {seconds:g} s. Raise data.timeout if a sample may take that long")
 
     def _describe(self, worker: int) -> str:
         item = self.current_items[worker]

@@ -149,13 +149,12 @@ def _table(rows: Rows) -> Int64s:
         table[KEY, i], table[LENGTH, i] = passage.key, len(passage.title.encode()) + len(passage.text.encode())
         return str(passage.id)
 
-    ids = table[: CHECK + 1]
-    ids[:] = hash_ids(map(read_id, range(len(rows))))
+    table[: CHECK + 1] = hash_ids(map(read_id, range(len(rows))))
 
     def repeated(i: int, j: int) -> str:
         return f"{rows.where(j)}: id '{passage_of(rows.fields(i)).id}' again, first at {rows.where(i)}"
 
-    table[ORDER] = unique_order(ids, repeated)
+    table[ORDER] = unique_order(table[: CHECK + 1], repeated)
     return table
 
 

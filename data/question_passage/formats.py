@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 from dyad.data.base.errors import BadRow
@@ -67,12 +67,8 @@ class QuestionFormat:
 
     def lists(self, fields: Fields, *names: str) -> list[str]:
         """Return the fields of a row that hold the lists of passages `names` of this question format; none: all."""
-        find = _numbered if self.read_list is _either else lambda row, name: [name] * (name in row)
-        return [
-            field
-            for name in names or (self.positives, self.negatives, self.hard_negatives)
-            for field in find(fields, name)
-        ]
+        names = names or (self.positives, self.negatives, self.hard_negatives)
+        return [field for name in names if name for field in _numbered(fields, name)]
 
 
 def format_of(fields: Fields) -> QuestionFormat | None:
@@ -114,10 +110,8 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
 
 def unknown_format(fields: Fields) -> BadRow:
     """Return the error for a row of no known format. Its message lists the fields of the row and the known formats."""
-    by_name: dict[str, list[str]] = {}
-    for each in FORMATS:
-        by_name.setdefault(each.name, []).append(f"{each.question}, {each.positives}")
-    known = "; ".join(f"{name}: {' or '.join(pairs)}" for name, pairs in by_name.items())
+    by_name = groupby(FORMATS, lambda each: each.name)
+    known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
 
 
@@ -141,12 +135,8 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
         raise BadRow("no text", f"{where} has the fields {named(fields)}")
-    title = fields.get("title")
-    return Passage(
-        _text(fields[name], f"{name} of {where}"),
-        "" if title is None else _text(title, f"title of {where}"),
-        _id(fields, PASSAGE_IDS, where),
-    )
+    title = "" if fields.get("title") is None else _text(fields["title"], f"title of {where}")
+    return Passage(_text(fields[name], f"{name} of {where}"), title, _id(fields, PASSAGE_IDS, where))
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
@@ -277,9 +267,7 @@ def _score(entry: Any, where: str) -> float:
     """
     score = entry.get("score")
     if "has_answer" in entry:
-        raise BadRow(
-            "results of a retriever", f"{where} has has_answer; their scores do not say which passage is right"
-        )
+        raise BadRow("results of a retriever", f"{where} has has_answer; scores do not say which passage is right")
     # the comparison is also exact for whole numbers that are too large for a float, and False for NaN
     if isinstance(score, bool) or not isinstance(score, int | float) or not abs(score) <= sys.float_info.max:
         raise BadRow("no score", f"score of {where} is {score!r:.80}, no finite number")

@@ -43,9 +43,8 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
         path = Path(local_path(folder), f"qrels.{split}.tsv")
     if not path.is_file():
         splits = sorted(file.stem.removeprefix("qrels.") for file in path.parent.glob(path.name.replace(split, "*")))
-        raise ConfigError(
-            f"{setting}={split}: there is no {path}. Splits are {', '.join(splits) or 'none'}.{nearest(split, splits)}"
-        )
+        known = ", ".join(splits) or "none"
+        raise ConfigError(f"{setting}={split}: there is no {path}. Splits are {known}.{nearest(split, splits)}")
     return str(path)
 
 
@@ -66,9 +65,8 @@ def judgements(path: str) -> Iterator[Judgement]:
             except UnicodeDecodeError as error:
                 raise DataError(f"{path}: line {line} is not UTF-8: {error.reason} at byte {error.start}") from None
             except ValueError:
-                raise DataError(
-                    f"{path}: line {line} is {content!r:.80}, not question id, passage id and grade with tabs between"
-                ) from None
+                wanted = "question id, passage id and grade with tabs between"
+                raise DataError(f"{path}: line {line} is {content!r:.80}, not {wanted}") from None
             if re.fullmatch(r"-?[0-9]{1,9}", grade):
                 yield line, (question, passage), int(grade)
             elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # otherwise line 1 holds the names of the columns

@@ -24,6 +24,7 @@ from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
 
 FORMAT = "1"
+LINE = '{"query_id": text, "negatives": [passage ids]}'
 
 
 # ---- drawing -------------------------------------------------------------------------------------------------------
@@ -91,11 +92,9 @@ class MinedNegatives:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
         rows = open_rows(source.shards)
         self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
-        state = [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
+        others, state = corpus.rows.files, [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         self._count = len(questions)
-        self._mapped = cached_array(
-            rows.files, "mined", corpus.rows.files, state, lambda: _by_row(rows, questions, corpus)
-        )
+        self._mapped = cached_array(rows.files, "mined", others, state, lambda: _by_row(rows, questions, corpus))
 
     def passages(self, i: int) -> CorpusPassages:
         """Return the mined hard negatives of question row i, best ranked first. The result is empty when the file of
@@ -117,10 +116,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         fields = rows.fields(i)
         name, negatives = fields.get("query_id"), fields.get("negatives")
         if not _is_text(name) or not isinstance(negatives, list) or not all(map(_is_text, negatives)):
-            raise DataError(
-                f'{rows.where(i)} is not {{"query_id": text, "negatives": [passage ids]}}: its fields are '
-                f"{named(fields)}"
-            )
+            raise DataError(f"{rows.where(i)} is not {LINE}: its fields are {named(fields)}")
         positions = corpus.positions(negatives)
         if (positions < 0).any():
             missing = negatives[int(np.argmin(positions))]

@@ -18,39 +18,15 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig
-from dyad.data.question_passage.corpus import (
-    CHECK,
-    Corpus,
-    CorpusPassages,
-    PassageList,
-    corpus_files,
-    corpus_of,
-    open_corpus,
-)
+from dyad.data.question_passage import judgements
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
-from dyad.data.question_passage.judgements import (
-    SIDES,
-    JudgedPairs,
-    find_judged,
-    group_judged,
-    judgements,
-    qrels_file,
-    queries_of,
-)
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
 from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import (
-    Tables,
-    WrittenSource,
-    local_path,
-    parse_sources,
-    refuse_twice,
-    split_sources,
-    written_sources,
-)
+from dyad.data.shards.sources import Tables, WrittenSource, local_path, parse_sources, refuse_twice, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.pictures import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
@@ -81,9 +57,8 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
-    named: list[str] = []
-    for path, _ in split_sources(value, key):
-        tables = checked_tables(table_options(config), _row_check(config))
+    named, tables = list[str](), checked_tables(table_options(config), _row_check(config))
+    for path in (source.path for source in written_sources(value, key)):
         named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key, tables)
     refuse_twice(named, key)
     return named
@@ -99,13 +74,13 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
     prepared, written = prepared_tables(table_options(config), _row_check(config)), written_sources(value, key)
-    sources = [
-        BeirQuestions(local_path(path), config.question.split, shared, key)
-        if is_beir(path)
-        else RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
-        for path in (source.path for source in written)
-    ]
-    return QuestionRows(sources, written, shared)
+
+    def opened(path: str) -> QuestionSource:
+        if is_beir(path):
+            return BeirQuestions(local_path(path), config.question.split, shared, key)
+        return RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
+
+    return QuestionRows([opened(source.path) for source in written], written, shared)
 
 
 def _files(path: str, key: str, tables: Tables) -> list[str]:
@@ -131,11 +106,8 @@ class QuestionRows:
     the only corpus among the sources, otherwise None.
     """
 
-    def __init__(
-        self, sources: Sequence["QuestionSource"], written: Sequence[WrittenSource], shared: Corpus | None = None
-    ) -> None:
-        self.sources, self.weights = list(sources), [source.weight for source in written]
-        self._written = list(written)
+    def __init__(self, sources: list["QuestionSource"], written: list[WrittenSource], shared: Corpus | None) -> None:
+        self.sources, self._written, self.weights = sources, written, [source.weight for source in written]
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
         pairs = list(zip(sources, written, strict=True))
@@ -172,7 +144,7 @@ class QuestionRows:
     def id_hashes(self) -> Int64s:
         """The 128-bit hashes of the ids of all questions, each in two integers, as `hash_ids` makes them: int64 (2,
         number of rows)."""
-        return np.concatenate([source.columns[: CHECK + 1] for source in self.sources], axis=1)
+        return np.concatenate([source.columns[:LENGTH] for source in self.sources], axis=1)
 
     def _locate(self, i: int) -> tuple["QuestionSource", int, WrittenSource]:
         if not 0 <= i < len(self):
@@ -222,19 +194,16 @@ class RowQuestions:
             return row_of(self._record(i), self.corpus, self.rows.where(i), "data.passage.corpus")
         except KeyError as error:
             assert self.corpus is not None
-            (missing,) = error.args
-            where = self.rows.where(i)
-            raise DataError(f"{where}: id '{missing}' is not in the corpus {_names(self.corpus)}") from None
+            unknown = f"id '{error.args[0]}' is not in the corpus {_names(self.corpus)}"
+            raise DataError(f"{self.rows.where(i)}: {unknown}") from None
 
     def _record(self, i: int) -> Record:
         try:
             record = record_of(self.rows.fields(i), self.config)
         except BadRow as error:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
-            raise DataError(
-                f"{self.rows.where(i)}: {error}. "
-                f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
-            ) from None
+            hint = f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
+            raise DataError(f"{self.rows.where(i)}: {error}. {hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))
 
@@ -248,7 +217,7 @@ class RowQuestions:
             columns[LENGTH, i] = len(question.text.encode())
             return question.id
 
-        columns[: CHECK + 1] = hash_ids(map(read_id, range(len(self))))
+        columns[:LENGTH] = hash_ids(map(read_id, range(len(self))))
         return columns
 
 
@@ -292,7 +261,7 @@ class BeirQuestions:
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
         qrels = _qrels_of(folder, split, key)
-        self.queries = open_corpus(queries_of(qrels), key)
+        self.queries = open_corpus(judgements.queries_of(qrels), key)
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = _digest(state)
@@ -329,12 +298,12 @@ class BeirQuestions:
 
         Reads every judged question once, so that a bad one is reported before training starts.
         """
-        relevant = (judgement for judgement in judgements(qrels) if judgement[2] > 0)
-        found: JudgedPairs = (array("q"), array("q"))
-        for (line, ids, _), unknown in find_judged(relevant, (self.queries, self.corpus), found):
-            side = (self.queries, self.corpus)[unknown]
-            raise DataError(f"{qrels}: line {line}: {SIDES[unknown]} id '{ids[unknown]}' is not in {_names(side)}")
-        rows, starts, passages = group_judged(found)
+        relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
+        sides, found = (self.queries, self.corpus), (array("q"), array("q"))
+        for (line, ids, _), unknown in judgements.find_judged(relevant, sides, found):
+            where = f"{judgements.SIDES[unknown]} id '{ids[unknown]}' is not in {_names(sides[unknown])}"
+            raise DataError(f"{qrels}: line {line}: {where}")
+        rows, starts, passages = judgements.group_judged(found)
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
         return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
@@ -344,4 +313,4 @@ QuestionSource = RowQuestions | BeirQuestions
 
 
 def _qrels_of(folder: str, split: str, key: str) -> str:
-    return qrels_file(folder, split, f"{key}={folder}: data.question.split")
+    return judgements.qrels_file(folder, split, f"{key}={folder}: data.question.split")

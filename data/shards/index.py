@@ -30,12 +30,8 @@ FORMAT = 1
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
-SCANS: dict[str, Callable[[BinaryIO], Scan | RowScan]] = {
-    ".jsonl": scan_lines,
-    ".json": scan_array,
-    ".tsv": scan_table,
-    ".tar": scan_tar,
-}
+Scanner = Callable[[BinaryIO], Scan | RowScan]
+SCANS: dict[str, Scanner] = {".jsonl": scan_lines, ".json": scan_array, ".tsv": scan_table, ".tar": scan_tar}
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])

@@ -102,7 +102,10 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
             stored, others = _read(folder / f"{name}.json")
             seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
-            _write(folder / f"{name}.json", json.dumps({**facts, "seals": seals}, indent=1).encode())
+            # several processes may write it
+            with whole_file(folder / f"{name}.json", folder / f".{secrets.token_hex(8)}") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(json.dumps({**facts, "seals": seals}, indent=1).encode())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
             continue
@@ -154,12 +157,6 @@ def _make_key() -> None:
                 made.flush()
                 os.fsync(made.fileno())
                 os.link(made.name, file)
-
-
-def _write(path: Path, content: bytes | memoryview) -> None:
-    with whole_file(path, path.with_name(f".{secrets.token_hex(8)}")) as file:  # several processes may write it
-        os.fchmod(file.fileno(), 0o644)
-        file.write(content)
 
 
 class MemmapArray:

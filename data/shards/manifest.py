@@ -53,11 +53,12 @@ def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
 def summary(manifest: Manifest) -> Summary:
     """Summarise a manifest (configuration key -> training files): the files of each key in at most BLOCKS blocks, in
     the JSON form that a checkpoint stores."""
-    size = {key: max(1, -(-len(files) // BLOCKS)) for key, files in manifest.items()}
-    return {
-        key: [_block(files[start : start + size[key]]) for start in range(0, len(files), size[key])]
-        for key, files in manifest.items()
-    }
+
+    def blocks(files: Sequence[FileEntry]) -> list[dict[str, Any]]:
+        size = max(1, -(-len(files) // BLOCKS))
+        return [_block(files[start : start + size]) for start in range(0, len(files), size)]
+
+    return {key: blocks(files) for key, files in manifest.items()}
 
 
 def changes(before: Summary, now: Manifest) -> Changes:

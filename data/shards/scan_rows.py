@@ -91,10 +91,6 @@ def _type_error(value: Any) -> str:
 # ---- JSON arrays ---------------------------------------------------------------------------------------------------
 
 
-class _BrokenArray(Exception):
-    """Raised when the rest of a JSON array cannot be read. Its message says why."""
-
-
 class _ArrayText:
     """The decoded part of a JSON stream, and a read position in it.
 
@@ -109,14 +105,14 @@ class _ArrayText:
     def more(self) -> bool:
         """Read and decode the next part of a JSON stream, so that the decoded text after the read position at least
         doubles. Return False at the end of the stream. The doubling limits how often a long row is parsed again. Raises
-        _BrokenArray for bytes that are not UTF-8."""
+        ValueError for bytes that are not UTF-8."""
         piece = self.stream.read(max(PIECE, len(self.text) - self.at))
         self.text, self.at = self.text[self.at :], 0
         try:
             self.text += self.decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             before = self.text.count("\n") + error.object[: error.start].count(b"\n")
-            raise _BrokenArray(f"line {self.line + before} is not UTF-8: {error.reason}") from None
+            raise ValueError(f"line {self.line + before} is not UTF-8: {error.reason}") from None
         return bool(piece)
 
     def next(self) -> str:
@@ -138,26 +134,23 @@ class _ArrayText:
 
     def value(self) -> tuple[Any, int]:
         """Parse the JSON value at the read position of a JSON stream, without moving past it. Return the value and its
-        length in characters. Raises _BrokenArray when it is not valid JSON, too long or nested too deep."""
+        length in characters. Raises ValueError when it is not valid JSON, too long or nested too deep."""
         while True:
             try:
                 value, end, invalid = *DECODER.raw_decode(self.text, self.at), None
             except RecursionError:
-                raise _BrokenArray("is not JSON: nested too deep") from None
+                raise ValueError("is not JSON: nested too deep") from None
             except ValueError as error:
                 # not the error itself: it references all of the text, and this frame would reference the error
                 value, end, invalid = None, len(self.text), getattr(error, "msg", str(error))
             if invalid is not None and len(self.text) - self.at > MAX_ROW:
-                raise _BrokenArray(f"is not JSON, or longer than {MAX_ROW} bytes: {invalid}")
-            try:
-                check_value_count(self.text[self.at : end])
-                check_depth(value)
-            except ValueError as error:
-                raise _BrokenArray(str(error)) from None
+                raise ValueError(f"is not JSON, or longer than {MAX_ROW} bytes: {invalid}")
+            check_value_count(self.text[self.at : end])
+            check_depth(value)
             if invalid is None:
                 return value, end - self.at
             if not self.more():
-                raise _BrokenArray(f"is not JSON: {invalid}")
+                raise ValueError(f"is not JSON: {invalid}")
 
 
 def scan_array(stream: BinaryIO) -> RowScan:
@@ -173,7 +166,7 @@ def scan_array(stream: BinaryIO) -> RowScan:
     text = _ArrayText(stream)
     try:
         _add_elements(text, scan)
-    except _BrokenArray as broken:
+    except ValueError as broken:
         where = f"row {len(scan.key) + 1} (line {text.line})" if text.offset else "the file"
         message = str(broken) if str(broken).startswith("line") else f"{where} {broken}"
         scan.problems.add(Problem(text.offset, message, last=True))
@@ -181,28 +174,28 @@ def scan_array(stream: BinaryIO) -> RowScan:
 
 
 def _add_elements(text: _ArrayText, scan: RowScan) -> None:
-    """Read each object of the JSON array in `text` and add it to the result `scan`. Raises _BrokenArray at the first
+    """Read each object of the JSON array in `text` and add it to the result `scan`. Raises ValueError at the first
     error, such as invalid JSON or an element that is no object; the objects before the error stay in `scan`."""
     if text.next() != "[":
-        raise _BrokenArray("is no array of rows [{…}, …] and no JSON-lines")
+        raise ValueError("is no array of rows [{…}, …] and no JSON-lines")
     text.take(1)
     while text.next() != "]":
         if scan.key:
             if text.next() != ",":
-                raise _BrokenArray("is not JSON: a ',' or ']' is missing before it")
+                raise ValueError("is not JSON: a ',' or ']' is missing before it")
             text.take(1)
             text.next()
         value, length = text.value()
         if error := _type_error(value):
-            raise _BrokenArray(error)
+            raise ValueError(error)
         offset = text.offset
         content = text.take(length)
         if len(content) > MAX_ROW:
-            raise _BrokenArray(f"is longer than {MAX_ROW} bytes")
+            raise ValueError(f"is longer than {MAX_ROW} bytes")
         scan.add(len(scan.key) + 1, offset, content)
     text.take(1)
     if text.next():
-        raise _BrokenArray("is not expected: the array is closed before it")
+        raise ValueError("is not expected: the array is closed before it")
 
 
 # ---- tables --------------------------------------------------------------------------------------------------------

@@ -32,11 +32,11 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "
     broken = [index for index in indexes if index.problems]
     if broken:
         first = f"{broken[0].path}: {broken[0].problems[0]}"
-        parents = shlex.join(dict.fromkeys(_index_argument(index.path) for index in broken))
-        raise DataError(
-            f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n"
-            f"All of them are listed by: python -m data index {parents}"
-        )
+        # the command finds shards in folders, other files by their names
+        files = [index.path for index in broken]
+        inputs = dict.fromkeys(os.path.dirname(f) or "." if f.endswith(SUFFIXES) else f for f in files)
+        hint = f"All of them are listed by: python -m data index {shlex.join(inputs)}"
+        raise DataError(f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n{hint}")
     return Shards(sources, indexes)
 
 
@@ -118,12 +118,6 @@ class Shards:
         must not use its parent's files and connections. The files in the old cache are closed by their destructors."""
         self._process = os.getpid()
         self._open = lru_cache(maxsize=OPEN_SHARDS)(lambda shard: _open_shard(self.indexes[shard]))
-
-
-def _index_argument(path: str) -> str:
-    """Return the argument to give to `python -m data index` for a shard: for a .tar or .jsonl file its folder, because
-    the command finds these files in folders; for any other file the file itself."""
-    return os.path.dirname(path) or "." if path.endswith(SUFFIXES) else path
 
 
 def _open_shard(index: ShardIndex) -> tuple[OffsetTable, ReadRange]:

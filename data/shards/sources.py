@@ -114,11 +114,9 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
     messages. Raises ConfigError for a weight that is not a positive number."""
     path, at, number = part.rpartition("@")
     try:
-        weight = float(number)
+        weight = float(number if at else "")
     except ValueError:
-        return part, 1.0  # an @ inside a name
-    if not at:
-        return part, 1.0
+        return part, 1.0  # no @, or one inside a name
     if not path or not math.isfinite(weight) or weight <= 0:
         raise ConfigError(f"{key}: the weight in '{part}' must be a positive number, like '@2' or '@0.5'.")
     return path, weight
@@ -142,10 +140,7 @@ def _shards(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> I
     except ValueError:
         raise ConfigError(f"{key}={path}: a brace is not closed; write lists like 'd/{{000..099}}.tar'.") from None
     for one in expanded:
-        if scheme_of(one):
-            yield from _remote(one, key, suffixes, tables)
-        else:
-            yield from _local(one, key, suffixes, tables)
+        yield from (_remote if scheme_of(one) else _local)(one, key, suffixes, tables)
 
 
 def _local(path: str, key: str, suffixes: tuple[str, ...], tables: Tables) -> Sequence[str]:

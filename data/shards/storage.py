@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
+from weakref import finalize
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
 
@@ -147,7 +148,14 @@ def open_ranges(path: str) -> ReadRange:
     """Return a function (start, end) -> bytes that reads the bytes from start to end - 1 of the shard. It returns fewer
     bytes where the file ends, and raises OSError when a read fails and three retries fail too."""
     if not scheme_of(path):
-        return _LocalRanges(path)
+        # a memory-mapped file would be faster, but SIGBUS kills the process when it is truncated or its disk fails
+        descriptor = os.open(path, os.O_RDONLY)
+
+        def read(start: int, end: int) -> bytes:
+            return with_retries(lambda: os.pread(descriptor, end - start, start))
+
+        finalize(read, os.close, descriptor)
+        return read
     fs, inner = filesystem(path)
 
     def fetch(start: int, end: int) -> bytes:
@@ -155,22 +163,6 @@ def open_ranges(path: str) -> ReadRange:
             return cast(bytes, fs.cat_file(inner, start=start, end=end))
 
     return lambda start, end: with_retries(lambda: fetch(start, end))
-
-
-class _LocalRanges:
-    """A function (start, end) -> bytes that reads a local file by pread. A memory-mapped file would be faster, but
-    SIGBUS kills the process when such a file is truncated or its disk fails."""
-
-    def __init__(self, path: str) -> None:
-        self.descriptor = -1  # __del__ runs also when os.open fails
-        self.descriptor = os.open(path, os.O_RDONLY)
-
-    def __call__(self, start: int, end: int) -> bytes:
-        return with_retries(lambda: os.pread(self.descriptor, end - start, start))
-
-    def __del__(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
 
 
 def with_retries(read: Callable[[], T]) -> T:

@@ -10,9 +10,8 @@ from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.storage import filesystem, list_remote, scheme_of, shard_name
 from dyad.data.tables.pictures import content, picture_column
-from dyad.data.tables.readers import OPENERS, Table, TableRows, is_coco, open_table
+from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
-COLUMNAR = (".parquet", ".arrow", ".feather")
 ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # of a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # in a folder of BEIR or MS MARCO
@@ -29,18 +28,16 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     if os.path.isdir(path):
         found = _files_of(path)
         return [_picture_folder(path)] if found == [path] else [open_table(file) for file in found]
-    suffix = os.path.splitext(shard_name(path))[1]
+    suffix, scheme = os.path.splitext(shard_name(path))[1], scheme_of(path)
     if suffix in ALWAYS or (columns and suffix in OPENERS):
-        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme_of(path) else [path])]
-    if scheme_of(path):
-        return [open_table(file) for file in _hub_files(path)] if scheme_of(path) == "hf" and not suffix else []
-    if suffix == ".json":
-        return [open_table(path)] if is_coco(path) else []
-    if suffix in OPENERS:
-        table = open_table(path)
-        triples = suffix == ".tsv" and "query_text" in table.columns
-        return [table] if triples or picture_column(table) else []
-    return []
+        return [open_table(file) for file in (list_remote(path) if "*" in path and scheme else [path])]
+    if scheme:
+        return [open_table(file) for file in _hub_files(path)] if scheme == "hf" and not suffix else []
+    if suffix not in OPENERS or (suffix == ".json" and not is_coco(path)):
+        return []
+    table = open_table(path)
+    triples = suffix == ".tsv" and "query_text" in table.columns
+    return [table] if triples or picture_column(table) else []
 
 
 def _files_of(folder: str) -> list[str]:
@@ -91,9 +88,9 @@ def _picture_folder(folder: str) -> Table:
     """Return a folder of pictures as a table: the columns image, caption (the lines of the .txt file of the same name)
     and class, the name of the folder that the picture is in."""
     root = Path(folder)
-    rows, files = partial(_rows, root), partial(_files, root)
-    classes = [] if any(path.parent == root for path in files() if _is_picture(path.name)) else ["class"]
-    return Table(folder, ["image", "caption", *classes], rows, folder, lambda: map(str, files()))
+    flat = any(path.parent == root for path in _files(root) if _is_picture(path.name))
+    columns = ["image", "caption", *([] if flat else ["class"])]
+    return Table(folder, columns, partial(_rows, root), folder, lambda: map(str, _files(root)))
 
 
 def _files(folder: Path) -> list[Path]:
@@ -104,24 +101,20 @@ def _files(folder: Path) -> list[Path]:
 
 def _rows(folder: Path) -> TableRows:
     """Yield a row (name, fields) for each picture in the folder, with the captions from the .txt file of the same stem.
-    A BadRow (an error object) replaces the fields of a row that cannot be used. Then yield a BadRow for each .txt file
-    without a picture."""
+    A BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without
+    a picture."""
     files = _files(folder)
-    pictures = [file for file in files if _is_picture(file.name)]
-    for picture in pictures:
-        name = str(picture.relative_to(folder))
-        try:
-            refuse_link(picture, folder)
-            fields = {"image": name, "caption": _text_beside(picture, folder), "class": picture.parent.name}
-            if picture.parent == folder:
-                del fields["class"]
-        except BadRow as bad:
-            fields = bad
-        yield name, fields
-    stems = {picture.with_suffix("") for picture in pictures}
+    stems = {file.with_suffix("") for file in files if _is_picture(file.name)}
     for file in files:
-        if file.suffix.lower() == ".txt" and file.with_suffix("") not in stems:
-            yield str(file.relative_to(folder)), BadRow("no picture beside the text")
+        name = str(file.relative_to(folder))
+        if _is_picture(file.name):
+            try:
+                refuse_link(file, folder)
+                yield name, {"image": name, "caption": _text_beside(file, folder), "class": file.parent.name}
+            except BadRow as bad:
+                yield name, bad
+        elif file.with_suffix("") not in stems:
+            yield name, BadRow("no picture beside the text")
 
 
 def refuse_link(file: Path, folder: Path) -> None:

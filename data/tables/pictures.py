@@ -12,7 +12,7 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.config import DataConfig
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
-from dyad.data.tables.readers import Fields, Table
+from dyad.data.tables.readers import Fields, Row, Table
 
 PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of pictures
 IMAGE_FIELDS = ("image", *PATHS, *PICTURES, "img", "picture", "filename", "path")
@@ -51,9 +51,12 @@ def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:
     """Return the name of the column that has the pictures of a table, as bytes, as {bytes, path} or as a path; None for
     a table without pictures. columns: those that the user named; the first of them may have the pictures."""
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
-    values = {name: [row.get(name) for row in table.head()] for name in named}
-    found = (n for n in named if n in PATHS or not values[n] or any(_is_picture(v, table.folder) for v in values[n]))
-    return next(found, None)
+
+    def has_pictures(name: str) -> bool:
+        values = [row.get(name) for row in table.head()]
+        return not values or any(_is_picture(value, table.folder) for value in values)
+
+    return next((name for name in named if name in PATHS or has_pictures(name)), None)
 
 
 def _is_picture(value: Any, folder: str | None) -> bool:
@@ -74,7 +77,7 @@ class PictureTable:
     caption: str
     options: TableOptions
 
-    def members(self, fields: Fields | BadRow) -> dict[str, bytes]:
+    def members(self, fields: Row) -> dict[str, bytes]:
         """Return the members of the sample that is made of one row, as {suffix: bytes}: the picture; txt with the
         captions, one a line; json with the other columns, if there are any.
 

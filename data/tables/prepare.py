@@ -23,7 +23,7 @@ from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
 from dyad.data.tables.folders import tables_of
 from dyad.data.tables.pictures import PictureTable, TableOptions, json_bytes, picture_table
-from dyad.data.tables.readers import Fields, Table
+from dyad.data.tables.readers import Fields, Row, Table
 
 FORMAT = 1
 LARGEST = 4 << 30  # bytes of a table, or of its shard, that are converted at a start
@@ -80,8 +80,18 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     for file, stored in read_cached(table.path, name):
         if stored | facts == stored:
             return str(file)
+
+    def write(file: BinaryIO) -> None:
+        if pictures is None:
+            file.writelines(_converted(table, partial(_line, options, check_row), options, file))
+            return
+        from webdataset.writer import TarWriter
+
+        with TarWriter(file, mtime=0, encoder=False) as writer:
+            for number, sample in enumerate(_converted(table, pictures.members, options, file)):
+                writer.write({"__key__": f"{number:09d}", **sample})
+
     began = time.monotonic()
-    write = partial(_write, table, pictures, options, check_row)
     file = str(cache_file(table.path, name, ".jsonl" if pictures is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
@@ -97,15 +107,13 @@ def _state(table: Table, pictures: PictureTable | None) -> str:
         digest.update(json.dumps([name, *stat(file)]).encode())
     if pictures and not os.path.isdir(table.path) and any(map(pictures.path, table.head())):
         for fields in (fields for _, fields in table.rows() if isinstance(fields, dict)):
-            with suppress(OSError, ValueError, BadRow):  # its row says so when it is converted
+            with suppress(OSError, ValueError):  # its row says so when it is converted
                 found = os.stat(pictures.path(fields) or "")
                 digest.update(json.dumps([str(fields[pictures.image]), found.st_size, found.st_mtime_ns]).encode())
     return digest.hexdigest()
 
 
-def _converted(
-    table: Table, convert: Callable[[Fields | BadRow], T], options: TableOptions, file: BinaryIO
-) -> Iterator[T]:
+def _converted(table: Table, convert: Callable[[Row], T], options: TableOptions, file: BinaryIO) -> Iterator[T]:
     """Yield what each row of a table is converted to, for a writer of `file`. Raises DataError for a bad row and for a
     table without rows, ConfigError when the file grows larger than LARGEST."""
     last_line, number = time.monotonic(), 0
@@ -113,9 +121,8 @@ def _converted(
         try:
             yield convert(fields)
         except BadRow as bad:
-            command = f"{_pack_command(table, options)} on_error=skip"
-            message = f"{f'{table.path}: {where}: {bad}':.1000}"
-            raise DataError(f"{message}. Such rows are left out by: {command}") from None
+            message = f"{f'{table.path}: {where}: {bad}':.1000}. Such rows are left out by"
+            raise DataError(f"{message}: {_pack_command(table, options)} on_error=skip") from None
         _refuse_large(file.tell(), table, options)
         if time.monotonic() - last_line >= EVERY:
             last_line = time.monotonic()
@@ -124,26 +131,7 @@ def _converted(
         raise DataError(f"{table.path} has no rows.")
 
 
-def _write(
-    table: Table,
-    pictures: PictureTable | None,
-    options: TableOptions,
-    check_row: CheckRow,
-    file: BinaryIO,
-) -> None:
-    """Write all rows of a table to `file`: pictures as a tar shard, texts as JSON-lines. Raises the errors of
-    `_converted`."""
-    if pictures is None:
-        file.writelines(_converted(table, partial(_line, options, check_row), options, file))
-        return
-    from webdataset.writer import TarWriter
-
-    with TarWriter(file, mtime=0, encoder=False) as writer:
-        for number, sample in enumerate(_converted(table, pictures.members, options, file)):
-            writer.write({"__key__": f"{number:09d}", **sample})
-
-
-def _line(options: TableOptions, check_row: CheckRow, fields: Fields | BadRow) -> bytes:
+def _line(options: TableOptions, check_row: CheckRow, fields: Row) -> bytes:
     """Return a row of texts as a line of JSON. Raises BadRow for a row that cannot be used."""
     if isinstance(fields, BadRow):
         raise fields

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
 from typing import Any
@@ -17,12 +18,14 @@ from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_stream, shard_name
 
+COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
 BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
 
 Fields = dict[str, Any]
-TableRows = Iterator[tuple[str, Fields | BadRow]]  # where the row stands, for messages; its fields
+Row = Fields | BadRow  # its fields, or why they cannot be used
+TableRows = Iterator[tuple[str, Row]]  # where the row stands, for messages, and the row
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Table:
 
     def head(self) -> list[Fields]:
         """Return the first sound rows of this table."""
-        return [fields for _, fields in islice(self.rows(), HEAD) if isinstance(fields, dict)]
+        return _head(self.rows)
 
 
 def open_table(path: str) -> Table:
@@ -65,21 +68,19 @@ def _buffered(path: str) -> BufferedReader:
 
 def _csv(path: str) -> Opened:
     """Open a CSV. Its separator is that of SEPARATORS which gives its first line the most columns."""
-    found = []
-    for separator in SEPARATORS:
-        _, columns = next(_csv_cells(path, separator), (0, []))
-        if isinstance(columns, BadRow):
-            raise DataError(f"{path}: its first line cannot be read: {columns}")
-        found.append((len(columns), separator, columns))
-    _, separator, columns = max(found, key=lambda one: one[0])  # of equal ones the first
+    first = {separator: next(_csv_cells(path, separator), (0, []))[1] for separator in SEPARATORS}
+    # a quoted name with another separator than ours is no row of a CSV; of equal numbers of columns the first counts
+    found = {separator: columns for separator, columns in first.items() if isinstance(columns, list)}
+    if not found:
+        raise DataError(f"{path}: its first line cannot be read: {first[SEPARATORS[0]]}")
+    separator, columns = max(found.items(), key=lambda item: len(item[1]))
     return columns, lambda: _csv_rows(path, separator, columns)
 
 
 def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
     for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
         if isinstance(row, list):  # missing cells: whoever needs one of them reports it
-            long = len(row) > len(columns)
-            row = BadRow("too many columns") if long else dict(zip(columns, row, strict=False))
+            row = BadRow("too many columns") if len(row) > len(columns) else dict(zip(columns, row, strict=False))
         yield f"row {number} (line {line})", row
 
 
@@ -128,36 +129,37 @@ def _tsv(path: str) -> Opened:
     if named:
         return _csv(path)
     if names != ID_TRIPLES:
-        return names, lambda: _lines(path, names)
+        return names, lambda: _lines(path, lambda line: dict(zip(names, _cells(line), strict=False)))
     beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
-    queries = next((file for file in beside if os.path.isfile(file)), None)
+    queries = next(filter(os.path.isfile, beside), None)
     if queries is None:
         raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
     columns = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")
-    return columns, lambda: _triples(path, queries)
+    return columns, lambda: _triples(path, queries, columns)
 
 
-def _lines(path: str, names: Sequence[str]) -> TableRows:
+def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:
     with _buffered(path) as file:
         for number, line in enumerate(file, start=1):
-            yield (
-                f"line {number}",
-                dict(zip(names, line.decode(errors="replace").rstrip("\r\n").split("\t"), strict=False)),
-            )
+            yield f"line {number}", convert(line)
 
 
-def _triples(path: str, queries: str) -> TableRows:
+def _cells(line: bytes) -> list[str]:
+    return line.decode(errors="replace").rstrip("\r\n").split("\t")
+
+
+def _triples(path: str, queries: str, columns: Sequence[str]) -> TableRows:
     with _buffered(queries) as file:
         texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
-    with _buffered(path) as file:
-        for number, line in enumerate(file, start=1):
-            match line.rstrip(b"\r\n").decode(errors="replace").split("\t"):
-                case [question, right, wrong] if question in texts:
-                    passages = {"positive_document_ids": [right], "negative_document_ids": [wrong]}
-                    row: Fields | BadRow = {"query_id": question, "query_text": texts[question], **passages}
-                case found:
-                    row = BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
-            yield f"line {number}", row
+
+    def row(line: bytes) -> Row:
+        match _cells(line):
+            case [question, right, wrong] if question in texts:
+                return dict(zip(columns, (question, texts[question], [right], [wrong]), strict=True))
+            case found:
+                return BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
+
+    return _lines(path, row)
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
@@ -223,18 +225,25 @@ def _class_labels(schema: Any) -> dict[str, list[str]]:
 
 
 def _jsonl(path: str) -> Opened:
-    def rows() -> TableRows:
-        with _buffered(path) as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    fields = parse_json(line)
-                    row = fields if isinstance(fields, dict) else BadRow("no JSON object")
-                except ValueError as error:
-                    row = BadRow("no JSON", str(error))
-                yield f"line {number}", row
+    rows = partial(_lines, path, _object)
+    return _named(rows), rows
 
-    found = (fields for _, fields in islice(rows(), HEAD) if isinstance(fields, dict))
-    return list(dict.fromkeys(name for fields in found for name in fields)), rows
+
+def _object(line: bytes) -> Row:
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        return BadRow("no JSON", str(error))
+    return fields if isinstance(fields, dict) else BadRow("no JSON object")
+
+
+def _named(rows: Callable[[], TableRows]) -> list[str]:
+    """Return the names of the fields of the first rows."""
+    return list(dict.fromkeys(name for fields in _head(rows) for name in fields))
+
+
+def _head(rows: Callable[[], TableRows]) -> list[Fields]:
+    return [fields for _, fields in islice(rows(), HEAD) if isinstance(fields, dict)]
 
 
 def _json(path: str) -> Opened:
@@ -251,8 +260,7 @@ def _json(path: str) -> Opened:
         for number, fields in enumerate(found, start=1):
             yield f"row {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")
 
-    columns = ("file_name", "captions") if is_coco(path) else list(dict.fromkeys(n for _, row in rows() for n in row))  # type: ignore[union-attr]
-    return columns, rows
+    return ("file_name", "captions") if is_coco(path) else _named(rows), rows
 
 
 def is_coco(path: str) -> bool:
@@ -280,12 +288,4 @@ def _folders_in(folder: str) -> list[str]:
     return sorted(entry.path for entry in os.scandir(folder or ".") if entry.is_dir())
 
 
-OPENERS: dict[str, Callable[[str], Opened]] = {
-    ".csv": _csv,
-    ".tsv": _tsv,
-    ".parquet": _columnar,
-    ".arrow": _columnar,
-    ".feather": _columnar,
-    ".jsonl": _jsonl,
-    ".json": _json,
-}
+OPENERS = {".csv": _csv, ".tsv": _tsv, **dict.fromkeys(COLUMNAR, _columnar), ".jsonl": _jsonl, ".json": _json}

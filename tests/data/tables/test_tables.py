@@ -272,6 +272,12 @@ def test_coco_captions_of_one_picture_stay_together(tmp_path: Path) -> None:
     assert pairs(tmp_path / "captions.json") == [(picture(1), "a b|c")]
 
 
+def test_quoted_column_names(tmp_path: Path) -> None:
+    source = tmp_path / "quoted.csv"
+    source.write_text('"anchor","positive"\n"a, b","c d"\n')
+    assert texts(source) == [("a, b", ("c d",), ())]
+
+
 def test_json_lines_of_texts_are_read_in_place(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "st.jsonl", TEXTS)
     rows = open_questions(str(source), DataConfig())
