@@ -18,10 +18,8 @@ from dyad.data.base.findings import Finding, fail, ok, warn
 SECONDS = 20.0
 AGREED = "all agree at"  # and the GB/s
 BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor that is added up
-USUAL = {
-    "gloo": "usual: about 1 GB/s",
-    "nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP",
-}
+USUAL = {"gloo": "about 1 GB/s"}
+USUAL |= {"nccl": "hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP"}
 SLOW = 5.0  # GB/s of GPUs: less is TCP
 
 
@@ -101,7 +99,9 @@ def _judged(problem: str, speed: float) -> Finding:
 
 def _speed(backend: str, speed: float) -> str:
     """Return the measured bandwidth (0 for one process) and what is usual, for a finding."""
-    return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
+    return (
+        f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s (usual: {USUAL[backend]})" if speed else "one process"
+    )
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
@@ -142,9 +142,7 @@ def agree(backend: str, rank: int, count: int, address: str, local_rank: int) ->
 
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
     try:
-        dist.init_process_group(
-            backend, init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS)
-        )
+        dist.init_process_group(backend, address, timedelta(seconds=SECONDS), count, rank)
         number = torch.ones(1, device=device)
         dist.all_reduce(number)
         values, seconds = torch.zeros(BYTES[backend] // 4, device=device), 0.0

@@ -16,7 +16,7 @@ from typing import NoReturn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import written
-from dyad.train.doctor.open_clip_line import Launch, read_line
+from dyad.train.doctor.open_clip_line import EXAMPLE, Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
@@ -138,9 +138,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
         rule(job)
     job.note_given(flags.ABSENT, "not here: ")
     job.note_given(flags.ALREADY)
-    job.notes += [
-        f"${name}: a variable of your shell without a value here; put one in place of {name}" for name in unset
-    ]
+    job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
     if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
         job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
     return job
@@ -261,9 +259,7 @@ def _optimiser(job: Translation) -> None:
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm:
         if "lr" not in job.given:
-            raise ConfigError(
-                f"--opt {job.text('opt')}: say its learning rate, --lr: each optimiser of timm has its own"
-            )
+            raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
         job.set("optim.name", name)
         betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
         options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
@@ -367,5 +363,5 @@ def run(arguments: Sequence[str]) -> Translation:
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]
     if not line:
-        raise ConfigError('the line is missing: python -m train.doctor translate "python -m open_clip_train.main --…"')
+        raise ConfigError(f"the line is missing: {EXAMPLE}")
     return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)

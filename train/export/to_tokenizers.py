@@ -39,9 +39,7 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
     else:
         fast = getattr(getattr(own, "tokenizer", None), "backend_tokenizer", None)
         if fast is None:
-            raise ConfigError(
-                f"format=onnx: {type(own).__name__} has no form that the tokenizers library reads. Take another format"
-            )
+            raise ConfigError(f"format=onnx: the tokenizers library has no {type(own).__name__}. Take another format")
         converted = Tokenizer.from_str(fast.to_str())
         if hasattr(own, "clean_fn"):
             before = [] if converted.normalizer is None else [converted.normalizer]
