@@ -1,0 +1,100 @@
+"""The command line of `python -m train`: flags, arguments key=value, and the runs of a sweep. Imports no torch."""
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from dyad.data.base.errors import ConfigError
+
+# Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
+LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A parsed command line of `python -m train`.
+
+    words: the arguments key=value. sweep (-m): train once for each combination of the values that `words` list.
+    show: what to print in place of training: "job" (--cfg job), the configuration; "runs", the arguments of each run.
+    """
+
+    words: list[str]
+    sweep: bool
+    show: str
+
+    def runs(self) -> list[list[str]]:
+        """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
+
+        Raises ConfigError for an invalid sweep.
+        """
+        if not self.sweep:
+            return [self.words]
+        return [list(words) for words in itertools.product(*map(_swept, self.words))]
+
+
+def read_line(arguments: Sequence[str]) -> CommandLine:
+    """Parse the arguments of a `python -m train` command. The flags -m, --cfg job and --resolve may stand anywhere.
+
+    Unknown flags stay in `words` of the result; composing the configuration refuses them. Raises ConfigError for a
+    --cfg other than `job` and `runs`, and for a launcher of Hydra: the message has the command that does its work.
+    """
+    words: list[str] = []
+    sweep, show, launcher = False, "", ""
+    rest = iter(arguments)
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if word in ("-m", "--multirun"):
+            sweep = True
+        elif flag in ("-c", "--cfg"):
+            show = value or next(rest, "")
+            if show not in ("job", "runs"):
+                raise ConfigError(f"'{flag} {show}': --cfg job prints the configuration, --cfg runs the runs of -m")
+        elif flag == "hydra/launcher":
+            launcher = value
+        elif word != "--resolve":  # a flag of --cfg job, which always resolves
+            words.append(word)
+    if launcher not in ("", "basic"):  # basic: one run after the other, as -m does
+        each = LAUNCHERS.get(launcher, LAUNCHERS["joblib"])
+        fix = f"python -m train -m {shlex.join(words)} --cfg runs | xargs -r -L1 {each}"
+        raise ConfigError(f"hydra/launcher={launcher}: Hydra's launchers are not used. Write:  {fix}")
+    return CommandLine(in_full(words), sweep, show)
+
+
+def _swept(word: str) -> list[str]:
+    """Expand a sweep argument into one argument for each value: key=a,b,c → key=a, key=b, key=c.
+
+    word: an argument of the command line; one that is no sweep is returned alone.
+
+    Raises ConfigError if the sweep cannot be parsed.
+    """
+    if word.startswith("-") or "=" not in word:
+        return [word]
+    override = parsed(word)
+    if not override.is_sweep_override():
+        return [word]
+    try:
+        return [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    except (HydraException, AssertionError) as error:
+        raise ConfigError(f"'{word}': a sweep is written key=a,b,c or key=range(1,4)") from error
+
+
+def in_full(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments with the short key `resume` written in full, resume.mode."""
+    return [re.sub(r"^resume(?==|$)", "resume.mode", argument) for argument in arguments]
+
+
+def parsed(word: str) -> Override:
+    """Parse one key=value argument with Hydra. If Hydra cannot, raises ConfigError that shows how to quote it."""
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        key, _, value = word.partition("=")
+        quoted = value.strip("'\"")
+        fixed = shlex.quote(f'{key}="{quoted}"')
+        raise ConfigError(f"{key.lstrip('+~')}: cannot read {value!r} unquoted. Write:  {fixed}") from error
