@@ -3,8 +3,6 @@
 Does not import torch, so that --help answers at once.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -104,8 +102,7 @@ class ModelConfig:
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     batch_norm: BatchNorm = described(
         BatchNorm["global"],
-        "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
-        "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
+        "statistics in training: global (needs one chunk), per_chunk (another loss) or frozen",
     )
     frozen_cache_mb: int | None = described(None, "MiB to cache outputs of frozen towers; null: 512, GPUs: 0", least=0)
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
@@ -179,8 +176,7 @@ class TrainConfig:
     )
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
     precision: Precision = described(
-        Precision.auto,
-        "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
+        Precision.auto, "of the towers, not of losses. auto: as the run began, first bf16 if all GPUs have it"
     )
     compile: bool = described(False, "torch.compile the towers")
     deterministic: bool = described(False, "equal bits of equal runs on equal GPUs; slower, may refuse an operation")
@@ -245,11 +241,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
-LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
-    "least": (operator.ge, "{} or more"),
-    "above": (operator.gt, "above {}"),
-    "below": (operator.lt, "below {}"),
-}
+LIMITS = {"least": (operator.ge, "{} or more"), "above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:

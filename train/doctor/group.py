@@ -18,8 +18,8 @@ from dyad.data.base.findings import Finding, fail, ok, warn
 SECONDS = 20.0
 AGREED = "all agree at"  # and the GB/s
 BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor that is added up
-USUAL = {"gloo": "about 1 GB/s"}
-USUAL |= {"nccl": "hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP"}
+USUAL = {"gloo": "usual: about 1 GB/s"}
+USUAL |= {"nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP"}
 SLOW = 5.0  # GB/s of GPUs: less is TCP
 
 
@@ -31,12 +31,9 @@ class ProcessGroup:
 
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
+        command, output = [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)], subprocess.PIPE
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def problem(self) -> str:
@@ -99,9 +96,7 @@ def _judged(problem: str, speed: float) -> Finding:
 
 def _speed(backend: str, speed: float) -> str:
     """Return the measured bandwidth (0 for one process) and what is usual, for a finding."""
-    return (
-        f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s (usual: {USUAL[backend]})" if speed else "one process"
-    )
+    return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
 
 
 def torchrun(backend: str) -> Iterator[Finding]:

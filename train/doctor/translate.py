@@ -153,10 +153,8 @@ def _data(job: Translation) -> None:
     Raises ConfigError without --train-data, and for a --text-key other than txt.
     """
     if "train-data" not in job.given:
-        raise ConfigError(
-            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
-            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
-        )
+        evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        raise ConfigError(f"there is no --train-data: the line only evaluates. Write, with one of our runs: {evaluate}")
     for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
         if flag in job.given:
             job.set(key, _shards(job, flag))
@@ -199,20 +197,10 @@ def _length(job: Translation) -> None:
     steps = job.steps_per_epoch
     if steps is None:
         job.set("epochs", epochs, implied="epochs" not in job.given)
+        job.note_given(flags.WITHOUT_STEPS)
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-
-
-def _cadence(job: Translation) -> None:
-    """Set checkpoint.every and eval.every in `job`, converted from open_clip's epochs to steps.
-
-    Add notes if this is not possible.
-    """
-    steps = job.steps_per_epoch
-    if steps is None:
-        job.note_given(flags.WITHOUT_STEPS)
-        return
     job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
     if "val-data" in job.given:
         job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
@@ -279,10 +267,8 @@ def _optimiser(job: Translation) -> None:
         return
     if job.text("lr-scheduler") == "const-cooldown":
         if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
-            raise ConfigError(
-                "--lr-scheduler const-cooldown: optim.cooldown counts steps. Add --epochs-cooldown, and "
-                "--train-num-samples of shards, for how many steps an epoch has"
-            )
+            wanted = "--epochs-cooldown, and --train-num-samples of shards"
+            raise ConfigError(f"--lr-scheduler const-cooldown: optim.cooldown counts steps. Add {wanted}")
         job.set("optim.cooldown", job.number("epochs-cooldown") * job.steps_per_epoch)
     elif "epochs-cooldown" in job.given:
         job.note("epochs-cooldown", "only --lr-scheduler const-cooldown has a cooldown")
@@ -351,7 +337,7 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _optimiser, _precision, _augment, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:
