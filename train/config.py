@@ -101,8 +101,7 @@ class ModelConfig:
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     batch_norm: BatchNorm = described(
-        BatchNorm["global"],
-        "statistics in training: global (needs one chunk), per_chunk (another loss) or frozen",
+        BatchNorm["global"], "statistics in training: global (needs one chunk), per_chunk (another loss) or frozen"
     )
     frozen_cache_mb: int | None = described(None, "MiB to cache outputs of frozen towers; null: 512, GPUs: 0", least=0)
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
