@@ -240,7 +240,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
-LIMITS = {"least": (operator.ge, "{} or more"), "above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{} or more")}
+LIMITS |= {"above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
