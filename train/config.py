@@ -3,8 +3,6 @@
 Does not import torch, so that --help answers at once.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -55,12 +53,8 @@ class RunConfig:
 
 @dataclass
 class ImageTowerConfig:
-    kind: str = described(
-        ImageTower.open_clip, f"where the picture tower comes from: {', '.join(ImageTower)}, or of a plugin"
-    )
-    name: str | None = described(
-        None, "open_clip model, its folder or config .json; timm model; transformers folder or name; null: model.name"
-    )
+    kind: str = described(ImageTower.open_clip, f"the picture tower is of {', '.join(ImageTower)} or a plugin")
+    name: str | None = described(None, "as model.name, or a timm model, a transformers name or folder; null: that")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
     image_size: int | None = described(None, "side of the input in pixels; null: the tower's own", least=1)
     widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
@@ -81,9 +75,7 @@ class ImageTowerConfig:
 @dataclass
 class TextTowerConfig:
     kind: str = described(TextTower.open_clip, "where the text tower comes from: open_clip, transformers or a plugin")
-    name: str | None = described(
-        None, "as model.name, or a transformers name, folder or pkg:PACKAGE/FOLDER; null: that"
-    )
+    name: str | None = described(None, "as model.name, or a transformers name, folder, pkg:PACKAGE/FOLDER; null: that")
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
     # A SentenceTransformer brings its own values of the next three
     pooling: Pooling = described(Pooling.mean, "transformers: how the states of the tokens become one embedding")
@@ -103,21 +95,15 @@ class TextTowerConfig:
 
 @dataclass
 class ModelConfig:
-    name: str | None = described(
-        "ViT-B-32", "for both towers: open_clip model, [local-dir:]FOLDER or config .json of one, hf-hub:ORG/NAME"
-    )
+    name: str | None = described("ViT-B-32", "of both towers: open_clip model, FOLDER, config .json, hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     batch_norm: BatchNorm = described(
-        BatchNorm["global"],
-        "statistics of batch norms in training: of the global batch, exact for any number of ranks, needs one chunk; "
-        "per_chunk: of each chunk on each rank, another loss; frozen: running statistics",
+        BatchNorm["global"], "statistics in training: global (needs one chunk), per_chunk (another loss) or frozen"
     )
-    frozen_cache_mb: int | None = described(
-        None, "cache of the outputs of frozen towers, in MiB of memory; 0: none; null: 512 on CPUs, 0 on GPUs", least=0
-    )
+    frozen_cache_mb: int | None = described(None, "MiB to cache outputs of frozen towers; null: 512, GPUs: 0", least=0)
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
 
@@ -125,23 +111,14 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     name: str = described("adamw", "optimiser: adamw, or a name of timm.optim.list_optimizers(), e.g. lion, lamb, muon")
-    options: dict[str, Any] = described(
-        {}, "of an optimiser of timm: all but lr and weight_decay, e.g. optim.options.betas=[0.9,0.99]"
-    )
+    options: dict[str, Any] = described({}, "timm: all but lr and weight_decay, e.g. optim.options.betas=[0.9,0.99]")
     lr: float = described(5e-4, "peak learning rate", above=0)
-    layer_decay: float | None = described(
-        None, "learning rate of a tower's layer over that of the next, e.g. 0.75; null: one rate", above=0, below=1
-    )
+    layer_decay: float | None = described(None, "learning rate over the next layer's, e.g. 0.75", above=0, below=1)
     weight_decay: float = described(0.2, "weight decay; never on biases, norms and the temperature", least=0)
     beta1: float = described(0.9, "AdamW β1", least=0, below=1)
     beta2: float = described(0.98, "AdamW β2", least=0, below=1)
     eps: float = described(1e-6, "AdamW ε", above=0)
-    ema: float | None = described(
-        None,
-        "decay of an average of the weights to evaluate, mine and export, e.g. 0.999; null: none",
-        above=0,
-        below=1,
-    )
+    ema: float | None = described(None, "decay of a weight average to evaluate, export; e.g. 0.999", above=0, below=1)
     warmup: int | float = described(0, "steps of linear warm-up; below 1, as 0.1: a share of the run", least=0)
     schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
     cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end", least=0)
@@ -158,9 +135,7 @@ class DistConfig:
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
     start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
-    digest_every: int = described(
-        500, "steps between comparisons of all weights, and at checkpoints; 0: never", least=0
-    )
+    digest_every: int = described(500, "compare all weights every n steps, and at checkpoints; 0: never", least=0)
 
 
 @dataclass
@@ -169,9 +144,7 @@ class TrackingConfig:
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)
-    postmortem: bool = described(
-        False, "on GPUs: files for NCCL's flight recorder (a timeout) and of all allocations (out of memory)"
-    )
+    postmortem: bool = described(False, "on GPUs: files of NCCL's flight recorder and of allocations (out of memory)")
 
 
 @dataclass
@@ -202,13 +175,10 @@ class TrainConfig:
     )
     keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
     precision: Precision = described(
-        Precision.auto,
-        "of the towers; scores and losses are always float32. auto: as the run began, first bf16 if all GPUs have it",
+        Precision.auto, "of the towers, not of losses. auto: as the run began, first bf16 if all GPUs have it"
     )
     compile: bool = described(False, "torch.compile the towers")
-    deterministic: bool = described(
-        False, "equal runs on equal GPUs have equal bits; slower, and refused where an operation has no such kernel"
-    )
+    deterministic: bool = described(False, "equal bits of equal runs on equal GPUs; slower, may refuse an operation")
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
@@ -270,11 +240,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
-LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
-    "least": (operator.ge, "{} or more"),
-    "above": (operator.gt, "above {}"),
-    "below": (operator.lt, "below {}"),
-}
+LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{} or more")}
+LIMITS |= {"above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:

@@ -4,8 +4,6 @@ Trackers are W&B and TensorBoard. eval/results/panels.py makes the objects from 
 that it supports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -226,17 +226,15 @@ def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> 
         if parsed(word).is_sweep_override():
             several = f"{word}: several values are several runs, after -m. A list is written [a,b]. Write"
             raise ConfigError(f"{several}:  python -m train -m {shlex.join(words)}")
-        _check_override(word, key.lstrip("+~"), value, known, choices)
+        _check_override(word, known, choices)
 
 
-def _check_override(
-    word: str, key: str, value: str, known: Iterable[str], choices: Mapping[str, Sequence[str]]
-) -> None:
+def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, or a leading `+`.
 
-    word: the argument as typed; key and value: its parts. known: all keys of the configuration. choices: the names of
-    the presets of each group.
+    word: the argument as typed. known: all keys of the configuration. choices: the names of the presets of each group.
     """
+    key, _, value = word.lstrip("+~").partition("=")
     if re.match(r"hydra([./]|$)", key):
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
     if key in choices and value not in [*choices[key], "null"] and not (key == "experiment" and recipe_of([word])):

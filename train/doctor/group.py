@@ -18,10 +18,8 @@ from dyad.data.base.findings import Finding, fail, ok, warn
 SECONDS = 20.0
 AGREED = "all agree at"  # and the GB/s
 BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor that is added up
-USUAL = {
-    "gloo": "usual: about 1 GB/s",
-    "nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP",
-}
+USUAL = {"gloo": "usual: about 1 GB/s"}
+USUAL |= {"nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP"}
 SLOW = 5.0  # GB/s of GPUs: less is TCP
 
 
@@ -33,12 +31,9 @@ class ProcessGroup:
 
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
+        command, output = [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)], subprocess.PIPE
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
+            command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
 
     def problem(self) -> str:
@@ -142,9 +137,7 @@ def agree(backend: str, rank: int, count: int, address: str, local_rank: int) ->
 
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
     try:
-        dist.init_process_group(
-            backend, init_method=address, rank=rank, world_size=count, timeout=timedelta(seconds=SECONDS)
-        )
+        dist.init_process_group(backend, address, timedelta(seconds=SECONDS), count, rank)
         number = torch.ones(1, device=device)
         dist.all_reduce(number)
         values, seconds = torch.zeros(BYTES[backend] // 4, device=device), 0.0

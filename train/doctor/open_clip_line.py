@@ -13,6 +13,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.train.cli import open_clip_flags as flags
 
 PROGRAM = re.compile(r"(?:-m\s+)?(?:\S*/)?(?:open_clip_train|training)(?:\.main|/main\.py)\b")
+EXAMPLE = 'python -m train.doctor translate "python -m open_clip_train.main --…"'
 GPUS_PER_MACHINE = 8  # assumed where neither the command nor gpus=N says it
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
@@ -68,9 +69,7 @@ def _split(line: str) -> tuple[str, str]:
     if found is None:
         if text.strip().startswith("--"):
             return "", text
-        raise ConfigError(
-            'no open_clip command in it. Write: python -m train.doctor translate "python -m open_clip_train.main --…"'
-        )
+        raise ConfigError(f"no open_clip command in it. Write: {EXAMPLE}")
     rest = re.split(r"\n(?!\s*-)", text[found.end() :], maxsplit=1)[0]  # a line that begins with a flag belongs to it
     return text[: found.start()].rpartition("\n")[2], rest
 
@@ -141,10 +140,7 @@ def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
     """
     machines = nodes or max(gpus // GPUS_PER_MACHINE, 1)
     if gpus < 1 or gpus % machines or (nodes is None and gpus > GPUS_PER_MACHINE and gpus % GPUS_PER_MACHINE):
-        raise ConfigError(
-            f"gpus={gpus}: must be as many on each of {nodes or 'several'} machines. Say in the line how many: "
-            "srun --nodes=N, torchrun --nnodes=N"
-        )
+        raise ConfigError(f"gpus={gpus}: must be as many on each machine. Say: srun --nodes=N or torchrun --nnodes=N")
     return machines, gpus // machines
 
 

@@ -52,11 +52,8 @@ SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 QUERIES = "queries."  # begins the names of files of nothing but questions
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
-OPEN_CLIP_WEIGHTS = (
-    "open_clip_model.safetensors",
-    "open_clip_pytorch_model.safetensors",
-    "open_clip_pytorch_model.bin",
-)
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+OPEN_CLIP_WEIGHTS += ("open_clip_pytorch_model.bin",)
 Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is enough
 
 

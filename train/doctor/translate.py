@@ -16,7 +16,7 @@ from typing import NoReturn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import written
-from dyad.train.doctor.open_clip_line import Launch, read_line
+from dyad.train.doctor.open_clip_line import EXAMPLE, Launch, read_line
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
@@ -138,9 +138,7 @@ def translate(line: str, gpus: int | None = None) -> Translation:
         rule(job)
     job.note_given(flags.ABSENT, "not here: ")
     job.note_given(flags.ALREADY)
-    job.notes += [
-        f"${name}: a variable of your shell without a value here; put one in place of {name}" for name in unset
-    ]
+    job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
     if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
         job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
     return job
@@ -155,10 +153,8 @@ def _data(job: Translation) -> None:
     Raises ConfigError without --train-data, and for a --text-key other than txt.
     """
     if "train-data" not in job.given:
-        raise ConfigError(
-            "there is no --train-data: the line only evaluates. Runs of python -m train are evaluated by: "
-            "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
-        )
+        evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        raise ConfigError(f"there is no --train-data: the line only evaluates. Write, with one of our runs: {evaluate}")
     for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
         if flag in job.given:
             job.set(key, _shards(job, flag))
@@ -201,20 +197,10 @@ def _length(job: Translation) -> None:
     steps = job.steps_per_epoch
     if steps is None:
         job.set("epochs", epochs, implied="epochs" not in job.given)
+        job.note_given(flags.WITHOUT_STEPS)
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-
-
-def _cadence(job: Translation) -> None:
-    """Set checkpoint.every and eval.every in `job`, converted from open_clip's epochs to steps.
-
-    Add notes if this is not possible.
-    """
-    steps = job.steps_per_epoch
-    if steps is None:
-        job.note_given(flags.WITHOUT_STEPS)
-        return
     job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
     if "val-data" in job.given:
         job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
@@ -261,9 +247,7 @@ def _optimiser(job: Translation) -> None:
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm:
         if "lr" not in job.given:
-            raise ConfigError(
-                f"--opt {job.text('opt')}: say its learning rate, --lr: each optimiser of timm has its own"
-            )
+            raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
         job.set("optim.name", name)
         betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
         options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
@@ -283,10 +267,8 @@ def _optimiser(job: Translation) -> None:
         return
     if job.text("lr-scheduler") == "const-cooldown":
         if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
-            raise ConfigError(
-                "--lr-scheduler const-cooldown: optim.cooldown counts steps. Add --epochs-cooldown, and "
-                "--train-num-samples of shards, for how many steps an epoch has"
-            )
+            wanted = "--epochs-cooldown, and --train-num-samples of shards"
+            raise ConfigError(f"--lr-scheduler const-cooldown: optim.cooldown counts steps. Add {wanted}")
         job.set("optim.cooldown", job.number("epochs-cooldown") * job.steps_per_epoch)
     elif "epochs-cooldown" in job.given:
         job.note("epochs-cooldown", "only --lr-scheduler const-cooldown has a cooldown")
@@ -355,7 +337,7 @@ def _direct(job: Translation) -> None:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
-RULES = (_data, _direct, _model, _batch_norm, _length, _cadence, _optimiser, _precision, _augment, _tracking)
+RULES = (_data, _direct, _model, _batch_norm, _length, _optimiser, _precision, _augment, _tracking)
 
 
 def run(arguments: Sequence[str]) -> Translation:
@@ -367,5 +349,5 @@ def run(arguments: Sequence[str]) -> Translation:
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]
     if not line:
-        raise ConfigError('the line is missing: python -m train.doctor translate "python -m open_clip_train.main --…"')
+        raise ConfigError(f"the line is missing: {EXAMPLE}")
     return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)

@@ -13,7 +13,7 @@ from transformers import MODEL_MAPPING
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Title
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import TrainConfig
 from dyad.train.export.library import PROBES, Call, ExportSource
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import TextPairModel
@@ -91,14 +91,9 @@ def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     is not one that AutoModel creates, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
-        raise ConfigError(
-            f"format={name} is of task={Task.question_passage.value}; this run's is {source.config.task.value}. "
-            "Take format=onnx or open_clip"
-        )
+        raise ConfigError(f"format={name} takes no task={source.config.task.value}. Take format=onnx or open_clip")
     question, passage = text_sides(source.model, source.config)
     encoder = cast(Any, question.pooled.encoder)
-    if type(encoder) is not MODEL_MAPPING.get(type(encoder.config), None):
-        raise ConfigError(
-            f"format={name}: {type(encoder).__name__} is a part of a model, which nothing loads alone. Take format=onnx"
-        )
+    if (kind := type(encoder)) is not MODEL_MAPPING.get(type(encoder.config), None):
+        raise ConfigError(f"format={name}: nothing loads {kind.__name__}, a part of a model, alone. Take format=onnx")
     return question, passage

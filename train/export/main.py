@@ -35,9 +35,7 @@ class ExportCommand:
     """The options of `python -m train.export`: which run is exported, in which format, and where to."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    format: ExportFormat | None = described(
-        None, "what is to load it; null: open_clip or sentence_transformers, or onnx for pictures in other towers"
-    )
+    format: ExportFormat | None = described(None, "what loads it; null: open_clip, sentence_transformers or else onnx")
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
     push: str | None = described(None, "ORG/NAME: then upload the folder to this repository of the Hugging Face Hub")
     public: bool = described(False, "make that repository public if it is new; false: private")

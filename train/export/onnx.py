@@ -89,9 +89,7 @@ def write(folder: Path, source: ExportSource) -> None:
         theirs = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
         ours = side.tokenize(texts, side.length)[:, : theirs.shape[1]]
         if not torch.equal(ours, theirs):
-            raise ConfigError(
-                "format=onnx: this model's tokenizer does more than a tokenizer.json can say. Take another format"
-            )
+            raise ConfigError("format=onnx: its tokenizer does more than a tokenizer.json can say. Take another format")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of constants that it does not fold
     for graph in {graph.file: graph for graph in graphs}.values():  # a shared encoder once
         with torch.no_grad():

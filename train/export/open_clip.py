@@ -29,13 +29,8 @@ def write(folder: Path, source: ExportSource) -> None:
     tensors["logit_scale"] = torch.tensor(OWN_SCALE if scale is None else scale)
     save_file(tensors, folder / WEIGHTS)
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
-    preprocess = {
-        "size": image.size,
-        "mean": list(image.mean),
-        "std": list(image.std),
-        "interpolation": image.interpolation,
-        "resize_mode": image.resize,
-    }
+    preprocess: dict[str, Any] = {"size": image.size, "mean": list(image.mean), "std": list(image.std)}
+    preprocess |= {"interpolation": image.interpolation, "resize_mode": image.resize}
     whole = {"model_cfg": config, "preprocess_cfg": preprocess}
     (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
     (folder / f"{source.name}.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -48,10 +43,8 @@ def calls(source: ExportSource) -> list[Call]:
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
     with torch.no_grad():
-        return [
-            Call(towers.x_tower(pictures), pictures=pictures),
-            Call(towers.y_tower(model.tokenize(PROBES)), texts=PROBES),
-        ]
+        texts = Call(towers.y_tower(model.tokenize(PROBES)), texts=PROBES)
+        return [Call(towers.x_tower(pictures), pictures=pictures), texts]
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

@@ -28,10 +28,7 @@ def write(folder: Path, source: ExportSource) -> None:
     """
     question, passage = encoder_sides(source, "sentence_transformers")
     if question.tower is not passage.tower:
-        raise ConfigError(
-            "format=sentence_transformers: one encoder for both sides; this run has two (model.shared=false): take "
-            "format=dpr"
-        )
+        raise ConfigError("format=sentence_transformers has one encoder, model.shared=false two. Take format=dpr")
     similarity = source.config.objective.similarity
     with TemporaryDirectory() as encoder:
         question.save(Path(encoder), max(question.length, passage.length))
@@ -78,9 +75,6 @@ def snippet(folder: Path, source: ExportSource) -> str:
     return render("sentence_transformers.md.j2", folder, source, paired=passage.paired)
 
 
-FRONT = {
-    "library_name": "sentence-transformers",
-    "pipeline_tag": "sentence-similarity",
-    "tags": ["sentence-transformers", "feature-extraction"],
-}
+TAG = "sentence-transformers"
+FRONT = {"library_name": TAG, "pipeline_tag": "sentence-similarity", "tags": [TAG, "feature-extraction"]}
 LIBRARY = Library("sentence_transformers", FRONT, "Text embedding model", write, calls, snippet)

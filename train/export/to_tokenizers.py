@@ -39,9 +39,7 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
     else:
         fast = getattr(getattr(own, "tokenizer", None), "backend_tokenizer", None)
         if fast is None:
-            raise ConfigError(
-                f"format=onnx: {type(own).__name__} has no form that the tokenizers library reads. Take another format"
-            )
+            raise ConfigError(f"format=onnx: the tokenizers library has no {type(own).__name__}. Take another format")
         converted = Tokenizer.from_str(fast.to_str())
         if hasattr(own, "clean_fn"):
             before = [] if converted.normalizer is None else [converted.normalizer]
@@ -67,12 +65,9 @@ def _clip(own: Any) -> Tokenizer:
     converted.normalizer = normalizers.Sequence(_cleaning(own))
     if converted.normalizer.normalize_str(end) == end:  # cleaning keeps them, so they are tokens in texts too
         converted.add_special_tokens([start, end])
-    converted.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    converted.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
     marks = [(start, own.sot_token_id), (end, own.eot_token_id)]
     converted.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=marks)
     return converted

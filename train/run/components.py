@@ -120,11 +120,8 @@ def _model(config: TrainConfig, world: World) -> TwoTowerModel:
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     options = asdict(config.objective)
-    if isinstance(data.order, Order):  # the run's own numbers, where the options leave them open
-        own = {
-            "num_samples": sum(data.order.sizes),
-            "samples_per_epoch": data.order.steps_per_epoch * config.global_batch_size,
-        }
+    if isinstance(order := data.order, Order):  # the run's own numbers, where the options leave them open
+        own = {"num_samples": sum(order.sizes), "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
         options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
     objective = build_objective(**options)
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all

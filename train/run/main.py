@@ -62,9 +62,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     refuse_unread(arguments, configs)
     folders = [run_folder(config) for config in configs]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
-        raise ConfigError(
-            f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it as well"
-        )
+        raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
 
 
 def run(config: TrainConfig) -> None:

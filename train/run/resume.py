@@ -157,9 +157,7 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
     step = seen // now
     counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
     if step >= parts.total_steps:
-        raise ConfigError(
-            f"{counted}, and the run ends after {parts.total_steps:,} of them. Set steps or epochs to go further"
-        )
+        raise ConfigError(f"{counted}, and the run ends after {parts.total_steps:,}. Set steps or epochs to go further")
     every = config.data.negatives.refresh_every
     if every and step % every:
         raise ConfigError(

@@ -84,9 +84,9 @@ def train_run(world: World, config: TrainConfig) -> None:
         # What it writes; rank 0 alone
         own_folder = folder if world.rank == 0 else None
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
-        for line in describe_hardware(config, world, asked):
-            logger.print(line)
-        run.announce(logger.print)
+        log = logger.print
+        for line in (*describe_hardware(config, world, asked), *run.describe()):
+            log(line)
         run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
 
@@ -100,12 +100,11 @@ def train_run(world: World, config: TrainConfig) -> None:
             ledger.sync()
 
         encoder = replace(Encoder.of(config, parts.model, world, should_stop), weights=parts.step.average.applied)
-        evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, logger.print)
-        ledger = stack.enter_context(Ledger(own_folder, plan.first_step, logger.print))
-        monitor = run.build_monitor(ledger, logger.print)
-        writer = stack.enter_context(
-            CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, logger.print)
-        )
+        evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, log)
+        ledger = stack.enter_context(Ledger(own_folder, plan.first_step, log))
+        monitor = run.build_monitor(ledger, log)
+        writer = CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, log)
+        stack.enter_context(writer)
         save = partial(run.save, writer, monitor, logger)
 
         # Train
@@ -113,7 +112,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         telemetry = Telemetry(parts.model.towers, config.precision, copies, world)
         take_step = parts.step
         if config.profile:
-            of_profile = (folder / "profile", world.rank, telemetry.once.update, logger.print)
+            of_profile = (folder / "profile", world.rank, telemetry.once.update, log)
             take_step = stack.enter_context(traced(take_step, config.profile, *of_profile))
         if config.tracking.postmortem and world.device.type == "cuda":
             record_allocations(folder, world.rank)
@@ -124,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             run.renumber_checkpoints(save)
         status, step = fit(
             plan,
-            run.batches(encoder, copies, logger.print),
+            run.batches(encoder, copies, log),
             step=take_step,
             monitor=monitor,
             diagnose=run.diagnose,
@@ -138,8 +137,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         # How it ended
         run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3))
         if bad := monitor.bad_samples.total:
-            logger.print(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
-        logger.print(f"{status} at step {step}: {folder}")
+            log(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
+        log(f"{status} at step {step}: {folder}")
         if status == "finished":
             evaluation.conclude(logger)
     print_tables(evaluation.results)
@@ -191,10 +190,10 @@ class TrainingRun:
                 wandb_id=self.restored.facts.get("wandb_id"),
             )
 
-    def announce(self, log: Callable[[str], None]) -> None:
-        """Report where the run begins (step, checkpoint or weights), and notes on its model, objective and data.
+    def describe(self) -> Iterator[str]:
+        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data.
 
-        log: prints one line; called once for each line of the report.
+        Every rank must iterate to the end: a stream of samples begins where the last line is made.
         """
         config, restored, dataset = self.config, self.restored, self.parts.data.dataset
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
@@ -204,28 +203,25 @@ class TrainingRun:
             line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
         elif self.source.weights:
             line += f", beginning with the weights of {self.source.weights}"
-        log(line)
+        yield line
         trained = sum(p.numel() for p in self.parts.model.towers.parameters() if p.requires_grad)
         if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
-            log(
+            yield (
                 f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
                 "model=tiny_clip_gn, for texts model=minilm"
             )
-        for schedule in self.describe_schedule():
-            log(schedule)
+        yield from self.describe_schedule()
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
-            log(norms)
-        for difference in describe_choices(config):
-            log(difference)
+            yield norms
+        yield from describe_choices(config)
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
-            log(
+            yield (
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
                 "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
             )
         if isinstance(dataset, Stream):
-            world = self.world
-            workers = worker_count(config.data.workers, world.device)
-            log(dataset.begin(world.rank, world.size, workers, restored.facts.get("stream")))
+            workers = worker_count(config.data.workers, self.world.device)
+            yield dataset.begin(self.world.rank, self.world.size, workers, restored.facts.get("stream"))
 
     def describe_schedule(self) -> Iterator[str]:
         """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, the average of weights."""

@@ -98,9 +98,7 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             owner = file.read().strip() or "another process"
-            raise ConfigError(
-                f"{run_dir} is in use by {owner}: wait for it, stop it, or choose another {other}"
-            ) from error
+            raise ConfigError(f"{run_dir} is in use by {owner}: wait, stop it, or choose another {other}") from error
         except OSError:
             pass  # the file system has no locks
         file.truncate(0)

@@ -44,8 +44,8 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     ) -> None:
         self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
         self._next_save, self._log = next_save, log
-        # copies in host memory
-        self._model, self._optimizer, self._average = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+        # copies in host memory, by field of CheckpointState
+        self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.seconds = 0.0
@@ -62,12 +62,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
         """
         assert self._in_flight is None
-        model, optimizer = host_copies(state.model, self._model), host_copies(state.optimizer, self._optimizer)
-        average = host_copies(state.average, self._average)
+        copied = {part: host_copies(getattr(state, part), memory) for part, memory in self._copies.items()}
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
-        copied = replace(state, model=model, optimizer=optimizer, average=average)
-        self._in_flight = self._thread.submit(self._try, copied)
+        self._in_flight = self._thread.submit(self._try, replace(state, **copied))
 
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""

@@ -36,13 +36,8 @@ def build_optimizer(
     ]
     if config.name != "adamw":
         return optimizer_of_timm(groups, config)
-    return AdamW(
-        groups,
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=all(p.device.type in FUSED for _, p in trained),
-    )
+    fused = all(p.device.type in FUSED for _, p in trained)
+    return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
 
 
 def decays(name: str, parameter: Parameter) -> bool:

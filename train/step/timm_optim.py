@@ -24,9 +24,7 @@ def optimizer_of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> 
     from timm.optim import create_optimizer_v2, list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 
     if config.name not in (names := [*map(str, list_optimizers())]):
-        raise ConfigError(
-            f"optim.name={config.name}: no such optimiser.{nearest(config.name, names)} To list them: {TO_LIST}"
-        )
+        raise ConfigError(f"optim.name={config.name}: no such optimiser.{nearest(config.name, names)} All: {TO_LIST}")
 
     def build(groups: Sequence[dict[str, Any]]) -> Optimizer:
         own = {"lr": config.lr, "weight_decay": config.weight_decay}

@@ -56,10 +56,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     from peft import LoraConfig, inject_adapter_in_model
 
     if options.frozen:
-        raise ConfigError(
-            f"{key}.frozen=true, {key}.lora_rank={options.lora_rank}: adapters leave the tower's own weights as they "
-            "are. Take one of the two"
-        )
+        raise ConfigError(f"{key}.frozen=true trains no adapters of {key}.lora_rank={options.lora_rank}: take either")
     modules = dict(trunk.named_modules())
     packed = {name: module for name, module in modules.items() if type(module) is nn.MultiheadAttention}
     unused = [f"{name}.out_proj" for name in packed]  # its forward is not called

@@ -78,10 +78,8 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
     picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    widths = [
-        _probe(image, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"),
-        _probe(text, tokenize(["a"]), TOKENS_REFUSED),
-    ]
+    problem = f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"
+    widths = [_probe(image, picture, problem), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -98,11 +96,8 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
     for a model, weights or inputs that do not exist or do not fit.
     """
-    if config.text.kind is not TextTower.transformers:
-        raise ConfigError(
-            f"model.text.kind={config.text.kind}: questions and passages take model.text.kind=transformers, with "
-            "model.text.name=…"
-        )
+    if (kind := config.text.kind) is not TextTower.transformers:
+        raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
     tower, tokenize = build_text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     other = tower if config.shared else copy.deepcopy(tower)

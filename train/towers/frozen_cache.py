@@ -62,19 +62,20 @@ class FrozenCache:
             counts = token_counts(inputs, self.pad)
         if not (capacity := self.capacity_on(inputs.device)):
             return compute(inputs) if counts is None else compute(inputs, counts)
-        lengths = self._lengths(inputs, counts)
+        limit = inputs.shape[1]
+        lengths = [limit] * len(inputs) if counts is None else [padded_length(n, limit) for n in counts.tolist()]
         if (state := depends_on()) != self._depends_on:
             self._cached, self._free, self._depends_on = {}, capacity, state
         # Without its padding: the same text has the same key however long it was padded.
-        keys = [
-            hashlib.blake2b(row[:length].data, digest_size=16).digest()
-            for row, length in zip(inputs.cpu().contiguous().numpy(), lengths, strict=True)
-        ]
+        rows = zip(inputs.cpu().contiguous().numpy(), lengths, strict=True)
+        keys = [hashlib.blake2b(row[:length].data, digest_size=16).digest() for row, length in rows]
         missing = {key: row for row, key in enumerate(keys) if key not in self._cached}
         fresh: dict[bytes, Tensor] = {}
         if missing:
-            order, outputs = self._features(compute, inputs, list(missing.values()), lengths)
-            fresh = dict(zip((keys[row] for row in order), outputs, strict=True))
+            blocks = _blocks(list(missing.values()), lengths, BLOCK[inputs.device.type])
+            parts = (inputs[index_on(inputs.device, block)][:, : lengths[block[0]]] for block in blocks)
+            outputs = torch.cat([self._computed(compute, part) for part in parts])
+            fresh = dict(zip((keys[row] for row in chain(*blocks)), outputs, strict=True))
         outputs = torch.stack([self._cached[key] if key in self._cached else fresh[key] for key in keys])
         for key, output in fresh.items():
             size = output.numel() * output.element_size()
@@ -86,24 +87,6 @@ class FrozenCache:
     def capacity_on(self, device: torch.device) -> int:
         """Return how many bytes of outputs are held for inputs on `device`."""
         return CAPACITY[device.type] if self.capacity is None else self.capacity
-
-    def _lengths(self, inputs: Tensor, counts: Lengths | None) -> list[int]:
-        """Return the padded length of each row of `inputs`: of texts as FrozenCache.__call__ has it, else its size."""
-        limit = inputs.shape[1]
-        if counts is None:
-            return [limit] * len(inputs)
-        return [padded_length(count, limit) for count in counts.tolist()]
-
-    def _features(
-        self, compute: Callable[..., Tensor], inputs: Tensor, rows: Sequence[int], lengths: list[int]
-    ) -> tuple[list[int], Tensor]:
-        """Compute some rows of `inputs` in blocks; return their indices in the order of the blocks, and the outputs.
-
-        lengths[i]: the padded length of row i of `inputs`.
-        """
-        blocks = _blocks(rows, lengths, BLOCK[inputs.device.type])
-        of = (inputs[index_on(inputs.device, block)][:, : lengths[block[0]]] for block in blocks)
-        return list(chain(*blocks)), torch.cat([self._computed(compute, part) for part in of])
 
     def _computed(self, compute: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return compute(inputs), (b, …), for `inputs` of b rows, at most one block (16 rows on CPU, 256 on CUDA).

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.config import OWN_IMAGE_TOWERS, ImageTower
+from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
@@ -87,9 +87,7 @@ def _open_clip(context: BuildContext) -> ImageParts:
     size = preprocess["size"]
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ConfigError(
-            f"model.name={context.image_model[0]} takes pictures of {height} x {width}; only squares are supported"
-        )
+        raise ConfigError(f"model.name={context.image_model[0]} takes pictures of {height} x {width}, not squares")
     mean, std = tuple(preprocess["mean"]), tuple(preprocess["std"])
     return trunk, projection, ImageSpec(height, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
 
@@ -244,9 +242,4 @@ def _cnn(context: BuildContext) -> ImageParts:
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 
-BUILDERS = {
-    ImageTower.open_clip: _open_clip,
-    ImageTower.timm: _timm,
-    ImageTower.transformers: _transformers,
-    ImageTower.cnn: _cnn,
-}
+BUILDERS = {"open_clip": _open_clip, "timm": _timm, "transformers": _transformers, "cnn": _cnn}

@@ -38,14 +38,12 @@ def set_patch_dropout(trunk: Any, share: float | None) -> None:
     """
     vit = getattr(trunk, "trunk", trunk)  # open_clip's TimmModel
     place = next((name for name in PLACES if isinstance(getattr(vit, name, None), nn.Module)), None)
-    if place is None:
-        if share:
-            raise ConfigError(
-                f"model.image.patch_dropout={share}: {type(vit).__name__} cannot leave out patches; the ViTs of "
-                "open_clip and timm can. Leave it out"
-            )
-        return
+    if place is None and share:
+        raise ConfigError(
+            f"model.image.patch_dropout={share}: {type(vit).__name__} cannot leave out patches; the ViTs of open_clip "
+            "and timm can. Leave it out"
+        )
     if share is None and place == PLACES[0]:
         share = getattr(getattr(vit, place), "prob", None)
-    if share is not None:
+    if place and share is not None:
         setattr(vit, place, PatchDropout(share, getattr(vit, "num_prefix_tokens", 1)))

@@ -80,9 +80,7 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
     if name := text.get("hf_model_name"):
         wanted = check_settings(key, file_of(str(name), "config.json", fetch=True)).get("_attn_implementation")
         if wanted not in PLAIN_ATTENTION:
-            raise ConfigError(
-                f"{key}: {name}/config.json asks for the attention kernel {wanted!r}, which is not loaded"
-            )
+            raise ConfigError(f"{key}: {name}/config.json asks for the attention kernel {wanted!r}: never loaded")
 
 
 def may_download(config: ModelConfig) -> bool:
@@ -227,9 +225,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ConfigError(f"{key}: {path} is no model configuration: it must be a JSON object")
     if settings.get("quantization_config"):
-        raise ConfigError(
-            f"{key}: {path} has a quantization_config: quantised weights do not train. Take the full ones"
-        )
+        raise ConfigError(f"{key}: {path} has a quantization_config: quantised weights do not train. Take full ones")
     check_numbers(f"{key}: {path}", settings)
     return settings
 

@@ -159,10 +159,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if not folder.dense:
-        raise ConfigError(
-            f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim for a new projection, or "
-            "model.text.dense=false for none"
-        )
+        raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
     layers: list[nn.Module] = []
     for file, activation in folder.dense:
         with explained(str(file)):

@@ -8,14 +8,7 @@ import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.towers.published import (
-    check_settings,
-    explained,
-    file_of,
-    location_of,
-    refuse_code,
-    split_revision,
-)
+from dyad.train.towers.published import check_settings, explained, file_of, location_of, refuse_code, split_revision
 
 
 def load_model(key: str, name: str, companion: str, pretrained: bool) -> tuple[Any, Any]:

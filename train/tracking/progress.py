@@ -167,12 +167,8 @@ class BarConsole(PlainConsole):
             return super().log(record)
         speed = f"{record['train/samples_per_second']:#.4g}/s ETA {self._lines.remaining(record)}"
         step = int(record["step"])
-        self._bar.update(
-            self._task,
-            completed=step,
-            description=f"Train Epoch: {self._lines.epoch(step)}",
-            facts=f"Loss: {record['train/loss']:#.5g} {speed}",
-        )
+        facts, epoch = f"Loss: {record['train/loss']:#.5g} {speed}", f"Train Epoch: {self._lines.epoch(step)}"
+        self._bar.update(self._task, completed=step, description=epoch, facts=facts)
 
     def print(self, line: str) -> None:
         self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)

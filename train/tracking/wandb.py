@@ -118,9 +118,7 @@ class WandbRun(Tracker):
     def _drawn(self, shown: Panels) -> dict[str, Any]:
         """Convert the panels of one data set to W&B objects (tables, histograms, plots) by dashboard key."""
         name = shown.dataset
-        drawn: dict[str, Any] = {
-            f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()
-        }
+        drawn = {f"gallery/{name}_{title}": self._table(table) for title, table in shown.galleries.items()}
         for kind, (edges, counts) in shown.histograms.items():
             drawn[f"scores/{name}_{kind}"] = self._wandb.Histogram(np_histogram=(counts, edges))
         if mistakes := shown.confusion:

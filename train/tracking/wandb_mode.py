@@ -34,9 +34,7 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
     if _has_key():
         return Wandb.online
     if wanted is Wandb.online:
-        raise ConfigError(
-            "tracking.wandb=online needs an API key: `wandb login`, or set WANDB_API_KEY, or choose offline"
-        )
+        raise ConfigError("tracking.wandb=online needs an API key: `wandb login`, set WANDB_API_KEY, or choose offline")
     return Wandb.disabled
 
 

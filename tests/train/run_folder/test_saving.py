@@ -87,7 +87,12 @@ def test_the_copies_of_the_save_before_are_used_again(tmp_path: Path) -> None:
         for step in (1, 2):
             writer.save_in_background(state(run, step))
             writer.wait()
-            places.append({name: copy.data_ptr() for name, copy in {**writer._model, **writer._optimizer}.items()})
+            places.append(
+                {
+                    name: copy.data_ptr()
+                    for name, copy in {**writer._copies["model"], **writer._copies["optimizer"]}.items()
+                }
+            )
     assert places[0] == places[1] and len(set(places[0].values())) == len(places[0])
 
 
