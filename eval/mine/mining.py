@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,12 +83,12 @@ def mine(
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
-    groups = Groups(source.questions.id_hashes[0])
+    order, ends = grouped(source.questions.id_hashes[0])
     index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
     counts: Counter[str] = Counter()
     with _written(out / MINED, world) as write:
-        for start in range(0, len(groups), BLOCK):
-            block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
+        for start in range(0, len(ends) - 1, BLOCK):
+            block = [order[begin:end].tolist() for begin, end in pairwise(ends[start : start + BLOCK + 1])]
             queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
             hits = index.search(queries_bD, config.last_rank)
             own = local_rows(len(block), world.rank, world.size)
@@ -104,11 +105,8 @@ def mine(
         "identity": identity,
     }
 
-    @writable(out / SUMMARY)
-    def write_summary() -> None:
-        write_json(out / SUMMARY, {**summary, "sha256": sha256_of(out / MINED)})
-
-    rank_0_only(world, write_summary)
+    end = writable(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
+    rank_0_only(world, end)
     return summary
 
 
@@ -141,28 +139,16 @@ def embedded(
     return MiningInput(questions, queries_nD, corpus, passages_mD)
 
 
-class Groups:
-    """Groups of the rows of a question file that have the same question id, in the order of their first rows.
+def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group the rows of a question file that have the same question id, in the order of their first rows.
 
-    keys_n: for each of n rows the hash of its question id; rows with equal hashes are one group.
+    keys_n: for each of n rows the hash of its question id. Returns (n row indices, ends): group g has the row indices
+    from position ends[g] to ends[g + 1] − 1, in increasing order.
     """
-
-    def __init__(self, keys_n: np.ndarray) -> None:
-        _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
-        self._rows = np.argsort(group_n, kind="stable")
-        self._ends = np.cumsum(np.bincount(group_n, minlength=len(first)))
-        self._order = np.argsort(first)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def rows(self, position: int) -> list[int]:
-        """Return the row indices, in increasing order, of one group (all rows with the same question id).
-
-        position: the index of the group; groups are in the order in which their ids first appear in the rows.
-        """
-        group = int(self._order[position])
-        return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
+    _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
+    first_n = first[group_n]
+    order = np.argsort(first_n, kind="stable")
+    return order, np.flatnonzero(np.diff(first_n[order], prepend=-1, append=len(keys_n)))
 
 
 # ---- one block of questions ------------------------------------------------------------------------------------------
@@ -261,7 +247,10 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
     scores_k, right_scores = _scores(source, candidates)
     right_scores = np.concatenate([right_scores, scores_k[right_k]])
     right_scores = right_scores[~np.isnan(right_scores)]
-    limit = _limit(config, float(right_scores.max()) if len(right_scores) else np.nan)
+    best = float(right_scores.max()) if len(right_scores) else np.nan
+    limits = [] if config.margin is None else [best - config.margin]
+    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
+    limit = min(limits, default=np.inf)  # NaN: no right passage has a score
     conditions = [
         np.arange(1, len(keys_k) + 1) < config.first_rank,
         right_k,
@@ -271,17 +260,6 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
         scores_k > (np.inf if config.max_score is None else config.max_score),
     ]
     return np.select(conditions, range(1, len(BY_NUMBERS)), 0)
-
-
-def _limit(config: MiningConfig, best: float) -> float:
-    """Return the highest score that a passage may have to be a negative under the margins of `config`. best: the best
-    score of a right passage.
-
-    Infinite if no margin is set; NaN if a margin is set and `best` is NaN (no right passage has a score).
-    """
-    limits = [] if config.margin is None else [best - config.margin]
-    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
-    return min(limits, default=np.inf)
 
 
 def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
@@ -341,27 +319,21 @@ def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestio
 
 
 @contextmanager
-def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
+def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     """Context manager: give the block a function that appends lines to a new file, which replaces `path` at the end of
     the block.
 
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
     """
+    errors = writable(path)
     with ExitStack() as stack:
 
-        @writable(path)
         def begin() -> BinaryIO:
             path.parent.mkdir(parents=True, exist_ok=True)
             (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
             return stack.enter_context(whole_file(path))
 
-        file = rank_0_only(world, begin)
-
-        @writable(path)
-        def append(lines: bytes) -> None:
-            assert file is not None
-            file.write(lines)
-
-        yield append
-        rank_0_only(world, writable(path)(stack.close))
+        file = rank_0_only(world, errors(begin))
+        yield errors(lambda lines: file and file.write(lines))
+        rank_0_only(world, errors(stack.close))

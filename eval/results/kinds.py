@@ -45,23 +45,16 @@ def headline(metrics: Iterable[str]) -> str:
     HEADLINES, an order of preference, else the first name; "" if there are no names.
     """
     names = list(metrics)
-    return _first_of(HEADLINES, names) or next(iter(names), "")
+    return companion(names, HEADLINES) or next(iter(names), "")
 
 
-def companion(metrics: Iterable[str]) -> str:
+def companion(metrics: Sequence[str], wanted: Sequence[str] = COMPANIONS) -> str:
     """Return the metric that a chart shows beside the headline metric, among the metric names of an evaluation: the
-    first that is in COMPANIONS, an order of preference; "" if there is none.
-    """
-    return _first_of(COMPANIONS, list(metrics))
-
-
-def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
-    """Return the metric name in `names` that comes first in `wanted`, an order of preference; "" if none is in it.
+    first that is in `wanted`, an order of preference; "" if there is none.
 
     An entry of `wanted` that ends in @, such as R@, stands for all names that begin with it.
     """
-    found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
-    return next(found, "")
+    return next((n for w in wanted for n in metrics if n == w or (w.endswith("@") and n.startswith(w))), "")
 
 
 def label(metric: str) -> str:
