@@ -156,7 +156,7 @@ def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class LabelledQuestion:
-    """A question with the answers and right passages of all its rows.
+    """A question with the answers and right passages of all its rows, and its embedding.
 
     keys: content keys (hashes of the text) of the right passages. positions: indices of the right passages in the
     corpus: of all that are given by id, and of the first passage with each right text.
@@ -166,6 +166,7 @@ class LabelledQuestion:
     answers: tuple[str, ...]
     keys: np.ndarray
     positions: np.ndarray
+    query_D: np.ndarray
 
 
 def _mined(
@@ -179,45 +180,31 @@ def _mined(
     """
     counts: Counter[str] = Counter()
     lines = []
-    for i, question in enumerate(_labelled(source, groups)):
+    for i, question in enumerate(_labelled(source, groups, queries_bD)):
         found = hits.scores[i] > -np.inf
-        positions, scores = hits.positions[i][found], hits.scores[i][found]
-        candidates = QuestionHits(question, queries_bD[i], positions, scores)
-        chosen = _chosen(source, config, candidates, counts)
-        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(positions))
+        own = Hits(hits.scores[i][found], hits.positions[i][found])
+        chosen = _chosen(source, config, question, own, counts)
+        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(own.positions))
         names, best = zip(*chosen, strict=True) if chosen else ((), ())
         line = {"query_id": question.id, "negatives": names, "scores": [float(f"{score:.6g}") for score in best]}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines).encode(), counts
 
 
-@dataclass(frozen=True)
-class QuestionHits:
-    """A question with its embedding and the k passages that the search found for it, best first: their indices in the
-    corpus and their search scores.
-    """
-
-    question: LabelledQuestion
-    query_D: np.ndarray
-    positions_k: np.ndarray
-    scores_k: np.ndarray
-
-
 def _chosen(
-    source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
+    source: MiningInput, config: MiningConfig, question: LabelledQuestion, hits: Hits, counts: Counter[str]
 ) -> list[tuple[str | None, float]]:
     """Choose the negatives of a question among its hits; return (passage id, search score) of at most config.keep
     passages, best first.
 
-    candidates: the question and its hits (the passages that the search found). For each hit that is left out, the count
+    hits: the k passages that the search found for this question, best first. For each hit that is left out, the count
     of the reason in `counts` is increased.
     """
-    positions_k = candidates.positions_k
-    keys_k = source.corpus.keys[positions_k]
-    reasons_k = _reasons(source, config, candidates, keys_k)
+    keys_k = source.corpus.keys[hits.positions]
+    reasons_k = _reasons(source, config, question, hits, keys_k)
     counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
-    answers = candidates.question.answers if config.drop_answers else ()
+    answers = question.answers if config.drop_answers else ()
     wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
     chosen: list[tuple[str | None, float]] = []
     seen: set[int] = set()
@@ -225,26 +212,35 @@ def _chosen(
         if len(chosen) == config.keep:
             counts["beyond_keep"] += len(left) - number  # not read
             break
-        key, passage = int(keys_k[i]), source.corpus[int(positions_k[i])]
+        key, passage = int(keys_k[i]), source.corpus[int(hits.positions[i])]
         reason = "repeated" if key in seen else "answer" if wrong.within(passage.text) else ""
         seen.add(key)
         if reason:
             counts[reason] += 1
         else:
-            chosen.append((passage.id, float(candidates.scores_k[i])))
+            chosen.append((passage.id, float(hits.scores[i])))
     return chosen
 
 
-def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+def _reasons(
+    source: MiningInput, config: MiningConfig, question: LabelledQuestion, hits: Hits, keys_k: np.ndarray
+) -> np.ndarray:
     """Find the first reason to leave out each of the k hits (passages that the search found) of a question.
 
     Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. The reasons "repeated" and
-    "answer", which need the text of the passage, are not checked. candidates: the question and its hits. keys_k:
-    content keys (hashes of the text) of the hits.
+    "answer", which need the text of the passage, are not checked. keys_k: content keys (hashes of the text) of the
+    hits.
+
+    Margins and max_score apply to the scores of another model, if source.scores has them, with NaN for a pair that it
+    lacks; else to those of the search.
     """
-    question = candidates.question
-    right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
-    scores_k, right_scores = _scores(source, candidates)
+    right_k = np.isin(keys_k, question.keys) | np.isin(hits.positions, question.positions)
+    if source.scores is None:
+        scores_k = hits.scores
+        right_scores = source.passages_mD[question.positions].astype(np.float32) @ question.query_D
+    else:
+        ids = ([source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (hits.positions, question.positions))
+        scores_k, right_scores = (source.scores.of(question.id, names) for names in ids)
     right_scores = np.concatenate([right_scores, scores_k[right_k]])
     right_scores = right_scores[~np.isnan(right_scores)]
     best = float(right_scores.max()) if len(right_scores) else np.nan
@@ -262,32 +258,16 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
     return np.select(conditions, range(1, len(BY_NUMBERS)), 0)
 
 
-def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores to which margins and max_score apply, as two arrays: (k,) scores of the k hits of a question,
-    and scores of its right passages in the corpus.
-
-    candidates: the question and its hits (the passages that the search found). If a file with scores of another model
-    is given (source.scores), the scores come from it, with NaN for a pair that is not in the file. Otherwise they are
-    those of the search.
-    """
-    question, right_positions = candidates.question, candidates.question.positions
-    if source.scores is None:
-        return candidates.scores_k, source.passages_mD[right_positions].astype(np.float32) @ candidates.query_D
-    found, right = (
-        [source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (candidates.positions_k, right_positions)
-    )
-    return source.scores.of(question.id, found), source.scores.of(question.id, right)
-
-
 # ---- right passages --------------------------------------------------------------------------------------------------
 
 
-def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
+def _labelled(source: MiningInput, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuestion]:
     """Build the questions of a block with the corpus indices of all their right passages, found by id or by text.
 
-    groups: the row indices of each question.
+    groups: the row indices of each question. queries_bD: their embeddings.
     """
-    asked, keys_m = [_question_of(source, rows) for rows in groups], source.corpus.keys
+    asked = [_question_of(source, rows, query_D) for rows, query_D in zip(groups, queries_bD, strict=True)]
+    keys_m = source.corpus.keys
     found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
     first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
     by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
@@ -297,7 +277,7 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[Labelled
     ]
 
 
-def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
+def _question_of(source: MiningInput, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuestion:
     """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
 
     numbers: the row indices. Of the passages only content keys and corpus indices are kept, because the rows with all
@@ -312,7 +292,8 @@ def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestio
         ids += [passage.id for passage in row.positives if passage.id is not None]
         answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
     name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
-    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
+    right = positions[positions >= 0]
+    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), right, query_D)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------

@@ -79,22 +79,6 @@ class Number:
     ahead: Score = Score(None)
     other: bool = False
 
-    @property
-    def is_share(self) -> bool:
-        """Whether the value lies in [0, 1] and is no rank, so that it can be drawn as a bar."""
-        value = self.score.value
-        return value is not None and 0 <= value <= 1 and not self.label.endswith("rank")
-
-    @property
-    def style(self) -> str:
-        """Return CSS that sets --value, --low, --high and --chance to positions on a bar from 0 to 1, in percent.
-
-        They are the score, the ends of its 95 % interval, and its chance level; a part that is None is left out.
-        """
-        positions = self.score._asdict()
-        inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
-        return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
-
 
 Groups = dict[str, list[Number]]  # title of a table of the page → its numbers
 
