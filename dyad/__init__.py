@@ -19,17 +19,13 @@ if TYPE_CHECKING:
     from dyad.model import Batch, Hit, Index, Model, batches, evaluate, load
     from dyad.train.losses import OBJECTIVES, build_objective
 
-_OF = {
-    "dyad.data.base.errors": ("ConfigError", "DataError"),
-    "dyad.model": ("Batch", "Hit", "Index", "Model", "batches", "evaluate", "load"),
-    "dyad.train.losses": ("OBJECTIVES", "build_objective"),
-}
+MODULES = ("dyad.data.base.errors", "dyad.train.losses", "dyad.model")  # the lightest first
 __all__ = ["OBJECTIVES", "Batch", "ConfigError", "DataError", "Hit", "Index", "Model", "batches", "build_objective"]
 __all__ += ["evaluate", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _OF.items():
-        if name in names:
-            return getattr(import_module(module), name)
+    for module in map(import_module, MODULES if name in __all__ else ()):
+        if name in vars(module):
+            return vars(module)[name]
     raise AttributeError(f"module 'dyad' has no attribute '{name}'")

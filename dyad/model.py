@@ -23,7 +23,7 @@ import torch.distributed as dist
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import whole_folder, writable, write_json
 from dyad.data.batch import Batch
-from dyad.data.config import Mode
+from dyad.data.config import Mode, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Captions, Items, Pictures
 from dyad.data.image_text.given import GivenPictures, Picture
 from dyad.data.loading.loader import build_loader
@@ -129,11 +129,12 @@ class Model:
 
     def encode_question(self, questions: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
-        return self._encode("x", self._texts([Question("", text) for text in questions]), normalize)
+        inputs = self._texts([Question("", text) for text in questions], self.config.data.question)
+        return self._encode("x", inputs, normalize)
 
     def encode_passage(self, passages: Sequence[PassageLike], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
-        inputs = self._texts([_as_passage(passage) for passage in passages])
+        inputs = self._texts([_as_passage(passage) for passage in passages], self.config.data.passage)
         return encode_corpus(self._encoder(inputs, normalize), "y", inputs, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -223,12 +224,11 @@ class Model:
     def _given(self, images: Sequence[Picture]) -> GivenPictures:
         return GivenPictures(images, self._pictures.image, self.config.data.max_image_pixels)
 
-    def _texts(self, texts: Sequence[Question] | Sequence[Passage]) -> TextInputs:
+    def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
             raise ConfigError("this model embeds pictures and captions: encode_image, encode_text")
-        data, is_question = self.config.data, isinstance(next(iter(texts), None), Question)
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
-        return TextInputs(texts.__getitem__, lengths, self.tokenize, data.question if is_question else data.passage)
+        return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
     def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
         return self._encoder(items, normalize)(side, items)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,22 +26,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
+from dyad.data.image_text.dataset import Items
 from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
-from dyad.train.config import Precision
+from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.signals import Stopped
+from dyad.train.distributed.world import World
 from dyad.train.losses.options.common import Similarity
 from dyad.train.step.step import AUTOCAST
+from dyad.train.towers.build import TwoTowerModel
 from dyad.train.towers.tower import tf32_products
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from dyad.data.image_text.dataset import Items
-    from dyad.train.config import TrainConfig
-    from dyad.train.distributed.world import World
-    from dyad.train.towers.build import TwoTowerModel
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,13 @@ def differences(values: Values, others: Mapping[str, np.ndarray], groups: Groups
     return {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
 
 
+def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict[str, Any]]:
+    """Return what a result says of a baseline: the `summary` of `others`, its values, and the "difference" of the
+    model's `values` to it, from `differences`.
+    """
+    return {**summary(others, groups), "difference": differences(values, others, groups)}
+
+
 def interval(
     values: np.ndarray | Sequence[float], groups: Sequence[Hashable], seed: int = 0, samples: int = SAMPLES
 ) -> list[float] | None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,12 +83,12 @@ def mine(
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
     """
-    groups = Groups(source.questions.id_hashes[0])
+    order, ends = grouped(source.questions.id_hashes[0])
     index = raise_on_all(world, lambda: Index(source.passages_mD, config.index, world=world))
     counts: Counter[str] = Counter()
     with _written(out / MINED, world) as write:
-        for start in range(0, len(groups), BLOCK):
-            block = [groups.rows(g) for g in range(start, min(start + BLOCK, len(groups)))]
+        for start in range(0, len(ends) - 1, BLOCK):
+            block = [order[begin:end].tolist() for begin, end in pairwise(ends[start : start + BLOCK + 1])]
             queries_bD = np.asarray(source.queries_nD[[rows[0] for rows in block]], dtype=np.float32)
             hits = index.search(queries_bD, config.last_rank)
             own = local_rows(len(block), world.rank, world.size)
@@ -104,11 +105,8 @@ def mine(
         "identity": identity,
     }
 
-    @writable(out / SUMMARY)
-    def write_summary() -> None:
-        write_json(out / SUMMARY, {**summary, "sha256": sha256_of(out / MINED)})
-
-    rank_0_only(world, write_summary)
+    end = writable(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
+    rank_0_only(world, end)
     return summary
 
 
@@ -141,28 +139,16 @@ def embedded(
     return MiningInput(questions, queries_nD, corpus, passages_mD)
 
 
-class Groups:
-    """Groups of the rows of a question file that have the same question id, in the order of their first rows.
+def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group the rows of a question file that have the same question id, in the order of their first rows.
 
-    keys_n: for each of n rows the hash of its question id; rows with equal hashes are one group.
+    keys_n: for each of n rows the hash of its question id. Returns (n row indices, ends): group g has the row indices
+    from position ends[g] to ends[g + 1] − 1, in increasing order.
     """
-
-    def __init__(self, keys_n: np.ndarray) -> None:
-        _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
-        self._rows = np.argsort(group_n, kind="stable")
-        self._ends = np.cumsum(np.bincount(group_n, minlength=len(first)))
-        self._order = np.argsort(first)
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def rows(self, position: int) -> list[int]:
-        """Return the row indices, in increasing order, of one group (all rows with the same question id).
-
-        position: the index of the group; groups are in the order in which their ids first appear in the rows.
-        """
-        group = int(self._order[position])
-        return self._rows[self._ends[group - 1] if group else 0 : self._ends[group]].tolist()
+    _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
+    first_n = first[group_n]
+    order = np.argsort(first_n, kind="stable")
+    return order, np.flatnonzero(np.diff(first_n[order], prepend=-1, append=len(keys_n)))
 
 
 # ---- one block of questions ------------------------------------------------------------------------------------------
@@ -170,7 +156,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class LabelledQuestion:
-    """A question with the answers and right passages of all its rows.
+    """A question with the answers and right passages of all its rows, and its embedding.
 
     keys: content keys (hashes of the text) of the right passages. positions: indices of the right passages in the
     corpus: of all that are given by id, and of the first passage with each right text.
@@ -180,6 +166,7 @@ class LabelledQuestion:
     answers: tuple[str, ...]
     keys: np.ndarray
     positions: np.ndarray
+    query_D: np.ndarray
 
 
 def _mined(
@@ -193,45 +180,31 @@ def _mined(
     """
     counts: Counter[str] = Counter()
     lines = []
-    for i, question in enumerate(_labelled(source, groups)):
+    for i, question in enumerate(_labelled(source, groups, queries_bD)):
         found = hits.scores[i] > -np.inf
-        positions, scores = hits.positions[i][found], hits.scores[i][found]
-        candidates = QuestionHits(question, queries_bD[i], positions, scores)
-        chosen = _chosen(source, config, candidates, counts)
-        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(positions))
+        own = Hits(hits.scores[i][found], hits.positions[i][found])
+        chosen = _chosen(source, config, question, own, counts)
+        counts.update(questions=1, without=not chosen, negatives=len(chosen), found=len(own.positions))
         names, best = zip(*chosen, strict=True) if chosen else ((), ())
         line = {"query_id": question.id, "negatives": names, "scores": [float(f"{score:.6g}") for score in best]}
         lines.append(json.dumps(line, ensure_ascii=False) + "\n")
     return "".join(lines).encode(), counts
 
 
-@dataclass(frozen=True)
-class QuestionHits:
-    """A question with its embedding and the k passages that the search found for it, best first: their indices in the
-    corpus and their search scores.
-    """
-
-    question: LabelledQuestion
-    query_D: np.ndarray
-    positions_k: np.ndarray
-    scores_k: np.ndarray
-
-
 def _chosen(
-    source: MiningInput, config: MiningConfig, candidates: QuestionHits, counts: Counter[str]
+    source: MiningInput, config: MiningConfig, question: LabelledQuestion, hits: Hits, counts: Counter[str]
 ) -> list[tuple[str | None, float]]:
     """Choose the negatives of a question among its hits; return (passage id, search score) of at most config.keep
     passages, best first.
 
-    candidates: the question and its hits (the passages that the search found). For each hit that is left out, the count
+    hits: the k passages that the search found for this question, best first. For each hit that is left out, the count
     of the reason in `counts` is increased.
     """
-    positions_k = candidates.positions_k
-    keys_k = source.corpus.keys[positions_k]
-    reasons_k = _reasons(source, config, candidates, keys_k)
+    keys_k = source.corpus.keys[hits.positions]
+    reasons_k = _reasons(source, config, question, hits, keys_k)
     counts.update(BY_NUMBERS[reason] for reason in reasons_k[reasons_k > 0])
     left = np.flatnonzero(reasons_k == 0).tolist()
-    answers = candidates.question.answers if config.drop_answers else ()
+    answers = question.answers if config.drop_answers else ()
     wrong = prepared(answers, AnswerMatch.regex if config.regex_answers else AnswerMatch.string)
     chosen: list[tuple[str | None, float]] = []
     seen: set[int] = set()
@@ -239,29 +212,41 @@ def _chosen(
         if len(chosen) == config.keep:
             counts["beyond_keep"] += len(left) - number  # not read
             break
-        key, passage = int(keys_k[i]), source.corpus[int(positions_k[i])]
+        key, passage = int(keys_k[i]), source.corpus[int(hits.positions[i])]
         reason = "repeated" if key in seen else "answer" if wrong.within(passage.text) else ""
         seen.add(key)
         if reason:
             counts[reason] += 1
         else:
-            chosen.append((passage.id, float(candidates.scores_k[i])))
+            chosen.append((passage.id, float(hits.scores[i])))
     return chosen
 
 
-def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits, keys_k: np.ndarray) -> np.ndarray:
+def _reasons(
+    source: MiningInput, config: MiningConfig, question: LabelledQuestion, hits: Hits, keys_k: np.ndarray
+) -> np.ndarray:
     """Find the first reason to leave out each of the k hits (passages that the search found) of a question.
 
     Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. The reasons "repeated" and
-    "answer", which need the text of the passage, are not checked. candidates: the question and its hits. keys_k:
-    content keys (hashes of the text) of the hits.
+    "answer", which need the text of the passage, are not checked. keys_k: content keys (hashes of the text) of the
+    hits.
+
+    Margins and max_score apply to the scores of another model, if source.scores has them, with NaN for a pair that it
+    lacks; else to those of the search.
     """
-    question = candidates.question
-    right_k = np.isin(keys_k, question.keys) | np.isin(candidates.positions_k, question.positions)
-    scores_k, right_scores = _scores(source, candidates)
+    right_k = np.isin(keys_k, question.keys) | np.isin(hits.positions, question.positions)
+    if source.scores is None:
+        scores_k = hits.scores
+        right_scores = source.passages_mD[question.positions].astype(np.float32) @ question.query_D
+    else:
+        ids = ([source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (hits.positions, question.positions))
+        scores_k, right_scores = (source.scores.of(question.id, names) for names in ids)
     right_scores = np.concatenate([right_scores, scores_k[right_k]])
     right_scores = right_scores[~np.isnan(right_scores)]
-    limit = _limit(config, float(right_scores.max()) if len(right_scores) else np.nan)
+    best = float(right_scores.max()) if len(right_scores) else np.nan
+    limits = [] if config.margin is None else [best - config.margin]
+    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
+    limit = min(limits, default=np.inf)  # NaN: no right passage has a score
     conditions = [
         np.arange(1, len(keys_k) + 1) < config.first_rank,
         right_k,
@@ -273,43 +258,16 @@ def _reasons(source: MiningInput, config: MiningConfig, candidates: QuestionHits
     return np.select(conditions, range(1, len(BY_NUMBERS)), 0)
 
 
-def _limit(config: MiningConfig, best: float) -> float:
-    """Return the highest score that a passage may have to be a negative under the margins of `config`. best: the best
-    score of a right passage.
-
-    Infinite if no margin is set; NaN if a margin is set and `best` is NaN (no right passage has a score).
-    """
-    limits = [] if config.margin is None else [best - config.margin]
-    limits += [] if config.relative_margin is None else [best - config.relative_margin * abs(best)]
-    return min(limits, default=np.inf)
-
-
-def _scores(source: MiningInput, candidates: QuestionHits) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores to which margins and max_score apply, as two arrays: (k,) scores of the k hits of a question,
-    and scores of its right passages in the corpus.
-
-    candidates: the question and its hits (the passages that the search found). If a file with scores of another model
-    is given (source.scores), the scores come from it, with NaN for a pair that is not in the file. Otherwise they are
-    those of the search.
-    """
-    question, right_positions = candidates.question, candidates.question.positions
-    if source.scores is None:
-        return candidates.scores_k, source.passages_mD[right_positions].astype(np.float32) @ candidates.query_D
-    found, right = (
-        [source.corpus.ids(p, p + 1)[0] for p in some.tolist()] for some in (candidates.positions_k, right_positions)
-    )
-    return source.scores.of(question.id, found), source.scores.of(question.id, right)
-
-
 # ---- right passages --------------------------------------------------------------------------------------------------
 
 
-def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[LabelledQuestion]:
+def _labelled(source: MiningInput, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuestion]:
     """Build the questions of a block with the corpus indices of all their right passages, found by id or by text.
 
-    groups: the row indices of each question.
+    groups: the row indices of each question. queries_bD: their embeddings.
     """
-    asked, keys_m = [_question_of(source, rows) for rows in groups], source.corpus.keys
+    asked = [_question_of(source, rows, query_D) for rows, query_D in zip(groups, queries_bD, strict=True)]
+    keys_m = source.corpus.keys
     found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
     first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
     by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
@@ -319,7 +277,7 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]]) -> list[Labelled
     ]
 
 
-def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestion:
+def _question_of(source: MiningInput, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuestion:
     """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
 
     numbers: the row indices. Of the passages only content keys and corpus indices are kept, because the rows with all
@@ -334,34 +292,29 @@ def _question_of(source: MiningInput, numbers: Sequence[int]) -> LabelledQuestio
         ids += [passage.id for passage in row.positives if passage.id is not None]
         answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
     name, positions = source.questions.question(numbers[0]).id, source.corpus.positions(ids)
-    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), positions[positions >= 0])
+    right = positions[positions >= 0]
+    return LabelledQuestion(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), right, query_D)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _written(path: Path, world: World) -> Iterator[Callable[[bytes], None]]:
+def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     """Context manager: give the block a function that appends lines to a new file, which replaces `path` at the end of
     the block.
 
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
     """
+    errors = writable(path)
     with ExitStack() as stack:
 
-        @writable(path)
         def begin() -> BinaryIO:
             path.parent.mkdir(parents=True, exist_ok=True)
             (path.parent / SUMMARY).unlink(missing_ok=True)  # it describes the file that is about to be replaced
             return stack.enter_context(whole_file(path))
 
-        file = rank_0_only(world, begin)
-
-        @writable(path)
-        def append(lines: bytes) -> None:
-            assert file is not None
-            file.write(lines)
-
-        yield append
-        rank_0_only(world, writable(path)(stack.close))
+        file = rank_0_only(world, errors(begin))
+        yield errors(lambda lines: file and file.write(lines))
+        rank_0_only(world, errors(stack.close))

@@ -47,6 +47,23 @@ objective.similarity objective.temperature optim.lr optim.warmup optim.schedule"
 SHOWN = "task seed steps init_from experiment global_batch_size objective.name optim.name".split()
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def joined(value: Any) -> str:
+    """Convert a configuration value to text; the values of a list are separated by commas."""
+    return ", ".join(map(str, _list(value)))
+
+
+def duration(seconds: float) -> str:
+    """Convert seconds to words for readers, such as 2 h 3 min, 4 min 10 s or 9 s."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(hours, "h"), (minutes, "min"), (left, "s")]
+    return " ".join(f"{amount:,} {unit}" for amount, unit in parts if amount) or "less than a second"
+
+
 ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")),
     autoescape=True,  # captions, names and notices are written by others
@@ -55,26 +72,19 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"number": number, "signed": signed}
-ENVIRONMENT.globals |= {
-    "line_chart": line_chart,
-    "score_histogram": score_histogram,
-    "confusion_matrix": confusion_matrix,
-}
+ENVIRONMENT.filters |= {f.__name__: f for f in (duration, finite, joined, number, signed)}
+ENVIRONMENT.globals |= {f.__name__: f for f in (line_chart, score_histogram, confusion_matrix)}
 
 
 def render(run: RunFolder) -> str:
     """Return the HTML report of a run as text, at most 5 MB for any run."""
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
-    status, status_line = _status(run)
     return ENVIRONMENT.get_template("report.html.j2").render(
         name=run.path.resolve().name,
         path=shlex.quote(public_path(str(run.path))),
-        summary=_summary(run),
+        run=run,
+        seconds=_trained_seconds(run),
         facts=_facts(run),
-        status=status,
-        status_line=status_line,
-        unread=run.unread,
         glance=_random_cases(run, results),
         more=max(0, len(results) - FIRST),
         checks=health_checks(run.options, run.history, results),
@@ -82,7 +92,6 @@ def render(run: RunFolder) -> str:
         over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
         training=list(training_charts(run.options, run.history).items()),
         health=list(health_charts(run.history).items())[:CHARTS],
-        resumed_at=run.resumed_at,
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
         headings=KINDS,
@@ -162,9 +171,8 @@ def _notices(run: RunFolder) -> list[Notice]:
     """
     keys = ("data.train", "data.val", "data.passage.corpus", "eval.suite")
     named = [value for key in keys for value in _list(run.options.get(key))]
-    sources = [
-        path for value in named if isinstance(path := value.get("path") if isinstance(value, dict) else value, str)
-    ]
+    paths = [value.get("path") if isinstance(value, dict) else value for value in named]
+    sources = [path for path in paths if isinstance(path, str)]
     try:
         return notices([*sources, *(result["source"] for result in run.results if result.get("source"))])
     except ConfigError:
@@ -172,18 +180,6 @@ def _notices(run: RunFolder) -> list[Notice]:
 
 
 # ---- what was trained ------------------------------------------------------------------------------------------------
-
-
-def _summary(run: RunFolder) -> str:
-    """Return a sentence for the top of the report: what was trained, on which data, for how many steps and how long."""
-    options = run.options
-    sides = "questions and passages" if options.get("task") == "question_passage" else "pictures and texts"
-    size, seconds = finite(options.get("global_batch_size")) or 0, _trained_seconds(run)
-    return (
-        f"A dual encoder of {sides}, trained on {_joined(options.get('data.train')) or 'unknown data'} with the "
-        f"objective {_joined(options.get('objective.name')) or '?'}: {run.step:,} steps of {size:,.0f} pairs"
-        f"{f' in {_duration(seconds)}' if seconds else ''}."
-    )
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
@@ -198,18 +194,18 @@ def _facts(run: RunFolder) -> dict[str, str]:
     steps, total = f"{run.step:,}", run.state.get("total_steps")
     found = {
         "model": changed.get("model", ""),
-        "objective": ": ".join(filter(None, (_joined(options.get("objective.name")), changed.get("objective")))),
-        "trained on": _joined(options.get("data.train")),
-        "evaluated on": _joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
-        "began with": public_path(_joined(options.get("init_from"))),
+        "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
+        "trained on": joined(options.get("data.train")),
+        "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
+        "began with": public_path(joined(options.get("init_from"))),
         "steps": steps if total is None else f"{steps} of {total:,}",
         "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),
-        "optimiser": ": ".join(filter(None, (_joined(options.get("optim.name") or "adamw"), changed.get("optim")))),
-        "time": f"{_duration(seconds)} in steps{speed}" if seconds else "",
+        "optimiser": ": ".join(filter(None, (joined(options.get("optim.name") or "adamw"), changed.get("optim")))),
+        "time": f"{duration(seconds)} in steps{speed}" if seconds else "",
         "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
         "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",
-        "seed": _joined(options.get("seed")),
+        "seed": joined(options.get("seed")),
         **_device_facts(history),
     }
     return {name: value for name, value in found.items() if value}
@@ -222,21 +218,6 @@ def _device_facts(history: History) -> dict[str, str]:
         if (value := last_value(history, f"train/{name}")) is not None:
             found.setdefault(fact, []).append(text.format(value))
     return {fact: ", ".join(texts) for fact, texts in found.items()}
-
-
-def _status(run: RunFolder) -> tuple[str, str]:
-    """Return the status of the run in run_state.json, such as "finished" ("unknown" if it is missing), and a line of
-    text that explains it.
-    """
-    state = run.state
-    status = state.get("status") or "unknown"
-    lines = {
-        "finished": "Finished",
-        "running": f"Not finished: running, or cut off, when run_state.json was written at {state.get('time', '?')}",
-        "preempted": f"Stopped on request at step {run.step:,}; the same command goes on",
-        "failed": f"Failed at step {run.step:,}: {state.get('error', 'no reason is known')}",
-    }
-    return status, lines.get(status, "How it ended is not known: run_state.json is missing or of another version")
 
 
 def _trained_seconds(run: RunFolder) -> float:
@@ -255,30 +236,13 @@ def _changed(options: Mapping[str, Any]) -> dict[str, str]:
     options: the configuration of the run, dotted key → value. The keys in ALWAYS are in the result even with their
     default, the keys in SHOWN never.
     """
-    name = _joined(options.get("objective.name"))
+    name = joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name]).items()}
     idle = ("model.image.", "model.name") if options.get("task") == "question_passage" else ()
     always = {key for key in ALWAYS if not key.startswith(idle) and options.get(key) is not None}
     return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})
-
-
-def _duration(seconds: float) -> str:
-    """Convert seconds to words for readers, such as 2 h 3 min, 4 min 10 s or 9 s."""
-    minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "min"), (left, "s")]
-    return " ".join(f"{amount:,} {unit}" for amount, unit in parts if amount) or "less than a second"
-
-
-def _joined(value: Any) -> str:
-    """Convert a configuration value to text; the values of a list are separated by commas."""
-    return ", ".join(map(str, _list(value)))
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------

@@ -45,23 +45,16 @@ def headline(metrics: Iterable[str]) -> str:
     HEADLINES, an order of preference, else the first name; "" if there are no names.
     """
     names = list(metrics)
-    return _first_of(HEADLINES, names) or next(iter(names), "")
+    return companion(names, HEADLINES) or next(iter(names), "")
 
 
-def companion(metrics: Iterable[str]) -> str:
+def companion(metrics: Sequence[str], wanted: Sequence[str] = COMPANIONS) -> str:
     """Return the metric that a chart shows beside the headline metric, among the metric names of an evaluation: the
-    first that is in COMPANIONS, an order of preference; "" if there is none.
-    """
-    return _first_of(COMPANIONS, list(metrics))
-
-
-def _first_of(wanted: Sequence[str], names: Sequence[str]) -> str:
-    """Return the metric name in `names` that comes first in `wanted`, an order of preference; "" if none is in it.
+    first that is in `wanted`, an order of preference; "" if there is none.
 
     An entry of `wanted` that ends in @, such as R@, stands for all names that begin with it.
     """
-    found = (n for w in wanted for n in names if n == w or (w.endswith("@") and n.startswith(w)))
-    return next(found, "")
+    return next((n for w in wanted for n in metrics if n == w or (w.endswith("@") and n.startswith(w))), "")
 
 
 def label(metric: str) -> str:
@@ -85,22 +78,6 @@ class Number:
     score: Score
     ahead: Score = Score(None)
     other: bool = False
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the value lies in [0, 1] and is no rank, so that it can be drawn as a bar."""
-        value = self.score.value
-        return value is not None and 0 <= value <= 1 and not self.label.endswith("rank")
-
-    @property
-    def style(self) -> str:
-        """Return CSS that sets --value, --low, --high and --chance to positions on a bar from 0 to 1, in percent.
-
-        They are the score, the ends of its 95 % interval, and its chance level; a part that is None is left out.
-        """
-        positions = self.score._asdict()
-        inside = {name: min(max(value, 0.0), 1.0) for name, value in positions.items() if value is not None}
-        return ";".join(f"--{name}:{100 * value:.2f}%" for name, value in inside.items())
 
 
 Groups = dict[str, list[Number]]  # title of a table of the page → its numbers

@@ -51,11 +51,11 @@ def find_model(name: str) -> FoundModel:
     """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
     kind, colon, target = name.partition(":")
     if colon and kind in KINDS:
-        found = KINDS[kind].find(target)
+        found = KINDS[kind][0](target)
     elif colon and not Path(name).expanduser().exists():
         raise ConfigError(f"{name}: no such kind of model. Write FOLDER or {', '.join(f'{k}:…' for k in KINDS)}")
-    elif of_folder := next((k for k in KINDS.values() if any(Path(name).expanduser().glob(k.marker))), None):
-        found = of_folder.find(name)
+    elif find := next((find for find, file in KINDS.values() if (Path(name).expanduser() / file).exists()), None):
+        found = find(name)
     else:
         return find_trained(name)
     return replace(found, load=lambda: replace(found.load(), source=name))
@@ -73,29 +73,25 @@ def settings(config: TrainConfig, logit_scale: float | None) -> dict[str, Any]:
     return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": logit_scale}
 
 
-def _configured(task: Task, keys: Mapping[str, Any], folder: str) -> tuple[TrainConfig, float | None]:
-    """Return a configuration with these keys, and log(1/τ) if it is known.
+def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
+    """Find a model by its configuration.
 
     keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder has none, nor has
     "". Raises ConfigError for values that cannot be.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
-    config: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
+    schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
     path = file_inside(Path(folder).expanduser(), SETTINGS) if folder else None
     try:
         saved = read_json(path) if path else {}
         kept = {key: value for key, value in saved.get("keys", {}).items() if key in KEPT}
         for key, value in {**keys, **kept}.items():
-            OmegaConf.update(config, key, value)
-        scale = saved.get("logit_scale")
-        return typed(config), None if scale is None else float(scale)
+            OmegaConf.update(schema, key, value)
+        config, scale = typed(schema), saved.get("logit_scale")
+        scale = None if scale is None else float(scale)
     except (OmegaConfBaseException, AttributeError, TypeError, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
-
-
-def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
-    config, scale = _configured(task, keys, folder)
 
     def load() -> LoadedModel:
         from dyad.train.towers.build import build_model
@@ -144,17 +140,10 @@ def _dpr(target: str) -> FoundModel:
     return FoundModel(question.config, load)
 
 
-@dataclass(frozen=True)
-class ModelKind:
-    """A kind of models. find: finds the part of a name after KIND:. marker: pattern of a file in its folders."""
-
-    find: Callable[[str], FoundModel]
-    marker: str
-
-
-KINDS = {
-    "open_clip": ModelKind(_open_clip, "open_clip_config.json"),
-    "st": ModelKind(_sentence_transformer, "modules.json"),
-    "dpr": ModelKind(_dpr, "question_encoder/config.json"),
-    "hf": ModelKind(_text, "tokenizer_config.json"),
+# Kind of models → what finds one by the part of its name after KIND:, and a file that its folders have
+KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
+    "open_clip": (_open_clip, "open_clip_config.json"),
+    "st": (_sentence_transformer, "modules.json"),
+    "dpr": (_dpr, "question_encoder/config.json"),
+    "hf": (_text, "tokenizer_config.json"),
 }

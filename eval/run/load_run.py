@@ -78,14 +78,13 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
 
     config = read_config(run)
     weights = load_weights(checkpoint)
-    step = step_of(checkpoint)
     model = build_model(config.model, config.task, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, ImageTextModel):
         model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
     scale = None if scale is None else float(scale)
-    return LoadedRun(str(checkpoint), config, model, scale, run, checkpoint, step)
+    return LoadedRun(str(checkpoint), config, model, scale, run, checkpoint, step_of(checkpoint))
 
 
 def read_config(run: Path) -> TrainConfig:

@@ -14,10 +14,9 @@ Entries are checked without importing torch.
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Encoder, Evaluator
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
     from dyad.eval.tasks.question_sets import QuestionSet
+    from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
     from dyad.train.towers.build import ImageTextModel, TwoTowerModel
 
@@ -101,7 +101,7 @@ def build_evaluators(
     entry that cannot be read, DataError for damaged data.
     """
     inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
-    return [dataclasses.replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]
+    return [replace(entry.kind.build(entry, inputs), untrained=before) for entry in _entries(config)]
 
 
 def check_suite(config: TrainConfig) -> None:
@@ -184,27 +184,31 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from dyad.data.image_text.dataset import labelled_set
-    from dyad.eval.tasks.zero_shot import ZeroShot
-
     task = read_task(_path(entry))
-    data = labelled_set(shards, cast("ImageTextModel", inputs.model).image, inputs.config.data, task.label)
-    return ZeroShot(entry.name, entry.spec, data, task.classes, inputs.model.tokenize, inputs.config.eval.index)
+    return _classification(entry, shards, inputs, task.label, task.classes)
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    folder, config = read_wds(_path(entry)), inputs.config
+    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
+    inputs = replace(inputs, config=own)
+    if not folder.classes:
+        return _retrieval(entry, shards, inputs)
+    found = _classification(entry, shards, inputs, "cls", folder.classes)
+    return replace(found, data=replace(found.data, labels=folder.class_names(found.data.labels)))
+
+
+def _classification(
+    entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
+) -> ZeroShot:
+    """Make the evaluator of labelled pictures. label: the field with the class. classes: class name → its prompts."""
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
-    folder, config = read_wds(_path(entry)), inputs.config
-    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
-    data = dataclasses.replace(config.data, **keys)
-    if not folder.classes:
-        own_pairs = dataclasses.replace(config, data=data, eval=dataclasses.replace(config.eval, truth=Truth.pairs))
-        return _retrieval(entry, shards, dataclasses.replace(inputs, config=own_pairs))
-    numbered = labelled_set(shards, cast("ImageTextModel", inputs.model).image, data, "cls")
-    named = dataclasses.replace(numbered, labels=folder.class_names(numbered.labels))
-    return ZeroShot(entry.name, entry.spec, named, folder.classes, inputs.model.tokenize, config.eval.index)
+    model, config = cast("ImageTextModel", inputs.model), inputs.config
+    data = labelled_set(shards, model.image, config.data, label)
+    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize, config.eval.index)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------

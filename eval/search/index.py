@@ -285,9 +285,7 @@ def _shard(corpus: np.ndarray, start: int, stop: int) -> np.ndarray:
     matrix.
     """
     if not isinstance(corpus, np.memmap) and corpus.dtype == np.float32 and corpus.flags.c_contiguous:
-        for _ in _slabs(corpus, start, stop):  # checks them
-            pass
-        return corpus[start:stop]
+        return _finite("corpus", corpus[start:stop])
     shard = np.empty((stop - start, corpus.shape[1]), np.float32)
     for row, rows in _slabs(corpus, start, stop):
         shard[row - start :][: len(rows)] = rows

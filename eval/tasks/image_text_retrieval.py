@@ -25,7 +25,7 @@ from torch import Tensor
 from dyad.data.image_text.dataset import RetrievalSet
 from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import Values, differences, summary
+from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -52,8 +52,8 @@ def match_pairs(
     """
     pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
-        image_labels = Labels.of((pictures, pictures), size=len(pictures))
-        text_labels = Labels.of((captions, owner), size=len(captions))
+        image_labels = Labels(pictures, pictures, len(pictures))
+        text_labels = Labels(captions, owner, len(captions))
     else:
         same_image = np.unique(image_keys, return_inverse=True)[1]
         same_text = np.unique(text_keys, return_inverse=True)[1] + len(pictures)
@@ -207,7 +207,8 @@ class Direction:
         }
 
 
-Searched = dict[str, tuple[Direction, Ranking]]  # image_to_text, text_to_image → the search and the ranks it found
+# image_to_text, text_to_image → the search, the ranks it found, the kind of the search
+Searched = dict[str, tuple[Direction, Ranking, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -225,68 +226,64 @@ class Retrieval(Evaluator):
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         thumbnails = Thumbnails(self.data.images)
-        searched, search, metrics = self._searched(encode, thumbnails)
+        searched = self._searched(encode, thumbnails)
         chance = {
             f"{name}_R@{k}": chance_recall(found.right, direction.matches.shape[1], k)
-            for name, (direction, found) in searched.items()
+            for name, (direction, found, _) in searched.items()
             for k in self.recall_k
         }
-        details = {"truth": str(self.truth), **({"search": search} if any(search.values()) else {})}
+        details: dict[str, Any] = {"truth": str(self.truth)}
+        if self.index != EXACT:
+            details["search"] = {name: how for name, (_, _, how) in searched.items()}
         if before := before_training(self.untrained, encode.world):
-            others, _, their_metrics = self._searched(before, thumbnails)
-            values, groups = self._values(others), partial(self._groups, others)
-            lead = differences(self._values(searched), values, groups)
-            details["baselines"] = {
-                "untrained": {**summary(values, groups), "metrics": their_metrics, "difference": lead}
-            }
-        metrics |= {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
-        report = Report("zeroshot_retrieval", metrics, chance, details)
+            others = self._searched(before, thumbnails)
+            compared = comparison(self._values(searched), self._values(others), self._groups)
+            details["baselines"] = {"untrained": {**compared, "metrics": self._metrics(others)}}
+        sizes = {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
         if examples is not None:
-            details = rank_0_only(encode.world, lambda: self._details(searched, examples))
-            report.details.update(details or {})
-            report.files[".pictures"] = thumbnails.write
-        return report
+            details |= rank_0_only(encode.world, lambda: self._details(searched, examples)) or {}
+        files = {".pictures": thumbnails.write} if examples is not None else {}
+        return Report("zeroshot_retrieval", self._metrics(searched) | sizes, chance, details, files)
 
-    def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> tuple[Searched, dict[str, Any], dict[str, float]]:
-        """Encode and search in both directions. Return (ranks of both directions, their kinds of search, metrics)."""
-        directions = self._directions(encode("x", self.data.images), encode("y", self.data.texts), thumbnails)
-        searched: Searched = {}
-        search: dict[str, dict[str, Any]] = {}
-        metrics: dict[str, float] = {}
-        for name, direction in directions.items():
-            ranking, search[name] = direction.ranking(self.index, max(self.recall_k), encode.world)
-            exact = search[name].get("index", EXACT) == EXACT  # an approximate index finds the first ranks only
-            values = rank_metrics(ranking.rank, self.recall_k)
-            metrics |= {f"{name}_{k}": v for k, v in values.items() if exact or k.startswith("R@")}
-            searched[name] = direction, ranking
-        return searched, search, metrics
+    def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
+        """Encode and search in both directions."""
+        data, picture, caption = self.data, partial(self._picture, thumbnails), self._caption
+        images, texts = encode("x", data.images), encode("y", data.texts)
+        to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
+        keys, of_owner = data.image_keys, data.image_keys[data.owner]
+        directions = {
+            "image_to_text": Direction("picture → texts", images, texts, to_text, picture, caption, keys, keys),
+            "text_to_image": Direction(
+                "text → pictures", texts, images, to_image, caption, picture, data.text_keys, of_owner
+            ),
+        }
+        return {n: (d, *d.ranking(self.index, max(self.recall_k), encode.world)) for n, d in directions.items()}
+
+    def _metrics(self, searched: Searched) -> dict[str, float]:
+        return {
+            f"{name}_{metric}": value
+            for name, (_, found, how) in searched.items()
+            for metric, value in rank_metrics(found.rank, self.recall_k).items()
+            # an approximate index finds the first ranks only
+            if metric.startswith("R@") or how.get("index", EXACT) == EXACT
+        }
 
     def _values(self, searched: Searched) -> Values:
         """Return metric → whether each query is a hit, for R@K of both directions."""
-        return {
-            f"{name}_R@{k}": 1.0 * (found.rank <= k) for name, (_, found) in searched.items() for k in self.recall_k
-        }
+        ranks = {name: found.rank for name, (_, found, _) in searched.items()}
+        return {f"{name}_R@{k}": 1.0 * (rank <= k) for name, rank in ranks.items() for k in self.recall_k}
 
-    def _groups(self, searched: Searched, metric: str) -> list[int]:
-        return searched[metric.rpartition("_")[0]][0].groups.tolist()
-
-    def _directions(self, images: np.ndarray, texts: np.ndarray, thumbnails: Thumbnails) -> dict[str, Direction]:
-        data, picture = self.data, partial(self._picture, thumbnails)
-        to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
-        keys, of_owner = data.image_keys, data.image_keys[data.owner]
-        return {
-            "image_to_text": Direction("picture → texts", images, texts, to_text, picture, self._caption, keys, keys),
-            "text_to_image": Direction(
-                "text → pictures", texts, images, to_image, self._caption, picture, data.text_keys, of_owner
-            ),
-        }
+    def _groups(self, metric: str) -> list[int]:
+        """Return the group of each query of a metric: queries about pictures of equal content are one group."""
+        keys = self.data.image_keys
+        return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()
 
     def _details(self, searched: Searched, examples: int) -> dict[str, Any]:
-        of_pictures, ranking = searched["image_to_text"]
+        of_pictures, ranking, _ = searched["image_to_text"]
         return {
-            "intervals": summary(self._values(searched), partial(self._groups, searched))["intervals"],
+            "intervals": summary(self._values(searched), self._groups)["intervals"],
             "scores": of_pictures.histogram(ranking),
-            "gallery": {direction.title: direction.cases(found, examples) for direction, found in searched.values()},
+            "gallery": {direction.title: direction.cases(found, examples) for direction, found, _ in searched.values()},
         }
 
     def _picture(self, thumbnails: Thumbnails, i: int) -> Item:

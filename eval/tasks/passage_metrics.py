@@ -10,6 +10,7 @@ Symbols: n questions that have a value, m passages of the corpus.
 """
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class Judge:
         self._judged = [group.get(query) for query in data.qrels]
         self._answered = [question for question in data.questions if question.answers]
         self._answers = {question.id: prepared(question.answers, mode) for question in self._answered}
-        self._hits: dict[tuple[str, str], bool] = {}
+        self.hit = cache(self._hit)
 
     def values(self, run: Run) -> Values:
         """Compute all metrics of a run (question id → passage id → score); return metric → (n,) its value for each of n
@@ -68,14 +69,11 @@ class Judge:
         """
         return [self.hit(question, passage) for passage, _ in ranked(run.get(question, {}), max(TOP_K))]
 
-    def hit(self, question: str, passage: str) -> bool:
+    def _hit(self, question: str, passage: str) -> bool:
         """Whether a passage contains an answer to a question, both given by id; False for questions without answers."""
         if question not in self._answers:
             return False
-        if (question, passage) not in self._hits:
-            text = self._data.corpus[int(self._data.corpus.positions([passage])[0])].text
-            self._hits[question, passage] = self._answers[question].within(text)
-        return self._hits[question, passage]
+        return self._answers[question].within(self._data.corpus[int(self._data.corpus.positions([passage])[0])].text)
 
     def spans(self, question: str, text: str) -> list[Span]:
         """Return [start, end) of each answer in `text`; [] if the question has no answers. question: the id of the

@@ -21,7 +21,7 @@ from dyad.data.question_passage.passages import Passage, Question
 from dyad.eval.config import Baseline, EvalConfig
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import Values, differences, summary
+from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from dyad.eval.results.score_histogram import score_histogram, spread
@@ -205,10 +205,7 @@ class PassageRetrieval(Evaluator):
         details = {
             "search": searched.how,
             "intervals": own["intervals"],
-            "baselines": {
-                name: {**summary(v, judge.groups), "difference": differences(model, v, judge.groups)}
-                for name, v in values.items()
-            },
+            "baselines": {name: comparison(model, v, judge.groups) for name, v in values.items()},
         }
         if examples is not None:
             details["scores"] = self._histogram(runs["model"], searched)

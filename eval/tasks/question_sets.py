@@ -14,7 +14,6 @@ import ast
 import csv
 import hashlib
 import json
-import os
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -191,13 +190,11 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
 
 def _has_answers(source: Any, config: DataConfig) -> bool:
     """Whether a source is DPR's table of questions and answers, rather than questions and passages in any format."""
-    if not isinstance(source, str) or not source.endswith((".csv", ".tsv")) or config.columns:
-        return False
-    path = str(Path(source).expanduser())
-    if not os.path.isfile(path):
+    path = Path(source if isinstance(source, str) else "").expanduser()
+    if config.columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
         return False
     try:
-        return format_of(dict.fromkeys(open_table(path).columns)) is None
+        return format_of(dict.fromkeys(open_table(str(path)).columns)) is None
     except DataError:
         return True
 

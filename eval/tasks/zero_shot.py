@@ -16,7 +16,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.bootstrap import Values, class_mean_interval, differences, interval, summary
+from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison, interval
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
@@ -42,7 +42,7 @@ class ZeroShot(Evaluator):
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
-        thumbnails, count = Thumbnails(self.data.images), len(self.classes)
+        thumbnails, count, world = Thumbnails(self.data.images), len(self.classes), encode.world
         direction, found, how = self._ranked(encode, target, thumbnails)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
@@ -51,40 +51,31 @@ class ZeroShot(Evaluator):
         values, groups = accuracies(found.rank, target, count), lambda metric: range(len(target))
         metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
         details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
-        if before := before_training(self.untrained, encode.world):
+        if before := before_training(self.untrained, world):
             others = accuracies(self._ranked(before, target, thumbnails)[1].rank, target, count)
-            lead = differences(values, others, groups)
-            details["baselines"] = {"untrained": {**summary(others, groups), "difference": lead}}
-        report = Report("zeroshot_classification", metrics, chance, details)
+            details["baselines"] = {"untrained": comparison(values, others, groups)}
         if examples is not None:
-            more = rank_0_only(encode.world, lambda: self._details(direction, found, target, values, examples))
-            report.details.update(more or {})
-            report.files[".pictures"] = thumbnails.write
-        return report
+            details |= rank_0_only(world, lambda: self._details(direction, found, target, values, examples)) or {}
+        files = {".pictures": thumbnails.write} if examples is not None else {}
+        return Report("zeroshot_classification", metrics, chance, details, files)
 
     def _ranked(
         self, encode: Encoder, target: np.ndarray, small: Thumbnails
     ) -> tuple[Direction, Ranking, dict[str, Any]]:
         """Encode pictures and classes, and rank the classes for each picture; return (the search, ranks, its kind)."""
-        direction = self._direction(encode("x", self.data.images), self._weights(encode), target, small)
-        return direction, *direction.ranking(self.index, 5, encode.world)
-
-    def _direction(self, images: np.ndarray, weights: np.ndarray, target: np.ndarray, small: Thumbnails) -> Direction:
         names = list(self.classes)
         samples, classes = np.arange(len(target)), np.arange(len(names))
-        matches = Matches(
-            Labels.of((samples, target), size=len(target)), Labels.of((classes, classes), size=len(names))
-        )
-        return Direction(
+        direction = Direction(
             "picture → classes",
-            images,
-            weights,
-            matches,
+            encode("x", self.data.images),
+            self._weights(encode),
+            Matches(Labels(samples, target, len(samples)), Labels(classes, classes, len(classes))),
             lambda i: item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
             lambda c: item(names[c], names[c]),
             keys=samples,
             groups=target,
         )
+        return direction, *direction.ranking(self.index, 5, encode.world)
 
     def _details(
         self, direction: Direction, found: Ranking, target: np.ndarray, values: Values, examples: int

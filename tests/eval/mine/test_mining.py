@@ -18,7 +18,7 @@ from dyad.data.shards.storage import sha256_of
 from dyad.eval.config import MineCommand
 from dyad.eval.metrics import matches
 from dyad.eval.mine import mining
-from dyad.eval.mine.mining import Groups, MiningInput
+from dyad.eval.mine.mining import MiningInput, grouped
 from dyad.eval.mine.pair_scores import read_pair_scores
 
 # Ranks of the one question: p0 .95 (1), p1 .90 (2), p2 .85 (3) … p9 .50 (10)
@@ -245,8 +245,8 @@ def test_keys_are_found_in_all_parts(monkeypatch) -> None:
 
 
 def test_groups_are_in_the_order_of_their_first_rows() -> None:
-    groups = Groups(np.array([5, -2, 5, 9, -2, 5]))
-    assert [groups.rows(i) for i in range(len(groups))] == [[0, 2, 5], [1, 4], [3]]
+    order, ends = grouped(np.array([5, -2, 5, 9, -2, 5]))
+    assert order.tolist() == [0, 2, 5, 1, 4, 3] and ends.tolist() == [0, 3, 5, 6]
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
