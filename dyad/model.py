@@ -98,7 +98,7 @@ class Index:
             if (embeddings.ndim, embeddings.dtype, len(embeddings)) != (2, np.float32, len(saved["items"])):
                 raise ValueError(f"embeddings {embeddings.shape} for {len(saved['items'])} items")
             return cls(saved["items"], embeddings, str(saved["model"]), str(saved["spec"]))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{folder} is no index of ours, or damaged: {error}") from error
 
 
@@ -157,7 +157,9 @@ class Model:
         if isinstance(self.loaded.model, TextPairModel):
             if path is not None:
                 corpus = open_corpus(path, "items")
-                given = [vars(corpus[i]) for i in range(len(corpus))]
+                given = [
+                    {"id": p.id, "title": p.title, "text": p.text} for p in map(corpus.__getitem__, range(len(corpus)))
+                ]
             return Index(given, self.encode_passage(given), self.identity, spec)
         if path is not None:
             given = sorted(p for p in Path(path).rglob("*") if p.suffix.lower() in SUFFIXES)

@@ -75,7 +75,8 @@ def _import(name: str) -> ModuleType:
         if (spec := find_spec(module.partition(".")[0])) is None:
             raise ConfigError("no such module in the working folder, in PYTHONPATH or installed")
         root = Path(spec.origin or folder / module).absolute().parent
-        found = import_module(module)
+        if (found := import_module(module)).__file__ is None:
+            raise ConfigError("a folder without __init__.py is no module")
     except Exception as error:
         name_of_error = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         text = error.msg if isinstance(error, SyntaxError) else first_line(error)

@@ -144,6 +144,10 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
     image = picture_column(table, named)
     if image is None:
         return None
+    if len(named) > 2:
+        raise ConfigError(
+            f"{options.prefix}columns=[{','.join(named)}]: '{image}' has pictures. Name it and one caption"
+        )
     known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
     caption = next((name for name in (named[1:] or known) if name in table.columns), None)
     label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)

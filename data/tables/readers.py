@@ -21,6 +21,7 @@ from dyad.data.shards.storage import open_stream, shard_name
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
+TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns, of ids
 BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
 
 Fields = dict[str, Any]
@@ -53,7 +54,8 @@ def open_table(path: str) -> Table:
     that cannot be read."""
     columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
     folder = None if "://" in path else os.path.dirname(path)
-    return Table(path, columns, rows, folder, lambda: [path])
+    queries = [_queries_beside(path)] if columns is TRIPLES else []
+    return Table(path, columns, rows, folder, lambda: [path, *queries])
 
 
 Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; what reads the rows
@@ -130,12 +132,16 @@ def _tsv(path: str) -> Opened:
         return _csv(path)
     if names != ID_TRIPLES:
         return names, lambda: _lines(path, lambda line: dict(zip(names, _cells(line), strict=False)))
+    queries = _queries_beside(path)
+    return TRIPLES, lambda: _triples(path, queries, TRIPLES)
+
+
+def _queries_beside(path: str) -> str:
+    """Return the path of the questions of the triples in the file `path`. Raises ConfigError when there are none."""
     beside = [os.path.join(os.path.dirname(path), name) for name in ("queries.train.tsv", "queries.tsv")]
-    queries = next(filter(os.path.isfile, beside), None)
-    if queries is None:
+    if (queries := next(filter(os.path.isfile, beside), None)) is None:
         raise ConfigError(f"{path} has ids of questions and passages: put queries.train.tsv (id, text) beside it.")
-    columns = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")
-    return columns, lambda: _triples(path, queries, columns)
+    return queries
 
 
 def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:

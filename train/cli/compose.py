@@ -163,7 +163,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     _check_words(overrides, groups(recipe))
     register()
     if recipe is not None:
-        store_recipe(recipe)
+        store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
     words = [_unescaped(f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word) for word in overrides]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]

@@ -47,20 +47,23 @@ def recipe_of(words: Sequence[str]) -> Path | None:
     return path
 
 
-def store_recipe(path: Path) -> None:
-    """Store a recipe file, as experiment=OWN, and the presets beside it in Hydra's ConfigStore.
+def store_recipe(path: Path, words: Sequence[str]) -> None:
+    """Store in Hydra's ConfigStore a recipe file, as experiment=OWN, and the presets beside it that it names.
 
-    Raises ConfigError for a file that is no YAML of keys, that reads something else than keys by ${…}, or that has the
-    name of a preset of ours.
+    words: the arguments of the command line, which may name presets as well. Raises ConfigError for a file that is no
+    YAML of keys, that reads something else than keys by ${…}, or that has the name of a preset of ours.
     """
     store, ours = ConfigStore.instance(), groups()
     node = {**_checked(path), "experiment": str(path)}
     store.store(name=OWN, group="experiment", node=OmegaConf.create(node), package="_global_")
+    wanted = f"{node.get('defaults')} {words}"  # other files of these folders are no presets of this recipe
     for group, preset in _beside(path):
+        if not re.search(rf"\b{re.escape(preset.stem)}\b", wanted):
+            continue
         if preset.stem in ours[group]:
             raise ConfigError(f"{preset}: {group}={preset.stem} is a preset of Dyad. Give the file another name")
-        package = PACKAGE.match(preset.read_text(encoding="utf-8"))
         node = OmegaConf.create(_checked(preset))
+        package = PACKAGE.match(preset.read_text(encoding="utf-8"))
         store.store(name=preset.stem, group=group, node=node, package=package[1] if package else None)
 
 
@@ -76,7 +79,7 @@ def refuse_resolvers(tree: Any) -> None:
 
 def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
     """Return (group, path) of the presets in folders beside a recipe that are named as our groups, experiment aside."""
-    if recipe is None:
+    if recipe is None or recipe.resolve().is_relative_to(CONFIG_DIR.resolve()):
         return []
     names = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name not in ("experiment", "local"))
     return [(name, path) for name in names for path in sorted((recipe.parent / name).glob("*.yaml"))]

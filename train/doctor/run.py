@@ -26,7 +26,7 @@ from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
-from dyad.data.question_passage.questions import is_beir, named_files
+from dyad.data.question_passage.questions import named_files
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
@@ -86,8 +86,7 @@ def data(config: TrainConfig) -> Iterator[Finding]:
         return
     if config.task is Task.question_passage:
         files = named_files(config.data.train, config.data)
-        judged = is_beir(str(config.data.train))
-        shards = [queries_of(file) if judged else file for file in files]
+        shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in files]
     else:
         tables = checked_tables(table_options(config.data))
         shards = [shard for source in parse_sources(config.data.train, tables=tables) for shard in source.shards]

@@ -5,6 +5,7 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
@@ -53,7 +54,7 @@ def write(folder: Path, source: ExportSource) -> None:
         device="cpu",
         prompts={**start.prompts, "query": question.prefix, "document": passage.prefix},
         default_prompt_name=start.default_prompt_name,
-        similarity_fn_name=similarity.value,
+        similarity_fn_name=cast(Any, similarity.value),
     )
     model.save_pretrained(str(folder), create_model_card=False)
 

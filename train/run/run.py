@@ -18,6 +18,7 @@ from dyad.data.loading.loader import BatchSource, build_loader, worker_count
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
+from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.results.write import print_tables
 from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
@@ -204,6 +205,9 @@ class TrainingRun:
         elif self.source.weights:
             line += f", beginning with the weights of {self.source.weights}"
         yield line
+        written = written_sources(config.data.train, "data.train")
+        if any(source.question_prefix is not None or source.passage_prefix is not None for source in written):
+            yield "prefixes of sources: for training; evaluation, mining and exports take data.*.prefix"
         trained = sum(p.numel() for p in self.parts.model.towers.parameters() if p.requires_grad)
         if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
             yield (
