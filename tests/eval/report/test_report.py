@@ -54,7 +54,7 @@ def test_keys_that_differ_from_the_defaults_are_facts(tmp_path: Path) -> None:
     for choice, count in {"global": 0, "per_chunk": 1}.items():
         config = {**CONFIG, "model": {**CONFIG["model"], "batch_norm": choice}}
         page = write_report(write_run(tmp_path / choice, config=config)).read_text().split("config.yaml</summary>")[0]
-        assert page.count(f"batch_norm={choice}") == count and "AdamW: lr=0.001, warmup=20" in page
+        assert page.count(f"batch_norm={choice}") == count and "adamw: lr=0.001, warmup=20" in page
 
 
 def test_what_the_device_did_is_said_in_words(tmp_path: Path) -> None:

@@ -108,8 +108,8 @@ def test_a_preset_beside_it_chooses_keys_too(recipe: Path) -> None:
     (recipe.parent / "model/minilm.yaml").write_text(TINY)
     (recipe.parent / "model/tiny.yaml").write_text("# @package _global_\nmodel: {embed_dim: 9}\nseed: 9\n")
     with pytest.raises(ConfigError, match="model=minilm is a preset of Dyad"):
-        compose_config([f"experiment={recipe}"])
-    (recipe.parent / "model/minilm.yaml").unlink()
+        compose_config([f"experiment={recipe}", "model=minilm"])
+    (recipe.parent / "model/notes.yaml").write_bytes(b"\xff[1")  # nothing names it
     assert composed("steps: 5", recipe, "model=tiny").seed == 9
 
 
