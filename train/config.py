@@ -202,7 +202,9 @@ def validate(config: TrainConfig, world_size: int) -> None:
     """
     missing = {
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train,
-        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.steps or config.epochs,
+        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.epochs
+        if config.steps is None
+        else config.steps,
     }
     check_values(config, world_size, [message for message, value in missing.items() if value is None])
 

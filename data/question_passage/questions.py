@@ -26,7 +26,15 @@ from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import Tables, WrittenSource, local_path, parse_sources, refuse_twice, written_sources
+from dyad.data.shards.sources import (
+    Tables,
+    WrittenSource,
+    local_path,
+    parse_sources,
+    refuse_prefixes,
+    refuse_twice,
+    written_sources,
+)
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.pictures import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
@@ -58,7 +66,10 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
     named, tables = list[str](), checked_tables(table_options(config), _row_check(config))
-    for path in (source.path for source in written_sources(value, key)):
+    written = written_sources(value, key)
+    if key != "data.train":
+        refuse_prefixes(written, key)
+    for path in (source.path for source in written):
         named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key, tables)
     refuse_twice(named, key)
     return named

@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,11 +64,16 @@ def parse_sources(
     unknown URL scheme, a weight that is not a positive number, or a prefix.
     """
     written = written_sources(value, key)
-    if named := [source.path for source in written if source.digest("")]:
-        raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
+    refuse_prefixes(written, key)
     sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes), tables)), each.weight) for each in written]
     refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
+
+
+def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
+    """Raise ConfigError, naming the configuration key `key`, if a source has prefixes."""
+    if named := [source.path for source in written if source.digest("")]:
+        raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
 
 
 def split_sources(value: str | Sequence[Any], key: str) -> list[tuple[str, float]]:

@@ -92,7 +92,7 @@ def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
 
     vit = kinds(tmp_path)["open_clip"]
     assert "Choose of attn, c_fc, c_proj" in said(vit, lora_targets=["out_proj"])  # a layer that is not called
-    assert "model.image.frozen=true, model.image.lora_rank=4" in said(vit, frozen=True)
+    assert "frozen=true trains no adapters of model.image.lora_rank=4" in said(vit, frozen=True)
     assert "no layer for adapters" in said(with_image(tmp_path, cnn()))
     assert "lora_targets=['x']" in said(with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
 
