@@ -208,15 +208,8 @@ def _title(result: Result, *counted: str) -> str:
     counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
-    return f"{result['dataset']}: {', '.join(sizes)}{_approximate(result)}"
-
-
-def _approximate(result: Result) -> str:
-    """Return a text in brackets that names the approximate search index of a result, or "" if the search was exact."""
-    search = part(result, "search")
-    indexes = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and "index" in how}
-    indexes -= {EXACT}
-    return f" (approximate: index {', '.join(sorted(indexes))})" if indexes else ""
+    index = part(result, "search").get("index", EXACT)
+    return f"{result['dataset']}: {', '.join(sizes)}{'' if index == EXACT else f' (approximate: index {index})'}"
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
@@ -227,7 +220,7 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
         ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
         table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
         for way in ("image_to_text", "text_to_image"):
-            median = score(result, f"{way}_median_rank").value  # unknown if an index found only the first ranks
+            median = score(result, f"{way}_median_rank").value
             _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
         yield table
 
@@ -239,8 +232,7 @@ def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
     table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
-        name, more = result["dataset"] + _approximate(result), (_cell(count, ",.0f"), _cell(largest))
-        _add_rows(table, name, ACCURACIES, result, *more)
+        _add_rows(table, result["dataset"], ACCURACIES, result, _cell(count, ",.0f"), _cell(largest))
     yield table
 
 

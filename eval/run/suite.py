@@ -26,7 +26,7 @@ from dyad.data.base.plugins import plugins_needed
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
-from dyad.eval.search.index_spec import EXACT, check_spec
+from dyad.eval.search.index_spec import check_spec
 from dyad.eval.tasks.prompts import read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
 from dyad.eval.tasks.wds import PICTURES, read_wds
@@ -109,8 +109,7 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    # an exact search of pictures needs no index: the ranks are counted
-    if entries and (config.task is Task.question_passage or config.eval.index != EXACT):
+    if entries and config.task is Task.question_passage:
         check_spec(config.eval.index)
 
 
@@ -180,7 +179,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
-    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -208,7 +207,7 @@ def _classification(
 
     model, config = cast("ImageTextModel", inputs.model), inputs.config
     data = labelled_set(shards, model.image, config.data, label)
-    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize, config.eval.index)
+    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------

@@ -30,9 +30,6 @@ from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import RIGHT, Case, Item, answer, best_items, choose, item
 from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.results.thumbnails import Thumbnails
-from dyad.eval.search.found_ranks import found_ranks
-from dyad.eval.search.index import Index
-from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.baselines import before_training
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World, all_reduce_sum
@@ -161,17 +158,9 @@ class Direction:
         """Return the indices of the right items of the query with index `query`."""
         return self.matches.pairs(query, query + 1)[1]
 
-    def ranking(self, index: str, k: int, world: World) -> tuple[Ranking, dict[str, Any]]:
-        """Compute the rank of the best right item of every query; return (ranks and scores of the queries, description
-        of the search for the JSON of the result).
-
-        index: a FAISS index such as "Flat". An exact search computes all ranks. An approximate index gives the ranks
-        among the first `k` items that it finds for a query. All processes must call it together.
-        """
-        ready = None if index == EXACT else Index(self.items_mD, index, world=world)
-        if ready and ready.how["index"] != EXACT:
-            return found_ranks(self.queries_nD, ready, self.matches, k)
-        return count_ranks(self.queries_nD, self.items_mD, self.matches, world), ready.how if ready else {}
+    def ranking(self, world: World) -> Ranking:
+        """Return the exact ranks of the best right items, as `count_ranks`."""
+        return count_ranks(self.queries_nD, self.items_mD, self.matches, world)
 
     def histogram(self, found: Ranking) -> dict[str, list[Any]]:
         """Return histograms of the scores of right pairs, wrong pairs and best wrong items, for a sample of the
@@ -207,8 +196,7 @@ class Direction:
         }
 
 
-# image_to_text, text_to_image → the search, the ranks it found, the kind of the search
-Searched = dict[str, tuple[Direction, Ranking, dict[str, Any]]]
+Searched = dict[str, tuple[Direction, Ranking]]  # image_to_text, text_to_image → the search and its ranks
 
 
 @dataclass(frozen=True)
@@ -216,25 +204,22 @@ class Retrieval(Evaluator):
     """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
 
     truth: which pairs are right; with `pairs` only a picture and its own captions, with `keys` also pairs of equal
-    content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
+    content. recall_k: each K of R@K.
     """
 
     data: RetrievalSet
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
-    index: str = EXACT
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         thumbnails = Thumbnails(self.data.images)
         searched = self._searched(encode, thumbnails)
         chance = {
             f"{name}_R@{k}": chance_recall(found.right, direction.matches.shape[1], k)
-            for name, (direction, found, _) in searched.items()
+            for name, (direction, found) in searched.items()
             for k in self.recall_k
         }
         details: dict[str, Any] = {"truth": str(self.truth)}
-        if self.index != EXACT:
-            details["search"] = {name: how for name, (_, _, how) in searched.items()}
         if before := before_training(self.untrained, encode.world):
             others = self._searched(before, thumbnails)
             compared = comparison(self._values(searched), self._values(others), self._groups)
@@ -257,20 +242,18 @@ class Retrieval(Evaluator):
                 "text → pictures", texts, images, to_image, caption, picture, data.text_keys, of_owner
             ),
         }
-        return {n: (d, *d.ranking(self.index, max(self.recall_k), encode.world)) for n, d in directions.items()}
+        return {name: (direction, direction.ranking(encode.world)) for name, direction in directions.items()}
 
     def _metrics(self, searched: Searched) -> dict[str, float]:
         return {
             f"{name}_{metric}": value
-            for name, (_, found, how) in searched.items()
+            for name, (_, found) in searched.items()
             for metric, value in rank_metrics(found.rank, self.recall_k).items()
-            # an approximate index finds the first ranks only
-            if metric.startswith("R@") or how.get("index", EXACT) == EXACT
         }
 
     def _values(self, searched: Searched) -> Values:
         """Return metric → whether each query is a hit, for R@K of both directions."""
-        ranks = {name: found.rank for name, (_, found, _) in searched.items()}
+        ranks = {name: found.rank for name, (_, found) in searched.items()}
         return {f"{name}_R@{k}": 1.0 * (rank <= k) for name, rank in ranks.items() for k in self.recall_k}
 
     def _groups(self, metric: str) -> list[int]:
@@ -279,11 +262,11 @@ class Retrieval(Evaluator):
         return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()
 
     def _details(self, searched: Searched, examples: int) -> dict[str, Any]:
-        of_pictures, ranking, _ = searched["image_to_text"]
+        of_pictures, ranking = searched["image_to_text"]
         return {
             "intervals": summary(self._values(searched), self._groups)["intervals"],
             "scores": of_pictures.histogram(ranking),
-            "gallery": {direction.title: direction.cases(found, examples) for direction, found, _ in searched.values()},
+            "gallery": {direction.title: direction.cases(found, examples) for direction, found in searched.values()},
         }
 
     def _picture(self, thumbnails: Thumbnails, i: int) -> Item:

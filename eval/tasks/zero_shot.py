@@ -20,7 +20,6 @@ from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison,
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
 from dyad.eval.results.cases import item
 from dyad.eval.results.thumbnails import Thumbnails
-from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
 from dyad.train.distributed.agreement import rank_0_only
@@ -31,26 +30,23 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 @dataclass(frozen=True)
 class ZeroShot(Evaluator):
-    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts. index:
-    a FAISS index; "Flat" is exact.
-    """
+    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts."""
 
     data: LabelledSet
     classes: Mapping[str, Sequence[str]]
     tokenize: Callable[[list[str]], Tensor]
-    index: str = EXACT
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         target = _targets(self.data.labels, list(self.classes), self.name)
         thumbnails, count, world = Thumbnails(self.data.images), len(self.classes), encode.world
-        direction, found, how = self._ranked(encode, target, thumbnails)
+        direction, found = self._ranked(encode, target, thumbnails)
         share = np.bincount(target, minlength=count) / len(target)
         chance = {"acc1": 1 / count, "mean_per_class_recall": 1 / count, "majority_class_share": float(share.max())}
         if count >= 5:
             chance["acc5"] = 5 / count
         values, groups = accuracies(found.rank, target, count), lambda metric: range(len(target))
         metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
-        details = {"per_class": self._per_class(found.rank, target), **({"search": how} if how else {})}
+        details: dict[str, Any] = {"per_class": self._per_class(found.rank, target)}
         if before := before_training(self.untrained, world):
             others = accuracies(self._ranked(before, target, thumbnails)[1].rank, target, count)
             details["baselines"] = {"untrained": comparison(values, others, groups)}
@@ -59,10 +55,8 @@ class ZeroShot(Evaluator):
         files = {".pictures": thumbnails.write} if examples is not None else {}
         return Report("zeroshot_classification", metrics, chance, details, files)
 
-    def _ranked(
-        self, encode: Encoder, target: np.ndarray, small: Thumbnails
-    ) -> tuple[Direction, Ranking, dict[str, Any]]:
-        """Encode pictures and classes, and rank the classes for each picture; return (the search, ranks, its kind)."""
+    def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails) -> tuple[Direction, Ranking]:
+        """Encode pictures and classes, and rank the classes for each picture; return the search and its ranks."""
         names = list(self.classes)
         samples, classes = np.arange(len(target)), np.arange(len(names))
         direction = Direction(
@@ -75,7 +69,7 @@ class ZeroShot(Evaluator):
             keys=samples,
             groups=target,
         )
-        return direction, *direction.ranking(self.index, 5, encode.world)
+        return direction, direction.ranking(encode.world)
 
     def _details(
         self, direction: Direction, found: Ranking, target: np.ndarray, values: Values, examples: int

@@ -69,7 +69,8 @@ MISTAKES = {
         ["experiment=topics", "objective=epr"],
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
     ),
-    "index": ([EMOJI, "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
+    "index": (["experiment=topics", "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
+    "index of pictures": ([EMOJI, "eval.index=HNSW32"], ["eval.index=HNSW32", "task=question_passage"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
 }
 

@@ -24,7 +24,7 @@ READ_ONLY_WITH = {
     "task=image_text": "model.image. data.image_key data.captions data.caption_weights data.text_key data.resize "
     "data.max_image_pixels data.augment. data.mode eval.truth eval.recall_k",
     "task=question_passage": "model.shared data.question. data.passage. data.negatives. eval.depth eval.answers "
-    "eval.embedding",
+    "eval.embedding eval.index",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",

@@ -1,7 +1,6 @@
 """Ranks by counting: against a full stable sort, FAISS, and CLIP_benchmark's own recall."""
 
 import re
-import tracemalloc
 from importlib import import_module
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from helpers.eval import LOCAL, search, unit_rows
 
 from dyad.eval.config import Truth
 from dyad.eval.metrics.matches import Labels, Matches, Ranking
-from dyad.eval.search.found_ranks import found_ranks
-from dyad.eval.search.index import Index
 from dyad.eval.tasks import image_text_retrieval as retrieval
 from dyad.eval.tasks.image_text_retrieval import chance_recall, count_ranks, match_pairs, rank_metrics
 
@@ -85,35 +82,6 @@ def test_counting_equals_faiss(captions: Keys) -> None:
     hit = np.take_along_axis(right, ids, axis=1)
     for k in (1, 5, 10):
         assert (rank <= k).mean() == hit[:, :k].any(axis=1).mean()
-
-
-@pytest.mark.parametrize("truth", Truth)
-def test_a_flat_index_gives_the_ranks_of_counting_up_to_its_depth(captions: Keys, truth: Truth) -> None:
-    """Of small whole numbers many scores are equal."""
-    rng = np.random.default_rng(1)
-    images, texts = (rng.integers(-1, 2, (n, 6)).astype(np.float32) for n in (40, 90))
-    for matches, queries, items in zip(match_pairs(*captions, truth), (images, texts), (texts, images), strict=True):
-        counted, (found, how) = (
-            count_ranks(queries, items, matches, LOCAL),
-            found_ranks(queries, Index(items), matches, 7),
-        )
-        np.testing.assert_array_equal(found.rank, np.where(counted.rank > 7, len(items) + 1, counted.rank))
-        np.testing.assert_array_equal(found.right, counted.right)
-        np.testing.assert_array_equal(found.best, counted.best)
-        ahead = counted.rank > 1
-        np.testing.assert_array_equal(found.best_wrong[ahead], counted.best_wrong[ahead])
-        assert how == {"index": "Flat", "recall_against_exact@7": 1.0}
-
-
-def test_many_right_items_of_each_query_need_little_memory() -> None:
-    """Of 1,000 pictures with one caption every caption is right: a million pairs, 1 GB of their vectors."""
-    rows, same = unit_rows(1000, 128, 1), np.zeros(1000, np.int64)
-    matches, _ = match_pairs(np.arange(1000), same, same, Truth.keys)
-    index = Index(rows)
-    tracemalloc.start()
-    found = found_ranks(rows, index, matches, 5)[0]
-    assert tracemalloc.get_traced_memory()[1] < 250e6 and (found.rank == 1).all() and (found.right == 1000).all()
-    tracemalloc.stop()
 
 
 def test_recall_equals_clip_benchmark_with_several_captions(captions: Keys) -> None:

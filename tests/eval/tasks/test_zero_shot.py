@@ -39,27 +39,6 @@ def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
 
 
-def test_an_index_serves_the_accuracies_and_is_named() -> None:
-    exact = evaluator().report(encoder(3), 0)
-    whole, part = (replace(evaluator(), index=index).report(encoder(3), 0) for index in ("IVF1,Flat", "IVF3,Flat"))
-    assert whole.metrics == exact.metrics and "search" not in exact.details
-    assert whole.details["confusion"] == exact.details["confusion"]
-    assert whole.details["search"] == {"index": "IVF1,Flat", "recall_against_exact@5": 1.0}
-    assert part.details["search"]["recall_against_exact@5"] < 1 and part.metrics["acc5"] < exact.metrics["acc5"]
-
-
-def test_a_class_that_an_index_does_not_find_is_no_hit() -> None:
-    five = {name: CLASSES[name] for name in list(CLASSES)[:5]}
-    report = replace(evaluator(classes=five), index="IVF4,Flat").report(encoder(3))
-    assert report.details["search"]["recall_against_exact@5"] < 1 and report.metrics["acc5"] < 1
-
-
-def test_classes_too_few_for_an_index_are_ranked_exactly() -> None:
-    exact, few = (replace(evaluator(), index=i).report(encoder(3), 0) for i in ("Flat", "IVF256,Flat;nprobe=16"))
-    assert few.metrics == exact.metrics and few.details["confusion"] == exact.details["confusion"]
-    assert few.details["search"]["index"] == "Flat" and "(256)" in few.details["search"]["because"]
-
-
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
     reference = import_module("clip_benchmark.metrics.zeroshot_classification")
