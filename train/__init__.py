@@ -24,7 +24,8 @@ that start with data/ are below the package data, all others below train.
 11. step/step.py                   `_averaged` averages over ranks the objective's gradients and all scalars. If the
                                    loss or gradient is not finite or spikes (monitor/loss_spikes.py), the step is
                                    skipped; else clipping, the optimiser's step (optim.py, timm_optim.py), the clamp of
-                                   the temperature, and the average of the weights (averaging.py)
+                                   the temperature, the average of the weights (averaging.py), and that of the target
+                                   network, which embeds each batch as well after step 7 (target.py)
 12. monitor/monitor.py             stragglers (stragglers.py), bad samples and skipped steps (run_folder/ledger.py),
                                    weights equal on all ranks
 13. tracking/                      metrics.jsonl and trackers; run/evaluation.py scores the weights;

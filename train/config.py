@@ -16,6 +16,7 @@ from dyad.data.base.plugins import HELP as PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
+from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.losses.options.robust import Setting
 
 Task = StrEnum("Task", ["image_text", "question_passage"])
@@ -27,6 +28,7 @@ OWN_IMAGE_TOWERS: dict[str, Callable[..., Any]] = {}
 OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
+TargetKind = StrEnum("TargetKind", ["none", "copy", "ema"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
@@ -130,6 +132,16 @@ class OptimConfig:
 
 
 @dataclass
+class TargetConfig:
+    kind: TargetKind = described(
+        TargetKind.none, "what a side learns against: the other, frozen (none), by a copy or ema of the towers"
+    )
+    momentum: float = described(0.996, "ema: share of the old target after the first step", least=0, below=1)
+    momentum_end: float = described(1.0, "ema: share at the end, by a cosine; as momentum: constant", least=0, most=1)
+    every: int = described(1, "copy: steps between copies", least=1)
+
+
+@dataclass
 class DistConfig:
     name: Parallel = Parallel.ddp
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
@@ -189,6 +201,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     objective: Any = MISSING
     optim: OptimConfig = field(default_factory=OptimConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
     dist: DistConfig = field(default_factory=DistConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -243,14 +256,15 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{} or more")}
+LIMITS |= {"most": (operator.le, "{} or less")}
 LIMITS |= {"above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
 
 
 def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
     """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
 
-    A field's metadata may have "least" (value ≥ limit), "above" (>) or "below" (<). Nested dataclasses are included. A
-    value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole
+    A field's metadata may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). Nested dataclasses are
+    included. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole
     configuration, with its final dot.
     """
     rules: dict[str, bool] = {}
@@ -274,7 +288,11 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     expected = ExpectedBatch(config.global_batch_size, listed or config.data.negatives.per_row > 0, listed)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
+    target, takers = config.target.kind, [name for name, of in OBJECTIVES.items() if "targets" in of.takes]
     return {
+        f"target.kind={target}: objective={getattr(objective, 'name', '')} takes no targets. Leave it out, or take "
+        f"objective={' or '.join(takers)}": target is not TargetKind.none
+        and "targets" not in getattr(objective, "takes", ()),
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
         "Set objective.duplicates=positive, or data.passage.positives=all": supervised and not (listed or by_key),
         **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),

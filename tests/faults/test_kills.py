@@ -13,9 +13,11 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
+import torch
 from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
 from helpers.cli import ROOT, Commands
 from helpers.tiny_runs import QUIET, VAL, logged, losses, state, without_timings
+from safetensors.torch import load_file
 
 
 def test_a_rank_is_killed(jobs: Jobs) -> None:
@@ -125,6 +127,22 @@ def test_everything_is_killed(world: int, objective: str, kills: int, jobs: Jobs
     assert digest(killed) == digest(undisturbed)
     assert without_timings(killed) == without_timings(undisturbed)
     assert len(losses(killed)) == 40
+
+
+def test_a_target_goes_on_after_kills_on_any_number_of_processes(jobs: Jobs) -> None:
+    keys = {**QUIET, "objective": "spectral_alternating", "objective.similarity": "cosine", "optim.lr": 1e-4}
+    keys |= {"target.kind": "ema", "target.momentum": 0.8, "steps": 24, "checkpoint.every": 3}
+    undisturbed = jobs.run(1, {**keys, "checkpoint.keep": 9, "run.name": "undisturbed"})
+    killed = kill_again_and_again(jobs, (1,), keys, 2)
+    assert digest(killed) == digest(undisturbed) and losses(killed) == losses(undisturbed)
+    middle = undisturbed / "checkpoints" / "step_00000012"
+    on_two = jobs.run(2, {**keys, "run.name": "two", "resume": middle})
+    ended = [load_file(run / "checkpoints/step_00000024/target.safetensors") for run in (undisturbed, on_two)]
+    assert ended[0].keys() == ended[1].keys()
+    for name, tensor in ended[0].items():
+        torch.testing.assert_close(ended[1][name], tensor, rtol=1e-4, atol=1e-6)
+    refused = jobs.start(1, {**keys, "target.momentum": 0.9}).ends()
+    assert refused.codes == [2] and "target.momentum: 0.8 there, 0.9 now" in refused.out
 
 
 @pytest.mark.soak

@@ -33,6 +33,7 @@ COLLECTIVES = {
     "spectral": 4,
     "spectral_alternating": 2,
     "pca_penalty": 3,
+    "vicreg": 5,
     "dpr, hard negatives, known positives": 5,
     "clip, duplicates=mask": 5,
     "clip, duplicates=positive": 5,

@@ -2,7 +2,7 @@
 
 To 1e-10 in float64, for every option that changes what is computed and every way the pairs lie on the ranks: loss,
 metrics, the gradients of embeddings and of parameters. Then NCE of given log-probabilities, the running second moment,
-what is refused on all ranks alike, and what is sent. The harness is that of dist_losses.py.
+targets, what is refused on all ranks alike, and what is sent. The harness is that of dist_losses.py.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ SENT = {  # numbers per rank and step: y and its gradient, 2 B D; second moments
     "spectral": lambda count, width: 5 * width**2,
     "spectral_alternating": lambda count, width: 2 * width**2,
     "pca_penalty": lambda count, width: 2 * width**2,
+    "vicreg": lambda count, width: 4 * width**2 + 4 * width,
 }
 
 
@@ -85,6 +86,7 @@ def cases(folder: Path) -> list[Case]:
             Case("pca_penalty", {"penalty": 0.7, "cov": cov, "center": center})
             for cov, center in product(["first", "both"], [False, True])
         ),
+        *(Case("vicreg", {"gamma": gamma}) for gamma in (1.0, 3.0)),
     ]
     return [*logistic, *lists, *cpc, *spectral]
 
@@ -127,6 +129,20 @@ def check_running_moment(sizes: tuple[int, ...]) -> None:
         running = 0.75 * running + 0.25 * batch if call else batch
     assert isinstance(running, Tensor)
     close(objective.get_buffer("moments_2DD"), running, "moments", sizes)
+
+
+def check_targets(sizes: tuple[int, ...]) -> None:
+    """Against the formula of the whole batch."""
+    mine = own(sizes)
+    x, y, x_target, y_target = (numbers(B, D, seed=seed) for seed in range(31, 35))
+    leaves = x.requires_grad_(), y.requires_grad_()
+    sides = (x, y_target), (y, x_target)
+    want = torch.stack([((e @ (nu.T @ nu) / B - 2 * nu) * e).sum() / B for e, nu in sides]).sum()
+    targets = {"x_target": x_target[mine], "y_target": y_target[mine]}
+    got = build_objective("spectral_alternating").double()(x[mine], y[mine], **targets).loss
+    results = [(loss, *torch.autograd.grad(loss, leaves)) for loss in (got, want)]
+    for ours, theirs in zip(*results, strict=True):
+        close(mean_over_ranks(ours), theirs.detach(), "targets", sizes)
 
 
 def check_refusals(sizes: tuple[int, ...]) -> None:
@@ -188,6 +204,7 @@ def check_all(every: list[tuple[Case, Found]], layouts: list[tuple[int, ...]]) -
             check_objective(case, want, sizes, ORDERS[0])
         check_given_log_probabilities(sizes)
         check_running_moment(sizes)
+        check_targets(sizes)
         check_refusals(sizes)
     check_what_is_sent()
 

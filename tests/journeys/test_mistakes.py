@@ -65,6 +65,18 @@ MISTAKES = {
         ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
         ["setting=supervised", "objective.duplicates=positive"],
     ),
+    "target of another objective": (
+        [EMOJI, "target.kind=ema"],
+        ["target.kind=ema", "objective=clip", "objective=spectral_alternating"],
+    ),
+    "key of another target": (
+        [EMOJI, "objective=spectral_alternating", "target.kind=copy", "target.momentum=0.9"],
+        ["target.momentum=0.9", "target.kind=ema"],
+    ),
+    "range of the target": (
+        [EMOJI, "objective=spectral_alternating", "target.kind=ema", "target.momentum_end=1.5"],
+        ["target.momentum_end=1.5", "1 or less"],
+    ),
     "EPR without negatives": (
         ["experiment=topics", "objective=epr"],
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],

@@ -45,6 +45,8 @@ READ_ONLY_WITH = {
     "optim.schedule=const-cooldown": "optim.cooldown",
     "optim.name=adamw": "optim.beta optim.eps",
     OF_TIMM: "optim.options",
+    "target.kind=ema": "target.momentum",
+    "target.kind=copy": "target.every",
     "objective.divergence=cvar": "objective.alpha",
     "objective.pair_loss=hinge or squared_hinge": "objective.margin",
     "objective.nu=state": "objective.nu_lr",

@@ -26,7 +26,8 @@ COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size prec
 objective.duplicates data.train data.val data.workers data.captions data.question.length data.passage.length
 data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
 model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_norm optim.name optim.lr
-optim.layer_decay optim.weight_decay optim.ema optim.warmup optim.schedule optim.clip_norm eval.every eval.suite
+optim.layer_decay optim.weight_decay optim.ema optim.warmup optim.schedule optim.clip_norm
+target.kind target.momentum target.momentum_end target.every eval.every eval.suite
 checkpoint.every checkpoint.keep tracking.wandb
 resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins""".split()
 

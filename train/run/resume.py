@@ -102,6 +102,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
+        parts.step.target.load({})
     if source.resume is None:
         return RestoredState()
     folder = source.resume
@@ -124,11 +125,12 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
         if parts.memory:
             parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
-        average = checkpoint.restore(state, parts.modules, parts.step.optimizer)
+        average, target = checkpoint.restore(state, parts.modules, parts.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
     parts.step.load_state_dict(facts["step_state"])
     parts.step.average.tensors = {} if config.optim.ema is None else average
+    parts.step.target.load(target)
     return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
 
 

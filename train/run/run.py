@@ -48,6 +48,7 @@ from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
 from dyad.train.step.loop import Plan, fit
 from dyad.train.step.optim import learning_rate, warmup_steps
+from dyad.train.step.target import describe_target
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
@@ -228,12 +229,14 @@ class TrainingRun:
             yield dataset.begin(self.world.rank, self.world.size, workers, restored.facts.get("stream"))
 
     def describe_schedule(self) -> Iterator[str]:
-        """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, the average of weights."""
+        """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights."""
         optim, first, total = self.config.optim, self.plan.first_step, self.plan.total_steps
         if isinstance(optim.warmup, float):
             yield f"optim.warmup={optim.warmup}: {warmup_steps(total, optim)} of {total} steps"
         if optim.ema is not None:
             yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
+        if line := describe_target(self.config.target):
+            yield line
         begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
         before = begun.get("total_steps")
         if isinstance(before, int) and before != total and 0 < first < total and not self.restored.batch_changed:
@@ -319,8 +322,8 @@ class TrainingRun:
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
         def write() -> None:
-            average = parts.step.average.tensors
-            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, average)
+            copies = parts.step.average.tensors, parts.step.target.tensors
+            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies)
             (writer.save if last else writer.save_in_background)(state)
 
         rank_0_only(world, write)

@@ -5,6 +5,7 @@
     optimizer.safetensors  "<parameter name>/exp_avg" and so on: by name, so the order of parameters may change
     memory.safetensors     per-sample state of the objective, one entry per training sample; only if it has such state
     average.safetensors    moving average of the trained weights, by name; only with optim.ema
+    target.safetensors     weights of the target network, by the names of the trained weights; only with target.kind
     state.json             step, numbers of the optimiser that are no tensors, and further entries that the caller
                            chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
@@ -13,7 +14,8 @@ No folder depends on another, so damage to one leaves the others usable. Nothing
 
 The format number (also of the run folder: FORMAT in folder.py) goes up when an older program would read a new file
 wrongly. A program reads every number up to its own, refuses higher ones in one line, and writes the lowest number that
-describes what it writes: 2, and 3 with an average of the weights or numbers of the optimiser that are no tensors.
+describes what it writes: 2; 3 with an average of the weights or numbers of the optimiser that are no tensors; 4 with
+a target network.
 """
 
 import json
@@ -37,11 +39,11 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
 
-OLDEST, FORMAT = 2, 3
+OLDEST, FORMAT = 2, 4
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
-AVERAGE, STATE, MANIFEST = "average.safetensors", "state.json", "manifest.json"
-FILES = (MODEL, OPTIMIZER, MEMORY, AVERAGE, STATE)
-OPTIONAL = (MEMORY, AVERAGE)
+AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
+OPTIONAL = (MEMORY, AVERAGE, TARGET)
+FILES = (MODEL, OPTIMIZER, *OPTIONAL, STATE)
 SCALARS = "optimizer_scalars"  # key of state.json
 # entries of an optimiser's groups that follow from the configuration
 OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
@@ -57,7 +59,7 @@ class CheckpointState:
     state tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
     objective's per-sample state, one entry per training sample; empty if it has none. scalars: numbers of the optimiser
     that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average: the moving average of
-    the trained weights by name; empty if there is none.
+    the trained weights by name; empty if there is none. target: the weights of the target network, likewise.
     """
 
     step: int
@@ -67,12 +69,19 @@ class CheckpointState:
     memory: dict[str, Tensor]
     scalars: dict[str, float | None] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
+    target: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """The tensors of each file that is written, by the name of the file."""
-        found = {MODEL: self.model, OPTIMIZER: self.optimizer, MEMORY: self.memory, AVERAGE: self.average}
+        found = {MODEL: self.model, OPTIMIZER: self.optimizer}
+        found |= {MEMORY: self.memory, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
+
+    @property
+    def format(self) -> int:
+        """The lowest format number that describes what is written."""
+        return 4 if self.target else 3 if self.scalars or self.average else OLDEST
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -96,13 +105,15 @@ def capture(
     facts: dict[str, Any],
     memory: Mapping[str, Tensor] | None = None,
     average: Mapping[nn.Parameter, Tensor] | None = None,
+    target: Mapping[nn.Parameter, Tensor] | None = None,
 ) -> CheckpointState:
     """Collect the tensors and entries that `save` writes, as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
     weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
-    one entry per training sample; None if it has none. average: the moving average of the weights by parameter. Raises
-    TypeError for an optimiser whose state is neither tensors nor numbers.
+    one entry per training sample; None if it has none. average: the moving average of the weights by parameter. target:
+    the weights of the target network by parameter. Raises TypeError for an optimiser whose state is neither tensors
+    nor numbers.
     """
     assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -121,16 +132,18 @@ def capture(
     if foreign := [key for key, value in scalars.items() if not isinstance(value, int | float | None)]:
         raise TypeError(f"no checkpoint holds what this optimiser keeps as '{foreign[0].rpartition('/')[2]}'")
     tensors = {key: value for key, value in slots.items() if key not in scalars}
-    averages = {name_of[id(parameter)]: tensor for parameter, tensor in (average or {}).items()}
-    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, averages)
+    copies = ({name_of[id(p)]: tensor for p, tensor in (copy or {}).items()} for copy in (average, target))
+    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies)
 
 
-def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> dict[Any, Tensor]:
+def restore(
+    state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer
+) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    Returns the moving average of the weights by parameter, empty if the checkpoint has none. `state.memory` (per-sample
-    state of the objective) is not restored here: each rank loads its own part. Raises ConfigError, with nothing
-    changed, for a checkpoint of another model.
+    Returns the moving average of the weights and the weights of the target network by parameter, each empty if the
+    checkpoint has none. `state.memory` (per-sample state of the objective) is not restored here: each rank loads its
+    own part. Raises ConfigError, with nothing changed, for a checkpoint of another model.
     """
     _refuse_another_model(state.model, modules)
     named = named_tensors(modules)
@@ -147,11 +160,17 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = _like(named[name], value) if isinstance(value, Tensor) else value
         slots.setdefault(position[id(named[name])], {})[key] = own
-    if unknown := [name for name in state.average if name not in named or id(named[name]) not in position]:
-        raise ConfigError(f"the checkpoint has an average of '{unknown[0]}', which this model does not train")
+    copies = {"an average": state.average, "a target": state.target}
+    for what, name in ((what, name) for what, tensors in copies.items() for name in tensors):
+        if name not in named or id(named[name]) not in position:
+            raise ConfigError(f"the checkpoint has {what} of '{name}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
-    return {named[name]: torch.empty_like(named[name]).copy_(value) for name, value in state.average.items()}
+    average, target = (
+        {named[name]: torch.empty_like(named[name]).copy_(value) for name, value in tensors.items()}
+        for tensors in copies.values()
+    )
+    return average, target
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -248,8 +267,8 @@ def load(folder: Path) -> CheckpointState:
         facts = json.loads((folder / STATE).read_text())
         step = int(facts.pop("step"))
         scalars = dict(facts.pop(SCALARS))
-        model, optimizer, memory, average = (_tensors(folder, name) for name in (MODEL, OPTIMIZER, MEMORY, AVERAGE))
-        return CheckpointState(step, model, optimizer, facts, memory, scalars, average)
+        model, optimizer, memory, *copies = (_tensors(folder, name) for name in (MODEL, OPTIMIZER, *OPTIONAL))
+        return CheckpointState(step, model, optimizer, facts, memory, scalars, *copies)
 
 
 def step_of(folder: Path) -> int:
@@ -391,4 +410,4 @@ def _write(folder: Path, state: CheckpointState) -> None:
 
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))
-    write_json(folder / MANIFEST, {"format": FORMAT if state.scalars or state.average else OLDEST, "files": entries})
+    write_json(folder / MANIFEST, {"format": state.format, "files": entries})

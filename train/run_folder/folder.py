@@ -58,6 +58,10 @@ ADDED = {
     "model.image.lora_alpha": 16.0,
     "model.image.lora_targets": None,
     "data.batches": "mixed",
+    "target.kind": "none",
+    "target.momentum": 0.996,
+    "target.momentum_end": 1.0,
+    "target.every": 1,
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")

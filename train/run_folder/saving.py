@@ -45,7 +45,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
         self._next_save, self._log = next_save, log
         # copies in host memory, by field of CheckpointState
-        self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}}
+        self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "target": {}}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[None] | None = None
         self.seconds = 0.0

@@ -6,13 +6,13 @@ al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The new
 first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
 the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk). Both passes draw the same noise, and so
-does a resumed run, without any generator state in the checkpoint.
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network by one number
+more. Both passes draw the same noise, and so does a resumed run, without any generator state in the checkpoint.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.layer_decay import learning_rate_scales
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.step.sizes import SizeExchange
+from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.tower import TwoTower, tf32_products
 
@@ -52,8 +53,8 @@ class TrainStep:
     local_timer: measures the time from a step's start to this rank's first communication with other ranks.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
-    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). pairs: how many
-    pairs each rank has, if in every step; else None.
+    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). target: the
+    target network. pairs: how many pairs each rank has, if in every step; else None.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -83,8 +84,9 @@ class TrainStep:
         self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
+        self.target = Target(towers, config, total_steps, world)
         self._parallel = wrap_towers(towers, config.compile, world)
-        self._statistics = RunningStatistics(towers)
+        self._statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
         precision = chosen_precision(config.precision, world.device)
         self._dtype = AUTOCAST[precision]
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
@@ -110,6 +112,7 @@ class TrainStep:
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
+        self.target.begin(step)
         statistics = self._statistics.read()  # to put back if the step is skipped
         self._statistics.begin(len(batch))
         scalars, norm = self._attempt(batch, step, sizes, trusting=step >= self._trust_from)
@@ -124,7 +127,7 @@ class TrainStep:
             self.local_timer.start()  # the first attempt has stopped it
             scalars, norm = self._attempt(batch, step, sizes, trusting=False)
             assert scalars is not None
-        self._apply_or_skip(scalars["loss"], scalars["grad_norm"], norm, statistics)
+        self._apply_or_skip(step, scalars["loss"], scalars["grad_norm"], norm, statistics)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
         if self.skip_reason:
             self.on_skip(batch, step + 1, self.skip_reason, scalars)
@@ -191,8 +194,9 @@ class TrainStep:
         casts = torch.autocast(self.world.device.type, enabled=False)
         with casts, no_gradient_sync(self._parallel):
             # with a graph even where the cache drops it: some kernels are chosen by whether there is one
-            pairs = [[e.detach() for e in graphs.add(partial(self._embed, c, step), c.inputs)] for c in chunks]
-            statistics = self._statistics.read()  # the second pass must not count the rows again
+            embed = partial(self._embed, step=step)
+            pairs = [[e.detach() for e in graphs.add(partial(embed, c, self._parallel), c.inputs)] for c in chunks]
+            statistics = self._statistics.read()  # the target and the second pass must not count the rows again
             parts = zip(*pairs, strict=True)
             x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
             y_pairs, columns = separated(y, len(batch), batch.extra)
@@ -201,6 +205,7 @@ class TrainStep:
             # only some objectives can leave columns out of a row's negatives
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
+            related |= self.target.embeddings(chunks, sides, len(batch), embed)
             self.local_timer.stop()  # the objective begins with a collective
             with record_function("objective"):
                 with checked(trusting, of_ranks()) as checks:
@@ -210,7 +215,7 @@ class TrainStep:
             whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
             gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
             for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
-                embeddings = graphs.pop() if graphs else self._embed(chunk, step)
+                embeddings = graphs.pop() if graphs else embed(chunk, self._parallel)
                 if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
                     sync_in_next_backward(self._parallel)
                 trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
@@ -221,13 +226,16 @@ class TrainStep:
         return result, checks
 
     @record_function("towers forward")
-    def _embed(self, chunk: Chunk, step: int) -> TensorPair:
-        """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
+    def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
+        """Run `towers` (x and y) on a chunk, with the noise of step `step`; return x and y embeddings, (b, D) each.
+
+        Dummy rows are left out. key: further numbers of the noise's seed.
+        """
         device, embeddings = self.world.device, []
-        inputs = zip(self._parallel, chunk.inputs, chunk.lengths, strict=True)
+        inputs = zip(towers, chunk.inputs, chunk.lengths, strict=True)
         for side, (tower, rows, lengths) in enumerate(inputs):
             with (
-                noise(device, self._config.seed, step, self.world.rank, side, chunk.index),
+                noise(device, self._config.seed, step, self.world.rank, side, chunk.index, *key),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
@@ -253,7 +261,7 @@ class TrainStep:
         sums = sums.split([len(t) for t in summed])
         return dict(zip(scalars, values / self.world.size, strict=True)), [*sums]
 
-    def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
+    def _apply_or_skip(self, step: int, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step; or skip it, and undo what the forward pass changed, if loss or gradient is unusable.
 
         Sets self.skip_reason: "nonfinite" (loss or grad_norm is not finite), "spike" (the loss is far above the recent
@@ -278,6 +286,7 @@ class TrainStep:
             self.optimizer.step()
             self.objective.clamp_()  # pyright: ignore[reportCallIssue]
             self.average.update()
+            self.target.update(step)
             self._spikes.losses.append(loss)
             self._skipped_in_a_row = 0
         self._scaler.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -94,6 +95,17 @@ class TwoTower(nn.Module):
     def __init__(self, x_tower: nn.Module, y_tower: nn.Module) -> None:
         super().__init__()
         self.x_tower, self.y_tower = x_tower, y_tower
+
+    def frozen_copy(self) -> TwoTower:
+        """Return a copy with its own values of the weights that train, which do not train in the copy.
+
+        All other tensors (frozen weights, buffers) and the caches of frozen trunks are those of this module. The copy
+        stays in the mode of this module, train() or eval(). Copy before torch.compile: compiled functions would go on
+        with the weights of this module.
+        """
+        shared = [*self.buffers(), *(p for p in self.parameters() if not p.requires_grad)]
+        shared += [module._frozen_cache for module in self.modules() if isinstance(module, Tower)]
+        return copy.deepcopy(self, {id(part): part for part in shared}).requires_grad_(False)
 
 
 def precision_of(device: torch.device) -> torch.dtype | None:

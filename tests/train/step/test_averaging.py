@@ -60,7 +60,7 @@ def test_a_resumed_average_is_that_of_the_undisturbed_run_to_the_bit(tmp_path: P
     saved = checkpoint.save(tmp_path, state, keep=1)
     second = train_step(towers(seed=9, normed=normed), 8, optim=EMA)
     parts = {"towers": second.towers, "objective": second.objective}
-    second.average.tensors = checkpoint.restore(checkpoint.load(saved), parts, second.optimizer)
+    second.average.tensors, _ = checkpoint.restore(checkpoint.load(saved), parts, second.optimizer)
     second.load_state_dict(first.state_dict())
     used = checkpoint.load_weights(saved)  # what eval, mining and exports take
     assert all(torch.equal(value, used[name]) for name, value in evaluated(second).items())

@@ -58,6 +58,8 @@ class Objective(nn.Module):
         x_keys: Tensor | None = None,
         y_keys: Tensor | None = None,
         known_positives: KnownPositives | None = None,
+        x_target: Tensor | None = None,
+        y_target: Tensor | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
@@ -69,15 +71,19 @@ class Objective(nn.Module):
         k hard negatives per row, or Columns (a list of further y items). positives, excluded: (P, 2), P pairs (local
         row, global column); without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys,
         y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys
-        of items that are relevant to a row: columns with these keys are not among the row's negatives. more: arguments
-        that only single objectives take, for example lengths.
+        of items that are relevant to a row: columns with these keys are not among the row's negatives. x_target,
+        y_target: (b, D), embeddings of the same x and y by a target network; None: there is none. more: arguments that
+        only single objectives take, for example lengths.
 
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
         RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
         """
+        targets = {"x_target": x_target, "y_target": y_target}
+        targets = {name: self._comparable(e) for name, e in targets.items() if e is not None}
         given = {
+            "targets": targets or None,
             "negatives": negatives,
             "positives": positives,
             "excluded": excluded if known_positives is None else known_positives,  # these become excluded pairs
@@ -103,6 +109,7 @@ class Objective(nn.Module):
                 x_keys=as_int64("x_keys", x_keys, device),
                 y_keys=as_int64("y_keys", y_keys, device),
                 known_positives=known_positives,
+                **targets,
                 **{name: value for name, value in more.items() if value is not None},
             )
         return ObjectiveResult(result.loss, {name: value.detach() for name, value in result.metrics.items()})

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, shapes
@@ -21,6 +22,7 @@ from dyad.train.losses.options.spectral import (
     PcaPenaltyOptions,
     SpectralAlternatingOptions,
     SpectralOptions,
+    VicregOptions,
 )
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
@@ -34,19 +36,23 @@ class MomentObjective(Objective, ABC):
     """
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
-            raise ValueError(f"x and y must be (b, D) alike, not {shapes(x_bD, y_mD)}")
+        targets = {name: e for name, e in inputs.items() if name in ("x_target", "y_target")}
+        embeddings = (x_bD, y_mD, *targets.values())
+        if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
+            raise ValueError(f"{' and '.join(['x', 'y', *targets])} must be (b, D) alike, not {shapes(*embeddings)}")
         layout = sizes.pairs if (sizes := known_sizes()) else Layout.of(x_bD)[0]
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
-        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout)
+        targets = {name: e.to(dtype) for name, e in targets.items()}
+        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout, **targets)
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
         """Return the loss and metrics. x_bD, y_bD: this rank's pairs (x_i, y_i), float32 or float64.
 
-        layout: which rank holds which pairs. Every rank must call it.
+        layout: which rank holds which pairs. An objective that takes "targets" also has the parameters x_target and
+        y_target, None if not given. Every rank must call it.
         """
 
 
@@ -80,10 +86,11 @@ class SpectralAlternating(MomentObjective):
 
     L = −(2/B) Σ <φ_i, ν_i> + (1/B) Σ φ_iᵀ Λ φ_i. Λ is the second moment E[ννᵀ], of the batch or as a running mean. With
     the moment of the batch, value and gradient in φ are those of the spectral loss over all pairs. options.directions:
-    φ = x, φ = y, or both. y may come from a target tower.
+    φ = x, φ = y, or both. With targets, ν is the target's y for φ = x and the target's x for φ = y, and Λ is the second
+    moment of the target's embeddings.
 
-    moments_2DD: running means of E[xxᵀ] and E[yyᵀ], which start with the first batch. seen: 0 before the first batch, 1
-    after it.
+    moments_2DD: running means of E[ννᵀ], for ν of x and of y, which start with the first batch. seen: 0 before the
+    first batch, 1 after it.
     """
 
     options: SpectralAlternatingOptions
@@ -98,13 +105,21 @@ class SpectralAlternating(MomentObjective):
             self.register_buffer("seen", torch.tensor(0.0))
             self._before = (self.moments_2DD, self.seen)
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+    def of_pairs(
+        self,
+        x_bD: Tensor,
+        y_bD: Tensor,
+        layout: Layout,
+        x_target: Tensor | None = None,
+        y_target: Tensor | None = None,
+    ) -> ObjectiveResult:
+        nu_x_bD, nu_y_bD = (x_bD if x_target is None else x_target), (y_bD if y_target is None else y_target)
         moves = self.training and torch.is_grad_enabled()
         with torch.no_grad():
-            moments_2DD = self._averaged(layout.sum_(_moments(x_bD, y_bD)) / layout.total, moves)
+            moments_2DD = self._averaged(layout.sum_(_moments(nu_x_bD, nu_y_bD)) / layout.total, moves)
         share = layout.world_size / layout.total
-        row = share * against_frozen(x_bD, y_bD.detach(), moments_2DD[1])
-        column = share * against_frozen(y_bD, x_bD.detach(), moments_2DD[0])
+        row = share * against_frozen(x_bD, nu_y_bD.detach(), moments_2DD[1])
+        column = share * against_frozen(y_bD, nu_x_bD.detach(), moments_2DD[0])
         loss = DIRECTIONS[self.options.directions](row, column)
         return ObjectiveResult(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
 
@@ -153,6 +168,31 @@ class PcaPenalty(MomentObjective):
         distance = (moment_DD - eye_DD).square().sum()
         metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
         return ObjectiveResult(self.options.penalty * distance - positive, metrics)
+
+
+class Vicreg(MomentObjective):
+    """L = λ s(X, Y) + μ v + ν c, VICReg (Bardes, Ponce, LeCun 2022, arXiv 2105.04906, eq. 6).
+
+    s = Σ_i ‖x_i − y_i‖² / (B D) (eq. 5, divided by D). v = mean over both sides and the dimensions d of
+    max(0, γ − √(C_dd + ε)) (eq. 1, 2). c = Σ_{d≠e} C_de² / D, summed over both sides (eq. 4). C: the covariance of a
+    side, with 1/(B − 1) (eq. 3); with B = 1 it is 0. As in the authors' code, s is a mean over dimensions too, and v is
+    the mean of both sides; eq. 5 sums over dimensions, eq. 6 adds v of both sides.
+    """
+
+    options: VicregOptions
+
+    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+        options, total, width = self.options, layout.total, x_bD.shape[1]
+        invariance = layout.world_size / (total * width) * (x_bD - y_bD).square().sum()
+        views_2bD = torch.stack([x_bD, y_bD])
+        views_2bD = views_2bD - layout.sum(views_2bD.sum(1, keepdim=True)) / total
+        covariances_2DD = layout.sum(_moments(*views_2bD)) / max(total - 1, 1)
+        variances_2D = covariances_2DD.diagonal(dim1=1, dim2=2)
+        variance = F.relu(options.gamma - (variances_2D + options.eps).sqrt()).mean()
+        covariance = (covariances_2DD - variances_2D.diag_embed()).square().sum() / width
+        terms = {"invariance": invariance, "variance": variance, "covariance": covariance}
+        loss = options.invariance * invariance + options.variance * variance + options.covariance * covariance
+        return ObjectiveResult(loss, terms)
 
 
 def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:

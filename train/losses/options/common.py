@@ -68,8 +68,8 @@ class ObjectiveOptions:
 
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
-    beside pairs, keys and sample ids. inputs: the kind of x and y, pairs by default; the tasks of this program have
-    pairs only.
+    beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y, pairs by
+    default; the tasks of this program have pairs only.
     """
 
     formula: ClassVar[Any]

@@ -35,10 +35,12 @@ class SpectralOptions(SpectralFamilyOptions):
 class SpectralAlternatingOptions(SpectralFamilyOptions):
     """Spectral loss against a frozen target: one side learns at a time.
 
-    Options of the class SpectralAlternating in objectives/spectral.py. A side is x or y.
+    Options of the class SpectralAlternating in objectives/spectral.py. A side is x or y. With target.kind=ema the
+    target is that of BYOL (Grill et al. 2020), without a predictor.
     """
 
     formula: ClassVar[str] = "spectral:SpectralAlternating"
+    takes: ClassVar[frozenset[str]] = frozenset({"targets"})
 
     directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
     lambda_momentum: float = number(
@@ -69,8 +71,25 @@ class PcaPenaltyOptions(SpectralFamilyOptions):
     center: bool = described(False, "subtract the mean first (a covariance)")
 
 
+@dataclass
+class VicregOptions(SpectralFamilyOptions):
+    """VICReg: distance of pairs, hinge on standard deviations, penalty on covariances (Bardes et al. 2022).
+
+    Options of the class Vicreg in objectives/spectral.py.
+    """
+
+    formula: ClassVar[str] = "spectral:Vicreg"
+
+    invariance: float = number(25.0, "λ: weight of the mean squared distance of pairs", "0 or more")
+    variance: float = number(25.0, "μ: weight of the hinge on the standard deviation of each dimension", "0 or more")
+    covariance: float = number(1.0, "ν: weight of the squared covariances of different dimensions", "0 or more")
+    gamma: float = number(1.0, "γ: standard deviation from which the hinge is 0", "above 0")
+    eps: float = number(1e-4, "ε: added to the variance before its root", "above 0")
+
+
 OBJECTIVES = [
     preset("spectral", SpectralOptions),
     preset("spectral_alternating", SpectralAlternatingOptions),
     preset("pca_penalty", PcaPenaltyOptions),
+    preset("vicreg", VicregOptions),
 ]

@@ -13,7 +13,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 
 N, D = 7, 4
-NAMES = ["spectral", "spectral_alternating", "pca_penalty"]
+NAMES = ["spectral", "spectral_alternating", "pca_penalty", "vicreg"]
 
 
 def embeddings(n: int = N, width: int = D, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -45,9 +45,12 @@ def against_frozen(phi: Tensor, nu: Tensor, second: Tensor) -> Tensor:
     return torch.stack([p @ second @ p - 2 * (p @ v) for p, v in zip(phi, nu, strict=True)]).mean()
 
 
-def alternating(x: Tensor, y: Tensor, directions: str) -> Tensor:
-    row = against_frozen(x, y.detach(), mean_outer(y.detach()))
-    column = against_frozen(y, x.detach(), mean_outer(x.detach()))
+def alternating(
+    x: Tensor, y: Tensor, directions: str, x_target: Tensor | None = None, y_target: Tensor | None = None
+) -> Tensor:
+    nu_x, nu_y = (e.detach() if t is None else t for e, t in ((x, x_target), (y, y_target)))
+    row = against_frozen(x, nu_y, mean_outer(nu_y))
+    column = against_frozen(y, nu_x, mean_outer(nu_x))
     return {"x": row, "y": column, "sum": row + column, "mean": (row + column) / 2}[directions]
 
 
@@ -58,6 +61,23 @@ def pca_penalty(x: Tensor, y: Tensor, penalty: float, cov: str, center: bool) ->
     return penalty * distance - torch.stack([a @ b for a, b in zip(x, y, strict=True)]).mean()
 
 
+def vicreg(x: Tensor, y: Tensor, **options: float) -> Tensor:
+    """Loops over dimensions; statistics by torch.var and by hand."""
+    n, width = x.shape
+    weights = {"invariance": 25.0, "variance": 25.0, "covariance": 1.0, "gamma": 1.0, "eps": 1e-4, **options}
+    apart = torch.stack([(a - b) @ (a - b) for a, b in zip(x, y, strict=True)]).mean() / width
+    hinge, squares = [], []
+    for e in (x, y):
+        for d, k in itertools.product(range(width), range(width)):
+            if d == k:
+                hinge.append((weights["gamma"] - (e[:, d].var() + weights["eps"]) ** 0.5).clamp(min=0))
+            else:
+                cov = ((e[:, d] - e[:, d].mean()) * (e[:, k] - e[:, k].mean())).sum() / (n - 1)
+                squares.append(cov**2 / width)
+    terms = {"invariance": apart, "variance": torch.stack(hinge).mean(), "covariance": torch.stack(squares).sum()}
+    return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
+
+
 ENTRIES: dict[str, list[dict[str, Any]]] = {
     "spectral": [{"pairs": pairs} for pairs in ("offdiag", "all")],
     "spectral_alternating": [{"directions": directions} for directions in ("x", "y", "sum", "mean")],
@@ -65,8 +85,14 @@ ENTRIES: dict[str, list[dict[str, Any]]] = {
         {"penalty": penalty, "cov": cov, "center": center}
         for penalty, cov, center in itertools.product([0.0, 0.7], ["first", "both"], [False, True])
     ],
+    "vicreg": [{}, {"invariance": 0.0, "covariance": 3.0, "gamma": 2.0}, {"variance": 0.5, "gamma": 0.1, "eps": 0.3}],
 }
-REFERENCES = {"spectral": spectral, "spectral_alternating": alternating, "pca_penalty": pca_penalty}
+REFERENCES = {
+    "spectral": spectral,
+    "spectral_alternating": alternating,
+    "pca_penalty": pca_penalty,
+    "vicreg": vicreg,
+}
 CASES = [(name, options) for name, listed in ENTRIES.items() for options in listed]
 
 
@@ -100,7 +126,48 @@ def test_the_frozen_side_has_no_gradient() -> None:
     assert dy.eq(0).all()
 
 
+@pytest.mark.parametrize("directions", ["x", "y", "sum", "mean"])
+@pytest.mark.parametrize("given", [("x_target", "y_target"), ("y_target",)], ids=str)
+def test_given_targets_equal_the_reference(directions: str, given: tuple[str, ...]) -> None:
+    x, y = embeddings()
+    targets = {name: e for name, e in zip(("x_target", "y_target"), embeddings(seed=1), strict=True) if name in given}
+    loss = build("spectral_alternating", directions=directions)(x, y, **targets).loss
+    want = alternating(x, y, directions, **{name: e.detach() for name, e in targets.items()})
+    close(loss, want)
+    of = (x, y, *targets.values())
+    got, expected = (torch.autograd.grad(value, of, materialize_grads=True) for value in (loss, want))
+    for ours, theirs in zip(got, expected, strict=True):
+        close(ours, theirs, 1e-10)
+    assert all(g.eq(0).all() for g in got[2:])
+
+
+def test_targets_are_normalised_as_the_embeddings_are_and_enter_the_running_mean() -> None:
+    x, y = embeddings()
+    x_target, y_target = (e.detach() for e in embeddings(seed=1))
+    units = [e / e.norm(dim=1, keepdim=True) for e in (x, y, x_target, y_target)]
+    loss = build("spectral_alternating", similarity="cosine")(x, y, x_target=x_target, y_target=y_target).loss
+    close(loss, alternating(units[0], units[1], "sum", units[2], units[3]))
+    objective = build("spectral_alternating", lambda_momentum=0.5, width=D)
+    objective(x, y, x_target=x_target, y_target=y_target)
+    close(objective.moments_2DD, torch.stack([mean_outer(x_target), mean_outer(y_target)]))
+
+
 # Known answers.
+
+
+def test_known_answers_of_vicreg() -> None:
+    signs = torch.tensor([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=torch.float64)
+    spread = (4 / 3) ** 0.5  # the standard deviation of a column
+    result = build("vicreg", gamma=2.0, eps=1e-12)(signs, signs)
+    for name, value in {"invariance": 0.0, "variance": 2 - spread, "covariance": 0.0}.items():
+        close(result.metrics[name], value, 1e-10)
+    close(result.loss, 25 * (2 - spread), 1e-10)
+    same = torch.tensor([[1.0, 1.0], [-1.0, -1.0]], dtype=torch.float64)  # every covariance is 2
+    metrics = build("vicreg")(same, -same).metrics
+    close(metrics["invariance"], 4.0)
+    close(metrics["variance"], 0.0)
+    close(metrics["covariance"], 2 * 2 * 2.0**2 / 2)
+    close(build("vicreg")(same + 1e6, 1e6 - same).metrics["covariance"], 8.0, 1e-9)
 
 
 def test_known_answers() -> None:
@@ -114,6 +181,7 @@ def test_known_answers() -> None:
 def test_one_pair_drops_the_second_term() -> None:
     x, y = embeddings(1)
     close(build("spectral")(x, y).loss, -2 * (x * y).sum())
+    close(build("vicreg")(x, y).loss, 25 * (x - y).square().mean() + 25 * (1 - 0.01))
     for name, options in CASES:
         loss = build(name, **options)(x, y).loss
         assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (x, y), materialize_grads=True))
@@ -219,7 +287,7 @@ def test_running_means_stay_where_nothing_learns() -> None:
 
 
 PRODUCTS: list[tuple[str, dict[str, Any]]] = [
-    *[(name, {}) for name in ("spectral", "spectral_alternating", "pca_penalty")],
+    *[(name, {}) for name in NAMES],
     ("binary_nce", {"negatives_per_positive": 2}),
     ("cpc", {"width": D}),
 ]
@@ -336,3 +404,10 @@ def test_refusals() -> None:
         build_objective("pca_penalty", penalty=-1.0)
     with pytest.raises(ValueError, match="width=3: the embeddings have 4"):
         build("spectral_alternating", lambda_momentum=0.5, width=3)(x, y)
+    with pytest.raises(ValueError, match=r"x and y and y_target must be .* \(7, 4\) and \(7, 4\) and \(6, 4\)"):
+        build("spectral_alternating")(x, y, y_target=y[:6])
+    for name in ("spectral", "vicreg", "clip"):
+        with pytest.raises(ValueError, match=f"{name} takes no targets"):
+            build(name)(x, y, x_target=x)
+    with pytest.raises(ConfigError, match="eps=0"):
+        build_objective("vicreg", eps=0.0)

@@ -1,0 +1,48 @@
+"""Job for torchrun: ten steps in float32 with an ema target; argument: plain, normed (batch norms) or shared.
+
+Rank 0 prints a line for each step: the loss, and every weight of the target after it. All ranks must have the same.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from helpers.step import batch, same_bits, towers, train_step
+
+from dyad.train.config import BatchNorm, OptimConfig, TargetConfig, TargetKind
+from dyad.train.distributed.world import broadcast_object, init_world, shutdown
+from dyad.train.losses import build_objective
+from dyad.train.towers.batch_norm import set_batch_norms
+from jobs.dist_step import own
+
+B = 16
+SIZES = {1: (16,), 2: (9, 7), 4: (5, 0, 4, 7)}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    kind, world = sys.argv[1], init_world(timeout=60, cpu=True)
+    model = towers(normed=kind == "normed", shared=kind == "shared").float()
+    set_batch_norms(model, BatchNorm["global"])
+    step = train_step(
+        model,
+        B,
+        world=world,
+        objective=build_objective("spectral_alternating"),
+        optim=OptimConfig(lr=1e-3),
+        target=TargetConfig(TargetKind.ema, momentum=0.5),
+        chunk_size=None if kind == "normed" else 3,
+    )
+    for index in range(10):
+        scalars = step(own(batch(B, index, torch.float32), SIZES[world.size], world.rank), index)
+        weights = {str(i): tensor.clone() for i, tensor in enumerate(step.target.tensors.values())}
+        assert same_bits(broadcast_object(weights, world), weights)
+        if world.rank == 0:
+            flat = torch.cat([tensor.flatten() for tensor in weights.values()])
+            print(scalars["loss"], *flat.tolist(), flush=True)
+    shutdown(world)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Target networks (target.kind): copies of the towers, without gradient, whose embeddings the two sides learn against.
+
+none: there is no copy; the objective takes the other side of the same step, frozen. copy: before each step whose number
+is a multiple of target.every, the target becomes a copy of the trained weights. ema: it begins as the initial weights;
+after each step that was not skipped, target ← m · target + (1 − m) · weights, with m of `momentum`.
+
+The target's towers run in the mode of the trained ones: dropout draws noise of its own; batch norms use statistics of
+the same batch, and the running statistics, which both towers share, are those of the trained towers' pass alone. Frozen
+weights are shared too. It is a second module rather than the trained one with other weights put in for a pass: autocast
+would take its casts of the trained weights, and fully_shard puts its own parameters back.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from dyad.train.config import TargetConfig, TargetKind, TrainConfig
+from dyad.train.distributed.data_parallel import wrap_towers
+from dyad.train.distributed.world import World
+from dyad.train.step.chunks import Chunk, Side, TensorPair
+from dyad.train.towers.tower import TwoTower
+
+NOISE = 1  # further number of the seed of the target's noise
+
+
+class Target:
+    """The target network of a run; with target.kind=none it has no towers, and nothing is done.
+
+    towers: the trained towers, in train() mode, not yet compiled or wrapped. Attributes: towers: the target's x tower
+    and y tower. tensors: the target's weights by trained parameter.
+    """
+
+    def __init__(self, towers: TwoTower, config: TrainConfig, total_steps: int, world: World) -> None:
+        self._config, self._total_steps = config.target, total_steps
+        self.towers: Sequence[nn.Module] = ()
+        self.tensors: dict[Parameter, Tensor] = {}
+        if config.target.kind is not TargetKind.none:
+            copy = towers.frozen_copy()
+            both = zip(towers.parameters(), copy.parameters(), strict=True)
+            self.tensors = {p: own for p, own in both if p.requires_grad}
+            self.towers = wrap_towers(copy, config.compile, world)
+
+    @torch.no_grad()
+    def load(self, saved: Mapping[Parameter, Tensor]) -> None:
+        """Take the target's weights from `saved`; those that it lacks become the trained weights of now."""
+        for parameter, own in self.tensors.items():
+            own.copy_(saved.get(parameter, parameter))
+
+    def begin(self, step: int) -> None:
+        """Copy the trained weights if that is due before step `step` (from 0)."""
+        if self._config.kind is TargetKind.copy and step % self._config.every == 0:
+            self.load({})
+
+    def update(self, step: int) -> None:
+        """Average the trained weights of now, after step `step` (from 0) was taken, into the target."""
+        if self._config.kind is TargetKind.ema:
+            share = momentum(step, self._total_steps, self._config)
+            get_ema_multi_avg_fn(share)([*self.tensors.values()], [*self.tensors], 0)
+
+    @torch.no_grad()
+    def embeddings(
+        self, chunks: Sequence[Chunk], sides: Sequence[Side], pairs: int, embed: Callable[..., TensorPair]
+    ) -> dict[str, Tensor]:
+        """Return the target's embeddings of the b pairs, "x_target" and "y_target", (b, D) each; {} without a target.
+
+        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; further y items get none. embed(chunk, towers, key):
+        runs towers on a chunk, with noise of the seed `key`.
+        """
+        if not self.towers:
+            return {}
+        parts = zip(*(embed(chunk, self.towers, NOISE) for chunk in chunks), strict=True)
+        x, y = (side.joined(own) for side, own in zip(sides, parts, strict=True))
+        return {"x_target": x, "y_target": y[:pairs]}
+
+
+def momentum(step: int, total_steps: int, config: TargetConfig) -> float:
+    """Return m of step `step` (from 0): m_end − (m_end − m_start) (cos(π step / total_steps) + 1) / 2.
+
+    m_start: target.momentum; m_end: target.momentum_end. With m_end = 1 it is the schedule of BYOL (Grill et al. 2020,
+    arXiv 2006.07733, "Implementation details").
+    """
+    start, end = config.momentum, config.momentum_end
+    return end - (end - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
+
+
+def describe_target(config: TargetConfig) -> str:
+    """Describe in one line what the target is; "" if there is none."""
+    return {
+        TargetKind.none: "",
+        TargetKind.copy: f"target.kind=copy: a side learns against towers of the last multiple of {config.every} steps",
+        TargetKind.ema: f"target.kind=ema: a side learns against an average of the towers, which keeps "
+        f"{config.momentum:g} of itself a step, {config.momentum_end:g} at the end",
+    }[config.kind]
