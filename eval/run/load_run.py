@@ -56,6 +56,9 @@ def find_run(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
+    runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+    if runs and not (folder / "config.yaml").exists():
+        raise ConfigError(f"'{path}' is a folder of runs: give one of {', '.join(runs[:5])}")
 
     from dyad.train.run_folder.checkpoint import locate
 
