@@ -72,7 +72,7 @@ which samples a step sees | data/loading/order.py | Order
 what replaces a broken picture | data/loading/replacement.py | Replacements
 the backward of the log-sum-exp | train/losses/sums/lse.py | log_partition
 the name of a run that was given none | train/run_folder/folder.py | run_folder
-the index of a shard | data/shards/index.py | index_shard
+the index of a shard | data/shards/index.py | index_shards
 the hint for a key of another name | train/cli/synonyms.py | OTHER_NAMES
 the FAISS index | eval/search/index.py | Index
 the end of a run whose other ranks are gone | train/distributed/failures.py | PeerFailure

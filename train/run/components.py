@@ -21,7 +21,7 @@ from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import open_shards
-from dyad.data.shards.sources import parse_sources, split_sources
+from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Evaluator
 from dyad.eval.run.suite import build_evaluators
@@ -174,5 +174,5 @@ def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) 
     how = {"seed": config.seed, "shuffle": config.data.shuffle.name}
     if config.data.batches is Batches.mixed:
         return Order(sizes, weights, global_batch_size=config.global_batch_size, **how)
-    names = [path for path, _ in split_sources(config.data.train, "data.train")]
+    names = [source.path for source in written_sources(config.data.train, "data.train")]
     return BySource(sizes, weights, names, global_batch_size=config.global_batch_size, **how)
