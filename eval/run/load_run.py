@@ -101,8 +101,7 @@ def read_config(run: Path) -> TrainConfig:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
-        unknown = "no objective " * isinstance(error, KeyError)
-        reason = unknown + " ".join(str(error).split())[:200]
+        reason = "no objective " * isinstance(error, KeyError) + " ".join(str(error).split())[:200]
         raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
     except ConfigError as error:
         raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error

@@ -78,8 +78,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     """
     torch.manual_seed(config.seed)
     # open_clip writes a download straight to its place, where another process would read half of it
-    build = node_first if may_download(config.model) else raise_on_all
-    model = build(world, lambda: _model(config, world))
+    model = (node_first if may_download(config.model) else raise_on_all)(world, lambda: _model(config, world))
     model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
@@ -160,8 +159,7 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     questions = open_questions(config.data.train, config.data)
     mined = MinedNegatives(negatives.file, questions) if negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
-    both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
-    fingerprint = hashlib.sha256(both.encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{questions.fingerprint} {mined.fingerprint if mined else ''}".encode()).hexdigest()
     manifest = {"data.train": questions.files}
     if passage.corpus and questions.corpus:
         manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
