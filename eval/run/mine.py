@@ -109,9 +109,8 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary))))
-            print(
-                printable(f"\nWritten: {out / MINED}. To train on it:\n  {training_command(config, run, out / MINED)}")
-            )
+            training = training_command(config, run, out / MINED)
+            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
 
 def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:

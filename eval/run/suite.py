@@ -128,9 +128,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
         kind, _, target = spec.partition(":")
         if kind not in legal or not target:
             forms = ", ".join(f"{name}:…" for name in legal)
-            hint = (
-                f" '{kind}' is of task={KINDS[kind].task.name}." if kind in KINDS and target else nearest(kind, legal)
-            )
+            other = kind in KINDS and target
+            hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
         names.append(_name(target, names))

@@ -48,9 +48,8 @@ def read_task(path: Path) -> ZeroShotTask:
         content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
-        raise ConfigError(
-            f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
-        ) from error
+        where = f"eval.suite: zero_shot:{path}"
+        raise ConfigError(f"{where}: {error.strerror}.{hint} It must be a JSON task file") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):

@@ -244,9 +244,8 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
     if key.startswith(f"{OPEN_SECTION}."):
         return
     if key not in choices and key not in known and not any(k.startswith(key + ".") for k in known):
-        raise ConfigError(
-            f"unknown key '{key}'.{_nearest_key(key, [*choices, *known])} All keys: python -m train --cfg job"
-        )
+        hint = _nearest_key(key, [*choices, *known])
+        raise ConfigError(f"unknown key '{key}'.{hint} All keys: python -m train --cfg job")
     if key not in choices and word.startswith("+"):
         raise ConfigError(f"'{word}': write it without '+'; every key already exists")
 

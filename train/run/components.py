@@ -78,7 +78,8 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     """
     torch.manual_seed(config.seed)
     # open_clip writes a download straight to its place, where another process would read half of it
-    model = (node_first if may_download(config.model) else raise_on_all)(world, lambda: _model(config, world))
+    build = node_first if may_download(config.model) else raise_on_all
+    model = build(world, lambda: _model(config, world))
     model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
