@@ -64,7 +64,7 @@ class ZeroShot(Evaluator):
             encode("x", self.data.images),
             self._weights(encode),
             Matches(Labels(samples, target, len(samples)), Labels(classes, classes, len(classes))),
-            lambda i: item(self.data.images.shards.key(i), self.data.labels[i], picture=small.name(i)),
+            lambda i: item(self.data.images.key(i), self.data.labels[i], picture=small.name(i)),
             lambda c: item(names[c], names[c]),
             keys=samples,
             groups=target,
