@@ -48,19 +48,18 @@ def read_task(path: Path) -> ZeroShotTask:
         content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
-        message = f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
-        raise ConfigError(message) from error
+        where = f"eval.suite: zero_shot:{path}"
+        raise ConfigError(f"{where}: {error.strerror}.{hint} It must be a JSON task file") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must be an object with {', '.join(KINDS)}")
     spare = set(content) - set(KINDS)
-    faults = [
+    if faults := [
         f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, spare)}"
         for key, (kind, form) in KINDS.items()
         if not isinstance(content.get(key), kind)
-    ]
-    if faults:
+    ]:
         raise ConfigError(f"{path}: {' '.join(faults)} See: python -m eval --help")
     source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
     named = content["classes"]
