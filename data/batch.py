@@ -73,7 +73,8 @@ class Batch:
     x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. sample_ids
     (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
     int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. padding: the
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
+    batches of further losses of the same step (also.NAME). padding: the
     token id that fills up rows of tokens. x_lengths, y_lengths: the number of tokens of each row, kept on the host;
     None for a side that is no text, or whose tokenizer does not tell.
     """
@@ -86,6 +87,7 @@ class Batch:
     extra: Extra | None = None
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
+    further: tuple["Batch", ...] = ()
     padding: int = 0
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None

@@ -34,7 +34,7 @@ from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.signals import Stopped
 from dyad.train.distributed.world import World
 from dyad.train.losses.options.common import Similarity
-from dyad.train.step.step import AUTOCAST
+from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.towers.build import TwoTowerModel
 from dyad.train.towers.tower import tf32_products
 

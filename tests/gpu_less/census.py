@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from dyad.data.batch import Batch, Extra, KnownPositives
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OptimConfig, Precision, TrainConfig
+from dyad.train.distributed import data_parallel
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.step import sizes
-from dyad.train.step import step as step_module
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.image import NormalizePixels
 from dyad.train.towers.patch_dropout import PatchDropout
@@ -179,7 +179,7 @@ def rank_0_of(world_size: int) -> Iterator[None]:
     join_uniform_ranks(world_size)
     try:
         with (
-            patch.object(step_module, "wrap_towers", lambda towers, compiled, world: (towers.x_tower, towers.y_tower)),
+            patch.object(data_parallel, "wrap_towers", lambda towers, *_: (towers.x_tower, towers.y_tower)),
             patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
             patch.object(Layout, "gathered", with_own_ids(Layout.gathered)),
         ):

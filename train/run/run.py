@@ -289,8 +289,8 @@ class TrainingRun:
         Every rank must call it.
         """
         step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
-        of_embeddings = diagnose(*step.embeddings, step.scalars.get("logit_scale"), cosine)
-        return {**of_embeddings, **duplicates(*step.keys), **saturation(step.scalars)}
+        of_embeddings = diagnose(*step.terms[0].embeddings, step.scalars.get("logit_scale"), cosine)
+        return {**of_embeddings, **duplicates(*step.terms[0].keys), **saturation(step.scalars)}
 
     def save(
         self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool

@@ -52,7 +52,7 @@ def test_chunks_sorted_by_length_give_the_gradient_of_the_whole_batch(model_of: 
     whole, batch = step_and_batch(model_of, None)
     chunked, _ = step_and_batch(model_of, chunk_size)
     assert chunked(batch, 0)["loss"] == pytest.approx(whole(batch, 0)["loss"], rel=1e-6)
-    for one, other in zip(chunked.embeddings, whole.embeddings, strict=True):
+    for one, other in zip(chunked.terms[0].embeddings, whole.terms[0].embeddings, strict=True):
         torch.testing.assert_close(one, other)
     want = gradients_of(whole)
     for name, gradient in gradients_of(chunked).items():
@@ -63,7 +63,7 @@ def test_the_noise_of_sorted_chunks_is_that_of_the_step(model_of: str) -> None:
     found = []
     for keep_graphs in (1, 4):
         step, batch = step_and_batch(model_of, 3, dropout=0.3)
-        step._keep_graphs = keep_graphs
+        step.terms[0]._keep_graphs = keep_graphs
         step(batch, 5)
         found.append(gradients_of(step))
     assert same_bits(*found)

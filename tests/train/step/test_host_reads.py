@@ -12,7 +12,7 @@ from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.sums.conditions import checked
-from dyad.train.step import step as module
+from dyad.train.step import loss_term as module
 from dyad.train.step.step import TrainStep
 from tests.benchmarks import host_reads
 

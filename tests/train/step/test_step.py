@@ -25,8 +25,9 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
+from dyad.train.step.loss_term import AUTOCAST, _for_scores, noise
 from dyad.train.step.optim import build_optimizer, learning_rate
-from dyad.train.step.step import AUTOCAST, TrainStep, _for_scores, noise
+from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.tower import TwoTower
 

@@ -1,0 +1,197 @@
+"""One loss of a step: its two towers, its objective, and the gradient of its batch with the memory of one chunk.
+
+With several chunks the towers run twice: first to get the embeddings of the whole batch, on which the objective is
+computed once; then, chunk by chunk, to propagate the gradient of the embeddings back to the weights (GradCache, Gao et
+al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The newest chunks keep their graphs from the
+first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
+the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
+
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of a further
+loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator state in the
+checkpoint.
+"""
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from dyad.data.batch import Batch
+from dyad.train.config import Precision, TrainConfig
+from dyad.train.distributed.data_parallel import sync_in_next_backward
+from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.world import World
+from dyad.train.losses.sums.conditions import Checks, Sizes, checked
+from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
+from dyad.train.step.graph_cache import GraphCache, MemoryBudget
+from dyad.train.step.sizes import SizeExchange
+from dyad.train.step.target import Target
+from dyad.train.towers.batch_norm import RunningStatistics
+from dyad.train.towers.tower import TwoTower, tf32_products
+
+AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+
+
+class LossTerm:
+    """One loss of a step: an objective of the embeddings of a batch by two towers.
+
+    config: of the run, or of a further loss (also.NAME). pairs: how many pairs each rank has, if in every step; else
+    None. name: of a further loss. Attributes: modules: what has weights, by the prefix of their names. target: the
+    target network. embeddings: of x and of y in the last step, (b, D) each, without gradient. keys: content keys of x
+    and of y, (b,) each. A TrainStep sets parallel, the towers as they are run (wrapped for data parallelism, say), and
+    memory, the budget of its graphs.
+    """
+
+    embeddings: tuple[Tensor, Tensor]
+    keys: tuple[Tensor, Tensor]
+    parallel: Sequence[nn.Module]
+    memory: MemoryBudget
+
+    def __init__(
+        self,
+        towers: TwoTower,
+        objective: nn.Module,
+        config: TrainConfig,
+        total_steps: int,
+        world: World,
+        pairs: tuple[int, ...] | None = None,
+        name: str = "",
+    ) -> None:
+        self.towers, self.objective, self.world, self._config = towers.train(), objective, world, config
+        self._prefix, self._key = (f"{name}/", (name,)) if name else ("", ())
+        self.modules = {f"{name}.{part}".lstrip("."): m for part, m in (("towers", towers), ("objective", objective))}
+        self.target = Target(towers, config, total_steps, world)
+        self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
+        self.sizes = SizeExchange(world, pairs)
+        self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
+        self._keep_graphs = config.keep_graphs if self.chunks > 1 else 1
+        self._dtype = AUTOCAST[chosen_precision(config.precision, world.device)]
+
+    def begin(self, batch: Batch, step: int) -> Batch:
+        """Get ready for optimiser step `step` (from 0); return the batch on the device."""
+        if not self.towers.training:  # an evaluation may have left eval() behind
+            self.towers.train()
+        self.target.begin(step)
+        self._before = self.statistics.read()
+        return batch.to(self.world.device)
+
+    def undo(self) -> None:
+        """Restore the objective's state and the running statistics of before `begin`."""
+        self.objective.undo()  # pyright: ignore[reportCallIssue]
+        self.statistics.write(self._before)
+
+    def after(self, step: int) -> None:
+        """Clamp the objective's parameters and update the target, after optimiser step `step` (from 0) was taken."""
+        self.objective.clamp_()  # pyright: ignore[reportCallIssue]
+        self.target.update(step)
+
+    def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return metrics by the names under which they are logged: those of a further loss begin with its name."""
+        return {f"{self._prefix}{name}": value for name, value in metrics.items()}
+
+    def gradient(
+        self,
+        batch: Batch,
+        step: int,
+        of_ranks: Callable[[], Sizes],
+        trusting: bool,
+        scaled: Callable[[Tensor], Tensor],
+        timer: LocalTimer,
+    ) -> tuple[dict[str, Tensor], Checks]:
+        """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
+
+        Returns scalars by name ("loss": weighted; "broken": how many conditions do not hold), and the conditions under
+        which they are right, which are assumed if `trusting`. step: index of the optimiser step, which seeds dropout.
+        of_ranks: a function that waits for the sizes of the global batch. scaled: scales the loss before backward.
+        timer: stopped when the embeddings are there.
+
+        On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; those of other
+        towers and of the objective's parameters (e.g. temperature) are not.
+        """
+        self.statistics.begin(len(batch))
+        chunks, sides = in_chunks(batch, self.chunks)
+        graphs = GraphCache(self._keep_graphs, self.memory)
+        # with a graph even where the cache drops it: some kernels are chosen by whether there is one
+        embed = partial(self._embed, step=step)
+        pairs = [[e.detach() for e in graphs.add(partial(embed, c, self.parallel), c.inputs)] for c in chunks]
+        statistics = self.statistics.read()  # the target and the second pass must not count the rows again
+        parts = zip(*pairs, strict=True)
+        x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
+        y_pairs, columns = separated(y, len(batch), batch.extra)
+        self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
+        related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
+        # only some objectives can leave columns out of a row's negatives
+        if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
+            related["known_positives"] = batch.known_positives
+        related |= self.target.embeddings(chunks, sides, len(batch), embed)
+        timer.stop()  # the objective begins with a collective
+        with record_function("objective"):
+            with checked(trusting, of_ranks()) as checks:
+                result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+            scaled(self._config.weight * result.loss).backward()
+        # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
+        whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
+        gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
+        for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
+            embeddings = graphs.pop() if graphs else embed(chunk, self.parallel)
+            if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
+                sync_in_next_backward(self.parallel)
+            trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
+            with record_function("towers backward"), tf32_products(self.world.device):
+                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
+            del embeddings, trained  # frees the graph before the next chunk is embedded
+        self.statistics.write(statistics)
+        weighted = {"loss": self._config.weight * result.loss.detach(), "broken": checks.broken(result.loss.detach())}
+        metrics = dict(result.metrics)
+        if (scale := getattr(self.objective, "logit_scale", None)) is not None:
+            metrics["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
+        if self._prefix:
+            metrics["loss"] = result.loss.detach()
+        return {**weighted, **self.named(metrics)}, checks
+
+    @record_function("towers forward")
+    def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
+        """Run `towers` (x and y) on a chunk, with the noise of step `step`; return x and y embeddings, (b, D) each.
+
+        Dummy rows are left out. key: further numbers of the noise's seed.
+        """
+        device, embeddings = self.world.device, []
+        for side, (tower, rows, lengths) in enumerate(zip(towers, chunk.inputs, chunk.lengths, strict=True)):
+            with (
+                noise(device, self._config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
+                tf32_products(device),
+                torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
+            ):
+                embeddings.append(tower(rows) if lengths is None else tower(rows, lengths))
+        return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
+
+
+@contextmanager
+def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
+    """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
+
+    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
+    generators are restored.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        yield
+
+
+def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
+    """Convert the x and y embeddings to one dtype: the wider of their two dtypes, and on a CPU at least float32.
+
+    device: where the scores (dot products) are computed. A GPU accumulates half-precision dot products in higher
+    precision; a CPU may round the sums to half precision.
+    """
+    dtype = torch.promote_types(*(e.dtype for e in embeddings))
+    if device.type != "cuda":
+        dtype = torch.promote_types(dtype, torch.float32)
+    return [e.to(dtype) for e in embeddings]
