@@ -213,10 +213,11 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures and the class label of each."""
+    """N pictures and the class label of each. keys (N,): content ids (hashes) of the pictures, int64."""
 
     images: Pictures
     labels: Sequence[str]
+    keys: np.ndarray
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
@@ -243,7 +244,11 @@ def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str
     """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
     of a json field, or "cls" for the number in the cls member.
 
-    Raises SampleError for a sample without a label.
+    Raises SampleError for a sample without a label or a picture.
     """
-    labels = [ShardSample.read(shards, i).label(label) for i in range(len(shards))]
-    return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels)
+    labels, keys = [], []
+    for number in range(len(shards)):
+        sample = ShardSample.read(shards, number)
+        labels.append(sample.label(label))
+        keys.append(content_key(sample.picture(config.image_key)))
+    return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels, np.array(keys, dtype=np.int64))

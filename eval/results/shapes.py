@@ -94,6 +94,7 @@ class ResultFile(TypedDict, total=False):
     step: Count | None
     truth: str | None
     search: dict[str, Any] | None
+    probe: dict[str, Any] | None
     chance: Numbers | None
     intervals: Intervals | None
     baselines: dict[str, System] | None

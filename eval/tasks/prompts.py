@@ -1,12 +1,14 @@
-"""Task files of zero-shot classification: pictures, classes and prompts. Does not import torch.
+"""Task files of zero-shot classification (pictures, classes and prompts) and of probes (training and test part). Does
+not import torch.
 
-FORMAT below describes the file, also for --help.
+FORMAT below describes the files, also for --help.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
@@ -17,6 +19,10 @@ zero_shot:TASK.json names a JSON file with four keys:
   "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member
   "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
   "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
+probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
+  "train"      shards to fit on: .tar of pictures as above, or .jsonl of texts with the field "text"
+  "test"       shards to score on
+  "label"      as above
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),
@@ -24,6 +30,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "templates": (list, "a list"),
     "classes": ((dict, list), "a list, or an object of lists"),
 }
+PROBE_KINDS = {key: (str, "a text") for key in ("train", "test", "label")}
 PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 
 
@@ -40,32 +47,69 @@ class ZeroShotTask:
     classes: Mapping[str, Sequence[str]]
 
 
+@dataclass(frozen=True)
+class ProbeTask:
+    """The content of a task file of a probe.
+
+    train, test: the shards of the two parts. label: the field that holds the class of a picture or text.
+    """
+
+    train: str
+    test: str
+    label: str
+
+
 def read_task(path: Path) -> ZeroShotTask:
     """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, with the file and the key,
     if a key is missing or wrong.
     """
+    content = _checked(_object(path, "zero_shot", KINDS), path, KINDS)
+    named = content["classes"]
+    classes = named if isinstance(named, dict) else {str(name): [] for name in named}
+    source = _beside(path, content["source"])
+    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
+
+
+def read_probe(path: Path) -> ProbeTask:
+    """Read the task file of a probe (JSON) at `path`. Raises ConfigError, with the file and the key, if a key is
+    missing or wrong.
+    """
+    content = _object(path, "probe", PROBE_KINDS)
+    content = _checked({"test": content["source"], **content} if "source" in content else content, path, PROBE_KINDS)
+    return ProbeTask(_beside(path, content["train"]), _beside(path, content["test"]), content["label"])
+
+
+def _object(path: Path, kind: str, keys: Iterable[str]) -> dict[str, Any]:
+    """Read the JSON object in the task file at `path`. kind: the kind of its entry. keys: what it must have."""
     try:
         content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
-        message = f"eval.suite: zero_shot:{path}: {error.strerror}.{hint} It must be a JSON task file"
+        message = f"eval.suite: {kind}:{path}: {error.strerror}.{hint} It must be a JSON task file"
         raise ConfigError(message) from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be an object with {', '.join(KINDS)}")
-    spare = set(content) - set(KINDS)
+        raise ConfigError(f"{path}: must be an object with {', '.join(keys)}")
+    return content
+
+
+def _checked(content: dict[str, Any], path: Path, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Return the content of a task file. Raises ConfigError if a key of `kinds` is missing or has another type."""
+    spare = set(content) - set(kinds)
     faults = [
         f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, spare)}"
-        for key, (kind, form) in KINDS.items()
+        for key, (kind, form) in kinds.items()
         if not isinstance(content.get(key), kind)
     ]
     if faults:
         raise ConfigError(f"{path}: {' '.join(faults)} See: python -m eval --help")
-    source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
-    named = content["classes"]
-    classes = named if isinstance(named, dict) else {str(name): [] for name in named}
-    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
+    return content
+
+
+def _beside(path: Path, shards: str) -> str:
+    """Return the shards that a task file at `path` names: a URL, or paths relative to its folder."""
+    return shards if "://" in shards else str(path.parent / shards)
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:

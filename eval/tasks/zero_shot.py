@@ -8,6 +8,7 @@ scores, the earlier one is ahead. A class without pictures can still be predicte
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class ZeroShot(Evaluator):
     tokenize: Callable[[list[str]], Tensor]
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        target = _targets(self.data.labels, list(self.classes), self.name)
+        target = class_indices(self.data.labels, list(self.classes), self.name)
         thumbnails, count, world = Thumbnails(self.data.images), len(self.classes), encode.world
         direction, found = self._ranked(encode, target, thumbnails)
         share = np.bincount(target, minlength=count) / len(target)
@@ -46,12 +47,13 @@ class ZeroShot(Evaluator):
             chance["acc5"] = 5 / count
         values, groups = accuracies(found.rank, target, count), lambda metric: range(len(target))
         metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
-        details: dict[str, Any] = {"per_class": self._per_class(found.rank, target)}
+        details: dict[str, Any] = {"per_class": per_class(found.rank, target, list(self.classes))}
         if before := before_training(self.untrained, world):
             others = accuracies(self._ranked(before, target, thumbnails)[1].rank, target, count)
             details["baselines"] = {"untrained": comparison(values, others, groups)}
         if examples is not None:
-            details |= rank_0_only(world, lambda: self._details(direction, found, target, values, examples)) or {}
+            make = partial(class_details, direction, found, target, values, list(self.classes), examples)
+            details |= rank_0_only(world, make) or {}
         files = {".pictures": thumbnails.write} if examples is not None else {}
         return Report("zeroshot_classification", metrics, chance, details, files)
 
@@ -71,35 +73,37 @@ class ZeroShot(Evaluator):
         )
         return direction, direction.ranking(encode.world)
 
-    def _details(
-        self, direction: Direction, found: Ranking, target: np.ndarray, values: Values, examples: int
-    ) -> dict[str, Any]:
-        names, rank = list(self.classes), found.rank
-        return {
-            "intervals": {
-                **{metric: interval(v, range(len(v))) for metric, v in values.items()},
-                "mean_per_class_recall": class_mean_interval(rank == 1, target),
-            },
-            **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
-            "scores": direction.histogram(found),
-            "gallery": {direction.title: direction.cases(found, examples)},
-        }
-
     def _weights(self, encode: Encoder) -> np.ndarray:
         """Return the embeddings (C, D) of the C classes: the mean embedding of the prompts of each class, scaled to
         length 1. D: embedding width.
         """
         texts = [text for prompts in self.classes.values() for text in prompts]
-        embeddings = _unit(encode("y", Captions(texts, self.tokenize)))
+        embeddings = unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
-        return np.stack([_unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
+        return np.stack([unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
 
-    def _per_class(self, rank: np.ndarray, target: np.ndarray) -> dict[str, dict[str, Any]]:
-        right = [rank[target == index] == 1 for index in range(len(self.classes))]
-        return {
-            name: {"num_samples": len(hits), "accuracy": float(hits.mean()) if len(hits) else None}
-            for name, hits in zip(self.classes, right, strict=True)
-        }
+
+def class_details(
+    direction: Direction, found: Ranking, target: np.ndarray, values: Values, names: Sequence[str], examples: int
+) -> dict[str, Any]:
+    """Return the parts of a result with examples: intervals, confusions, score histograms and example cases.
+
+    direction, found: the search for classes, and its ranks. target (n,): the index of the right class of n samples.
+    values: metric → (n,) its values. names: the class names. examples: cases of each kind.
+    """
+    rank = found.rank
+    intervals = {
+        metric: class_mean_interval(rank == 1, target)
+        if metric.endswith("mean_per_class_recall")
+        else interval(v, range(len(v)))
+        for metric, v in values.items()
+    }
+    return {
+        "intervals": {metric: ends and [min(end, 1.0) for end in ends] for metric, ends in intervals.items()},
+        **confusion(target, predictions(direction.queries_nD, direction.items_mD, rank, target), names),
+        "scores": direction.histogram(found),
+        "gallery": {direction.title: direction.cases(found, examples)},
+    }
 
 
 def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
@@ -116,7 +120,19 @@ def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
     return {"acc1": 1.0 * (rank == 1), **top5, "mean_per_class_recall": weight * (rank == 1)}
 
 
-def _targets(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
+def per_class(rank: np.ndarray, target: np.ndarray, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return class name → {"num_samples", "accuracy"}; the accuracy of a class without samples is None.
+
+    rank, target (n,): the rank and the index of the right class of n samples. names: the class names.
+    """
+    right = [rank[target == index] == 1 for index in range(len(names))]
+    return {
+        name: {"num_samples": len(hits), "accuracy": float(hits.mean()) if len(hits) else None}
+        for name, hits in zip(names, right, strict=True)
+    }
+
+
+def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
     """Return (n,) int64: the class index of each of n labels. Raises DataError for a label that is no class.
 
     classes: the class names. name: the name of the evaluator, for the message.
@@ -170,5 +186,6 @@ def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -
     }
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (…, D), each scaled to length 1; zeros stay zeros."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

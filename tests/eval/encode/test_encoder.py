@@ -40,7 +40,7 @@ shown, own = Shown(pictures(100)), np.arange(100) % 40
 words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
 evaluators = [
     Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
-    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own]), {str(i): [f"{i}"] for i in range(40)}, tokenize),
+    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own], own), {str(i): [f"{i}"] for i in range(40)}, tokenize),
 ]
 for size in (1, 2, 3):
     group = dist.new_group(range(size))

@@ -35,7 +35,7 @@ CLASSES = {
 def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     names = list(classes)
     labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
-    data = LabelledSet(**{"images": Rows(pictures(count)), "labels": labels, **labelled})  # type: ignore[arg-type]
+    data = LabelledSet(**{"images": Rows(pictures(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
 
 
