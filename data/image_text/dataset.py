@@ -177,10 +177,6 @@ class Pictures:
         """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
-    def key(self, i: int) -> str:
-        """Return the key of sample i, its name in the shard."""
-        return self.shards.key(i)
-
 
 @dataclass(frozen=True)
 class Captions:
@@ -213,9 +209,9 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures and the class label of each. keys (N,): content ids (hashes) of the pictures, int64."""
+    """N pictures or texts and the class label of each. keys (N,): their content ids (hashes), int64."""
 
-    images: Pictures
+    items: Pictures | Captions
     labels: Sequence[str]
     keys: np.ndarray
 
@@ -246,9 +242,7 @@ def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str
 
     Raises SampleError for a sample without a label or a picture.
     """
-    labels, keys = [], []
-    for number in range(len(shards)):
-        sample = ShardSample.read(shards, number)
-        labels.append(sample.label(label))
-        keys.append(content_key(sample.picture(config.image_key)))
-    return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels, np.array(keys, dtype=np.int64))
+    samples = (ShardSample.read(shards, i) for i in range(len(shards)))
+    found = [(sample.label(label), content_key(sample.picture(config.image_key))) for sample in samples]
+    pictures, keys = Pictures(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
+    return LabelledSet(pictures, [name for name, _ in found], keys)

@@ -44,10 +44,11 @@ class Encoder:
     """Encodes items with the towers of a model: `encoder("x", items)` returns the embeddings of N items, float32 (N,
     D), in every process.
 
-    They are L2-normalised if `cosine` is True. features: return what the trunks of the towers give before their
-    projections instead, not normalised, feature maps as their mean over the places. towers: by side, "x" and "y". block: items per tower call. workers:
-    loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or fp16. should_stop:
-    called before each tower call, with the same result in all processes; if it returns True, encoding raises Stopped.
+    They are L2-normalised if `cosine` is True. features: take what the trunks of the towers give before their
+    projections instead, of feature maps the mean over their places. towers: by side, "x" and "y".
+    block: items per tower call. workers: loader processes for each process, 0 for none. precision: autocast of the
+    towers, fp32, bf16 or fp16. should_stop: called before each tower call, with the same result in all processes; if it
+    returns True, encoding raises Stopped.
     timeout: seconds to wait for a block of a loader process; 0: no limit. weights(): a context in
     which the towers hold the weights to evaluate; the caller enters it.
     """
@@ -129,11 +130,10 @@ class Encoder:
         device = self.world.device
         dtype = AUTOCAST[Precision(self.precision)]
         with tf32_products(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            inputs = inputs.to(device, non_blocking=True)
-            if self.features:
-                found = cast(Tower, tower).features(inputs).float()
-                return found.mean(dim=(2, 3)) if found.dim() == 4 else found
-            embedding = tower(inputs)
+            forward = cast(Tower, tower).features if self.features else tower
+            embedding = forward(inputs.to(device, non_blocking=True))
+        if embedding.dim() == 4:  # the trunk's feature maps, which a projection would pool
+            embedding = embedding.mean(dim=(2, 3))
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
 

@@ -278,18 +278,12 @@ class ResultKind:
     tables: Callable[[Sequence[Result]], Iterable[Any]]
 
 
+OF_ZERO_SHOT = partial(_class_groups, "picture → class"), partial(_class_tables, "zero-shot", ZERO_SHOT)
+OF_PROBES = partial(_class_groups, "features → class"), partial(_class_tables, "probe", PROBE)
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
-    "zeroshot_classification": ResultKind(
-        "zero-shot-image-classification",
-        partial(_class_groups, "picture → class"),
-        partial(_class_tables, "zero-shot", ZERO_SHOT),
-    ),
-    "linear_probe": ResultKind(
-        "image-classification", partial(_class_groups, "features → class"), partial(_class_tables, "probe", PROBE)
-    ),
-    "text_linear_probe": ResultKind(
-        "text-classification", partial(_class_groups, "features → class"), partial(_class_tables, "text probe", PROBE)
-    ),
+    "zeroshot_classification": ResultKind("zero-shot-image-classification", *OF_ZERO_SHOT),
+    "linear_probe": ResultKind("image-classification", *OF_PROBES),
+    "text_linear_probe": ResultKind("text-classification", *OF_PROBES),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -63,8 +63,9 @@ class Inputs:
 class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
-    task: the task of the models that it can evaluate; None: every task. form: how a target (the part of an entry after KIND:) is written,
-    for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an entry.
+    task: the task of the models that it can evaluate; None: every task. form: how a target (the part of an entry after
+    KIND:) is written, for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an
+    entry.
     """
 
     task: Task | None
@@ -231,38 +232,31 @@ def _passages(
 # ---- labelled pictures or texts of any model -------------------------------------------------------------------------
 
 
-def _parts(entry: SuiteEntry, tables: Tables) -> tuple[bool, list[list[ShardSource]]]:
-    """Return whether a probe is of texts, and the sources of its training and its test part. Raises ConfigError for
-    wrong ones. tables: gives the shards of a table of pictures.
+def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
+    """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
+    ones. tables: gives the shards of tables of pictures.
     """
-    task, suffix = read_probe(_path(entry)), ".jsonl"
-    shards = {"train": task.train, "test": task.test}
-    parts = [parse_sources(value, f"{entry.target}: {part}", tables=tables) for part, value in shards.items()]
-    kinds = {shard.endswith(suffix) for part in parts for source in part for shard in source.shards}
-    if len(kinds) > 1:
-        raise ConfigError(f"{entry.target}: train and test must both be texts ({suffix}) or both pictures")
-    return kinds.pop(), parts
+    named, label = read_probe(_path(entry))
+    found = tables(table_options(entry.data))
+    return [parse_sources(shards, f"{entry.target}: {part}", tables=found) for part, shards in named.items()], label
 
 
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
     from dyad.data.shards.shards import open_shards
-    from dyad.eval.tasks.probe import Labelled, Probe, labelled_texts, question_tokens
-    from dyad.train.towers.build import ImageTextModel
+    from dyad.eval.tasks.probe import Probe, labelled_texts, question_tokens
 
-    has_texts, parts = _parts(entry, prepared_tables(table_options(entry.data)))
-    model, config, label = inputs.model, inputs.config, read_probe(_path(entry)).label
-    has_pictures = isinstance(model, ImageTextModel)
-    opened = [open_shards(sources) for sources in parts]
+    parts, label = _parts(prepared_tables, entry)
+    model, data, options = inputs.model, inputs.config.data, inputs.config.eval
+    picture = getattr(model, "image", None)  # of a model that takes some
+    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
-        tokenize = model.tokenize if has_pictures else partial(question_tokens, model.tokenize, config.data.question)
-        train, test = (labelled_texts(shards, label, tokenize) for shards in opened)
-    elif has_pictures:
-        train, test = (Labelled.of(labelled_set(shards, model.image, config.data, label)) for shards in opened)
+        tokenize = model.tokenize if picture else partial(question_tokens, model.tokenize, data.question)
+        train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
     else:
-        raise ConfigError(f"{entry.target}: this model takes texts. Give train and test as .jsonl files with 'text'")
-    side = "y" if has_texts and has_pictures else "x"
-    return Probe(entry.name, entry.spec, train, test, side, config.eval.probe_features, config.eval.probe_k)
+        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
+    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+    return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
 
 
 def _path(entry: SuiteEntry) -> Path:
@@ -288,12 +282,7 @@ KINDS = {
         lambda entry: check_dpr(entry.target, entry.data),
         partial(_passages, open_dpr),
     ),
-    "probe": SuiteKind(
-        None,
-        "TASK.json (labelled pictures or texts)",
-        lambda entry: _parts(entry, checked_tables(table_options(entry.data))),
-        _probe,
-    ),
+    "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),
 }
 
 

@@ -6,11 +6,11 @@ the one with the highest accuracy on a fifth of the training part, which the fit
 to the whole training part. The search has CLIP's steps: 7 values from 1e-6 to 1e6, then, four times, the two values on
 either side of the best one at half the distance, down to an eighth of a decade. That is 15 fits in place of 97.
 
-Symbols: n samples, o of them held out, D feature width, K classes.
+Symbols: n samples, D feature width, K classes.
 """
 
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,51 +19,40 @@ from scipy.optimize import minimize
 
 from dyad.eval.tasks.image_text_retrieval import STRIP
 from dyad.train.distributed.agreement import from_rank_0, only_on
-from dyad.train.distributed.world import World, all_reduce_sum
+from dyad.train.distributed.world import World, gather_objects
 
 ITERATIONS, TOLERANCE = 1000, 1e-8  # the tolerance is of the gradient of the mean cross-entropy
 LARGEST = 6  # C is 10^−6 … 10^6
 HELD_OUT = 5  # one of so many samples of a class chooses C
+Chosen = tuple[np.ndarray, float, float]
 
 
-class LinearProbe(NamedTuple):
-    """A fitted probe. weight (K, D + 1) float64: a row for each class, whose last column is its intercept.
+def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, world: World) -> Chosen:
+    """Return the weights of the probe, as `fit` does, its C, and the accuracy of this C on the samples held out.
 
-    c: the regularisation strength C that was chosen. held_out_accuracy: its accuracy on the part that chose it.
+    All processes call it together and share the fits; all get the same result. x_nD: features, float32. target_n: class
+    indices from 0. out_n (n,) bool: the samples that are held out, to choose C.
     """
 
-    weight: np.ndarray
-    c: float
-    held_out_accuracy: float
-
-    def logits(self, x_nD: np.ndarray) -> np.ndarray:
-        """Return the logits (n, K) float64 of n samples; their softmax is scikit-learn's predict_proba."""
-        return x_nD.astype(np.float64) @ self.weight[:, :-1].T + self.weight[:, -1]
-
-
-def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, held_out_n: np.ndarray, world: World) -> LinearProbe:
-    """Choose C and fit the probe. All processes call it together and share the fits; all get the same result.
-
-    x_nD: features, float32. target_n: class indices from 0. held_out_n (n,) bool: the samples that choose C.
-    """
-    classes, fitted = int(target_n.max()) + 1, (x_nD[~held_out_n], target_n[~held_out_n])
-    x_oD, target_o = x_nD[held_out_n], target_n[held_out_n]
-
-    def accuracy(exponent: float) -> float:
-        probe = LinearProbe(fit(*fitted, classes, 10**exponent, world.device), 10**exponent, 0.0)
-        return float((probe.logits(x_oD).argmax(axis=1) == target_o).mean())
+    def accuracies(exponents: Sequence[float]) -> dict[float, float]:
+        weights = (fit(x_nD[~out_n], target_n[~out_n], 10**exponent, world.device) for exponent in exponents)
+        right = (logits(x_nD[out_n], weight).argmax(axis=1) == target_n[out_n] for weight in weights)
+        return {exponent: float(hits.mean()) for exponent, hits in zip(exponents, right, strict=True)}
 
     found: dict[float, float] = {}
     best, wanted = 0.0, [float(exponent) for exponent in range(-LARGEST, LARGEST + 1, 2)]
     for step in (1, 1 / 2, 1 / 4, 1 / 8, 0):
-        own = slice(world.rank, None, world.size)
-        values = torch.zeros(len(wanted), dtype=torch.float64)
-        values[own] = torch.tensor(only_on(world, True, partial(list, map(accuracy, wanted[own]))), dtype=torch.float64)
-        found |= zip(wanted, all_reduce_sum(values, world).tolist(), strict=True)
+        own = only_on(world, True, partial(accuracies, wanted[world.rank :: world.size]))
+        for part in gather_objects(own or {}, world):
+            found |= part
         best = max(found, key=lambda exponent: (found[exponent], -exponent))  # of equal ones the strongest penalty
         wanted = [exponent for exponent in (best - step, best + step) if abs(exponent) <= LARGEST]
-    weight = from_rank_0(world, lambda: fit(x_nD, target_n, classes, 10**best, world.device))
-    return LinearProbe(weight, 10**best, found[best])
+    return from_rank_0(world, lambda: fit(x_nD, target_n, 10**best, world.device)), 10**best, found[best]
+
+
+def logits(x_nD: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the logits (n, K) float64 of n samples; their softmax is scikit-learn's predict_proba."""
+    return x_nD.astype(np.float64) @ weight[:, :-1].T + weight[:, -1]
 
 
 def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
@@ -77,13 +66,14 @@ def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
     return (position % HELD_OUT == 1)[number.reshape(-1)]
 
 
-def fit(x_nD: np.ndarray, target_n: np.ndarray, classes: int, c: float, device: torch.device) -> np.ndarray:
-    """Return the weights (K, D + 1) float64 of the logistic regression with the regularisation strength C = `c`.
+def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device) -> np.ndarray:
+    """Return the weights (K, D + 1) float64 of the logistic regression with the regularisation strength C = `c`: a row
+    for each class, with its intercept in the last column.
 
     The features stay float32 on the device; rows are converted as they are needed. For two classes scikit-learn
     penalises the difference of the two weights. They are half of it each, so their squares count twice here.
     """
-    n, width = x_nD.shape
+    (n, width), classes = x_nD.shape, int(target_n.max()) + 1
     x, target = torch.from_numpy(x_nD).to(device), torch.from_numpy(target_n).to(device)
     mean_D = x.mean(dim=0, dtype=torch.float64)  # centred features have the same optimum, which is reached sooner
     penalty = (0.5 if classes > 2 else 1.0) / (c * n)

@@ -5,7 +5,7 @@ FORMAT below describes the files, also for --help.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,7 @@ zero_shot:TASK.json names a JSON file with four keys:
   "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
   "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
 probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
-  "train"      shards to fit on: .tar of pictures as above, or .jsonl of texts with the field "text"
-  "test"       shards to score on
-  "label"      as above
+  "train", "test"  shards to fit on and to score: .tar of pictures, or .jsonl of texts in the field "text"; "label"
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),
@@ -30,7 +28,6 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "templates": (list, "a list"),
     "classes": ((dict, list), "a list, or an object of lists"),
 }
-PROBE_KINDS = {key: (str, "a text") for key in ("train", "test", "label")}
 PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 
 
@@ -47,62 +44,45 @@ class ZeroShotTask:
     classes: Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True)
-class ProbeTask:
-    """The content of a task file of a probe.
-
-    train, test: the shards of the two parts. label: the field that holds the class of a picture or text.
-    """
-
-    train: str
-    test: str
-    label: str
-
-
 def read_task(path: Path) -> ZeroShotTask:
     """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, with the file and the key,
     if a key is missing or wrong.
     """
-    content = _checked(_object(path, "zero_shot", KINDS), path, KINDS)
+    content = _content(path, "zero_shot", KINDS)
     named = content["classes"]
     classes = named if isinstance(named, dict) else {str(name): [] for name in named}
     source = _beside(path, content["source"])
     return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
 
 
-def read_probe(path: Path) -> ProbeTask:
-    """Read the task file of a probe (JSON) at `path`. Raises ConfigError, with the file and the key, if a key is
-    missing or wrong.
+def read_probe(path: Path) -> tuple[dict[str, str], str]:
+    """Read the task file of a probe (JSON) at `path`; return its shards, by part (train, test), and its label: the
+    field that holds the class. Raises ConfigError, with the file and the key, if a key is missing or wrong.
     """
-    content = _object(path, "probe", PROBE_KINDS)
-    content = _checked({"test": content["source"], **content} if "source" in content else content, path, PROBE_KINDS)
-    return ProbeTask(_beside(path, content["train"]), _beside(path, content["test"]), content["label"])
+    content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
+    return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
 
 
-def _object(path: Path, kind: str, keys: Iterable[str]) -> dict[str, Any]:
-    """Read the JSON object in the task file at `path`. kind: the kind of its entry. keys: what it must have."""
+def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Read the task file at `path`. name: the kind of its entry. kinds: its keys, with their types."""
     try:
         content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
-        message = f"eval.suite: {kind}:{path}: {error.strerror}.{hint} It must be a JSON task file"
-        raise ConfigError(message) from error
+        where = f"eval.suite: {name}:{path}"
+        raise ConfigError(f"{where}: {error.strerror}.{hint} It must be a JSON task file") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be an object with {', '.join(keys)}")
-    return content
-
-
-def _checked(content: dict[str, Any], path: Path, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Return the content of a task file. Raises ConfigError if a key of `kinds` is missing or has another type."""
+        raise ConfigError(f"{path}: must be an object with {', '.join(kinds)}")
+    if "source" in content:
+        content.setdefault("test", content["source"])
     spare = set(content) - set(kinds)
-    faults = [
+    if faults := [
         f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, spare)}"
         for key, (kind, form) in kinds.items()
         if not isinstance(content.get(key), kind)
-    ]
-    if faults:
+    ]:
         raise ConfigError(f"{path}: {' '.join(faults)} See: python -m eval --help")
     return content
 

@@ -100,8 +100,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
     tower, tokenize = build_text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    other = tower if config.shared else copy.deepcopy(tower)
-    return TextPairModel(_pair(tower, other, config), tokenize)
+    return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
 
 
 MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
