@@ -47,9 +47,7 @@ class EvalConfig:
         EmbeddingType.float32, "how embeddings of passages are kept; float16 halves their memory and their files"
     )
 
-    probe_features: ProbeFeatures = described(
-        ProbeFeatures.features, "probes: what the trunk gives before the projection or head, or the embeddings"
-    )
+    probe_features: ProbeFeatures = described(ProbeFeatures.features, "probes: before projection or head, or after it")
     probe_k: int = described(20, "probes: neighbours that vote in k-NN", least=1)
     examples: int = described(
         4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none", least=0

@@ -133,7 +133,7 @@ class Encoder:
             forward = cast(Tower, tower).features if self.features else tower
             embedding = forward(inputs.to(device, non_blocking=True))
         if embedding.dim() == 4:  # the trunk's feature maps, which a projection would pool
-            embedding = embedding.mean(dim=(2, 3))
+            embedding = embedding.mean(dim=(2, 3), dtype=torch.float32)
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
 

@@ -248,7 +248,7 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
-    picture = getattr(model, "image", None)  # of a model that takes some
+    picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
     has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
         tokenize = model.tokenize if picture else partial(question_tokens, model.tokenize, data.question)

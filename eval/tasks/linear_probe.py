@@ -21,7 +21,8 @@ from dyad.eval.tasks.image_text_retrieval import STRIP
 from dyad.train.distributed.agreement import from_rank_0, only_on
 from dyad.train.distributed.world import World, gather_objects
 
-ITERATIONS, TOLERANCE = 1000, 1e-8  # the tolerance is of the gradient of the mean cross-entropy
+ITERATIONS = 1000
+TOLERANCE, ROUGH = 1e-8, 1e-4  # of the gradient of the mean cross-entropy; ROUGH, scikit-learn's, to choose C
 LARGEST = 6  # C is 10^−6 … 10^6
 HELD_OUT = 5  # one of so many samples of a class chooses C
 Chosen = tuple[np.ndarray, float, float]
@@ -35,7 +36,7 @@ def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, worl
     """
 
     def accuracies(exponents: Sequence[float]) -> dict[float, float]:
-        weights = (fit(x_nD[~out_n], target_n[~out_n], 10**exponent, world.device) for exponent in exponents)
+        weights = (fit(x_nD[~out_n], target_n[~out_n], 10**exponent, world.device, ROUGH) for exponent in exponents)
         right = (logits(x_nD[out_n], weight).argmax(axis=1) == target_n[out_n] for weight in weights)
         return {exponent: float(hits.mean()) for exponent, hits in zip(exponents, right, strict=True)}
 
@@ -47,7 +48,7 @@ def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, worl
             found |= part
         best = max(found, key=lambda exponent: (found[exponent], -exponent))  # of equal ones the strongest penalty
         wanted = [exponent for exponent in (best - step, best + step) if abs(exponent) <= LARGEST]
-    return from_rank_0(world, lambda: fit(x_nD, target_n, 10**best, world.device)), 10**best, found[best]
+    return from_rank_0(world, lambda: fit(x_nD, target_n, 10**best, world.device, TOLERANCE)), 10**best, found[best]
 
 
 def logits(x_nD: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -66,7 +67,7 @@ def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
     return (position % HELD_OUT == 1)[number.reshape(-1)]
 
 
-def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device) -> np.ndarray:
+def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, tolerance: float) -> np.ndarray:
     """Return the weights (K, D + 1) float64 of the logistic regression with the regularisation strength C = `c`: a row
     for each class, with its intercept in the last column.
 
@@ -91,7 +92,7 @@ def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device) 
         assert weight.grad is not None
         return total.item(), weight.grad.flatten().cpu().numpy()
 
-    options = {"maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS, "gtol": TOLERANCE, "ftol": 0.0}
+    options = {"maxiter": ITERATIONS, "maxfun": 2 * ITERATIONS, "gtol": tolerance, "ftol": 0.0}
     found = minimize(loss, np.zeros(classes * (width + 1)), jac=True, method="L-BFGS-B", options=options)
     weight = found.x.reshape(classes, width + 1)
     weight[:, -1] -= weight[:, :-1] @ mean_D.cpu().numpy()

@@ -95,14 +95,10 @@ class Probe(Classification):
         near = Index(unit(train_nD), world=encode.world).search(unit(test_nD), self.k)
         votes = {"knn_acc1": np.ones_like(near.scores), "knn_weighted_acc1": np.exp(near.scores / TEMPERATURE)}
         knn = {name: 1.0 * (_elected(fitted[near.positions], by) == target) for name, by in votes.items()}
-        facts = {"features": str(self.features), "num_train": len(fitted), "k": self.k}
-        return Scored(
-            np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1),
-            weight.astype(np.float32),
-            {**areas, **knn},
-            {names[index]: {"auc": auc} for index, auc in aucs.items()},
-            {"probe": {**facts, "C": c, "held_out_acc1": accuracy}},
-        )
+        facts = {"features": self.features, "num_train": len(fitted), "C": c, "held_out_acc1": accuracy, "k": self.k}
+        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # the intercepts are of ones
+        by_class = {names[index]: {"auc": auc} for index, auc in aucs.items()}
+        return Scored(rows, weight.astype(np.float32), areas | knn, by_class, {"probe": facts})
 
 
 def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict[int, float]]:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from dyad.eval.metrics.auc import auc_values
 from dyad.eval.metrics.bootstrap import interval
 
+reference = import_module("sklearn.metrics").roc_auc_score
+
 
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 0.9, 0.5, 0.05, 0.001]), st.sampled_from([0, 1, 8]))
 def test_the_mean_is_scikit_learns(seed: int, max_fpr: float, decimals: int) -> None:
     """Also with many equal scores, where the curve has straight parts that max_fpr may cut."""
-    reference = import_module("sklearn.metrics").roc_auc_score
     rng = np.random.default_rng(seed)
     positive = rng.permutation(np.arange(rng.integers(4, 120)) % rng.integers(2, 9) == 0)
     score = np.round(rng.normal(size=len(positive)) + positive * rng.random() * 3, decimals)

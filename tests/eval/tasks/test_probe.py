@@ -19,12 +19,13 @@ from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.tasks.linear_probe import fit, held_out, linear_probe, logits
+from dyad.eval.tasks.linear_probe import ROUGH, TOLERANCE, fit, held_out, linear_probe, logits
 from dyad.eval.tasks.probe import Probe, labelled_texts
 from dyad.eval.tasks.prompts import read_probe
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import Tower
 
+EXACT = {"solver": "newton-cholesky", "tol": 1e-12}  # scikit-learn's L-BFGS ends 1e-6 to 1e-5 from the optimum
 NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
 
@@ -38,7 +39,7 @@ def labelled(count: int, classes: int, seed: int) -> LabelledSet:
     """Pictures whose mean grey says the class, with much noise."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, count)
-    noisy = pictures(count, seed).float() * 0.8 + torch.from_numpy(target).view(-1, 1, 1, 1) * (50 / classes)
+    noisy = pictures(count, seed).float() * 0.6 + (12 + 30 / classes) * torch.from_numpy(target).view(-1, 1, 1, 1)
     return LabelledSet(Shown(noisy.to(torch.uint8)), [NAMES[i] for i in target], rng.permutation(count))  # type: ignore[arg-type]
 
 
@@ -61,7 +62,7 @@ def test_every_number_is_scikit_learns(classes: int) -> None:
     report = evaluator.report(encode)
     train, test = features(evaluator, encode)
     c = report.details["probe"]["C"]
-    model = linear.LogisticRegression(C=c, tol=1e-10, max_iter=5000).fit(train, evaluator.train.labels)
+    model = linear.LogisticRegression(C=c, **EXACT).fit(train, evaluator.train.labels)
     truth, probability = np.array(evaluator.data.labels), model.predict_proba(test)
     assert model.classes_.tolist() == evaluator.classes
     voters = near.KNeighborsClassifier(7, metric="cosine").fit(train, evaluator.train.labels)
@@ -100,9 +101,9 @@ def test_probabilities_are_scikit_learns(classes: int, c: float) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, np.linspace(0.5, 2, 20), (300, 20)).astype(np.float32)  # not centred, of several scales
     target = (x[:, :classes] - 3 + rng.gumbel(size=(300, classes))).argmax(axis=1)
-    z = logits(x, fit(x, target, c, torch.device("cpu")))
+    z = logits(x, fit(x, target, c, torch.device("cpu"), TOLERANCE))
     found = np.exp(z - z.max(axis=1, keepdims=True))
-    expected = reference(C=c, tol=1e-12, max_iter=20_000).fit(x.astype(np.float64), target)
+    expected = reference(C=c, **EXACT).fit(x.astype(np.float64), target)
     np.testing.assert_allclose(
         found / found.sum(axis=1, keepdims=True), expected.predict_proba(x.astype(np.float64)), atol=1e-6
     )
@@ -128,7 +129,7 @@ def test_c_is_the_best_of_its_neighbours_on_the_samples_held_out() -> None:
     _, c, accuracy = linear_probe(x, target, out, LOCAL)
 
     def at(exponent: float) -> float:
-        weight = fit(x[~out], target[~out], 10**exponent, LOCAL.device)
+        weight = fit(x[~out], target[~out], 10**exponent, LOCAL.device, ROUGH)
         return float((logits(x[out], weight).argmax(axis=1) == target[out]).mean())
 
     steps = 8 * np.log10(c)
