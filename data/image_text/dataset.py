@@ -177,6 +177,10 @@ class Pictures:
         """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
+    def key(self, i: int) -> str:
+        """Return the key of sample i, its name in the shard."""
+        return self.shards.key(i)
+
 
 @dataclass(frozen=True)
 class Captions:

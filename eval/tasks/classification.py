@@ -106,7 +106,7 @@ class Classification(Evaluator):
         items, label = self.data.items, self.data.labels[i]
         if isinstance(items, Captions):
             return item(f"row {i + 1}", excerpt(items.texts[i])[0])
-        return item(items.shards.key(i), label, picture=small and small.name(i))
+        return item(items.key(i), label, picture=small and small.name(i))
 
     def _details(self, ranked: Ranked, target: np.ndarray, examples: int) -> dict[str, Any]:
         direction, found, values, _ = ranked
