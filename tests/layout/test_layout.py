@@ -68,6 +68,8 @@ the hard negatives of a row are drawn | data/question_passage/negatives.py | dra
 the rules of mining | eval/mine/mining.py | mine
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 nDCG | eval/metrics/trec.py | measures
+partial AUC | eval/metrics/auc.py | auc_values
+the linear probe of frozen features | eval/tasks/linear_probe.py | linear_probe
 the trackers | train/tracking/trackers.py | TRACKERS
 which samples a step sees | data/loading/order.py | Order
 what replaces a broken picture | data/loading/replacement.py | Replacements
