@@ -86,7 +86,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
         placed = list(zip(values, firsts, strict=False))
         if name.endswith("lengths"):  # stays on the host
             whole[name] = None if values[0] is None else np.concatenate(values)
-        elif name == "positives":
+        elif name == "positives" and isinstance(values[0], int):
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values

@@ -240,7 +240,7 @@ def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | N
     They are those that the caller's caller knows (see conditions.py), else exchanged. Every rank must call it.
     """
     if (sizes := known_sizes()) is not None:
-        return sizes.pairs, sizes.pairs, sizes.further, sizes.positives
+        return sizes.rows, sizes.columns, sizes.further, sizes.positives
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
     return Layout.of(x_bD, y_mD, further, more)
 

@@ -36,7 +36,7 @@ class MomentObjective(Objective, ABC):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or x_bD.ndim != 2 or x_bD.shape != y_mD.shape:
             raise ValueError(f"x and y must be (b, D) alike, not {shapes(x_bD, y_mD)}")
-        layout = sizes.pairs if (sizes := known_sizes()) else Layout.of(x_bD)[0]
+        layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
