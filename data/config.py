@@ -15,6 +15,7 @@ LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1
 
 
 Shuffle = StrEnum("Shuffle", ["window", "full"])
+ItemKind = StrEnum("ItemKind", ["pictures", "texts"])
 Mode = StrEnum("Mode", ["indexed", "stream"])
 Batches = StrEnum("Batches", ["mixed", "by_source"])
 Title = StrEnum("Title", ["join", "pair", "drop"])
@@ -169,6 +170,7 @@ class DataConfig:
         "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
+    items: ItemKind = described(ItemKind.pictures, "task=views: what there are two views of, pictures or texts")
     columns: list[str] = described([], "of a table of other names: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
     mode: Mode = described(Mode.indexed, "indexed: each sample once an epoch, exact resume; stream: shards end to end")
@@ -190,6 +192,7 @@ class DataConfig:
     resize: ResizeMode | None = described(None, "where not cropped at random; null: as the tower's own preprocessing")
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    augment_y: AugmentConfig | None = described(None, "task=views: as data.augment, of the second view; null: that")
     question: QuestionConfig = field(default_factory=QuestionConfig)
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)

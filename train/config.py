@@ -13,12 +13,13 @@ from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import HELP as PLUGINS_HELP
-from dyad.data.config import Batches, DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
+from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.robust import Setting
 
-Task = StrEnum("Task", ["image_text", "question_passage"])
+Task = StrEnum("Task", ["image_text", "question_passage", "views"])
+ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
@@ -193,6 +194,16 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether x is a picture; else it is a text."""
+        return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether x or y is a text."""
+        return self.task is Task.image_text or not self.has_pictures
 
 
 def validate(config: TrainConfig, world_size: int) -> None:

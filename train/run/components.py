@@ -2,25 +2,28 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import Batches, DrawnPositives, Mode, Title
+from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
+from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
+from dyad.data.question_passage.views import TextViews, open_texts
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
-from dyad.data.shards.shards import open_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, split_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Evaluator
@@ -103,17 +106,15 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data that the configuration names, for the task (image-text or question-passage) of `model`.
+    """Open the training data that the configuration names, for its task and `model`.
 
     Raises ConfigError or DataError for options or data that cannot be used.
     """
-    if isinstance(model, ImageTextModel):
-        return (_stream if config.data.mode is Mode.stream else _image_text)(config, model)
-    return _question_passage(config, model)
+    return DATA[config.task][config.data.items](config, model)
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
-    model = build_model(config.model, config.task)
+    model = build_model(config.model, config.task, items=config.data.items)
     batch_norms(config, model.towers, world.size)
     return model
 
@@ -134,9 +135,26 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     return objective
 
 
-def _image_text(config: TrainConfig, model: ImageTextModel) -> TrainingData:
+def _image_text(config: TrainConfig, model: Any) -> TrainingData:
+    if config.data.mode is Mode.stream:
+        return _stream(config, model)
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
+    return _of_shards(config, shards, ImageText(shards, model.image, model.tokenize, config.data, config.seed))
+
+
+def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
+    shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
+    return _of_shards(config, shards, PictureViews(shards, model.image, config.data, config.seed))
+
+
+def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    passage = config.data.passage
+    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    rows = open_texts(config.data.train, config.data)
+    return _of_shards(config, rows.shards, TextViews(rows, model.tokenize, config.data, config.seed))
+
+
+def _of_shards(config: TrainConfig, shards: Shards, dataset: BatchSource) -> TrainingData:
     manifest = {"data.train": file_entries(shards.indexes)}
     return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
 
@@ -168,6 +186,14 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     if mined:
         manifest["data.negatives.file"] = mined.files
     return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
+
+
+# Task → what data.items says, where the task leaves that open → what opens the data for a model
+DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
+    Task.image_text: dict.fromkeys(ItemKind, _image_text),
+    Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
+    Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
+}
 
 
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:

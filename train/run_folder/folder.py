@@ -58,6 +58,8 @@ ADDED = {
     "model.image.lora_alpha": 16.0,
     "model.image.lora_targets": None,
     "data.batches": "mixed",
+    "data.items": "pictures",
+    "data.augment_y": None,
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")

@@ -2,13 +2,15 @@
 
 import copy
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
@@ -32,28 +34,41 @@ class TwoTowerModel:
 
 
 @dataclass(frozen=True)
-class ImageTextModel(TwoTowerModel):
-    """A model whose x_tower takes images and y_tower texts. image: size and normalisation of the image tower's input.
+class PictureModel(TwoTowerModel):
+    """A model whose x_tower takes pictures. image: size and normalisation of its input."""
+
+    image: ImageSpec
+
+
+@dataclass(frozen=True)
+class ViewsModel(PictureModel):
+    """A model whose two towers are one, which takes pictures. tokenize: None."""
+
+
+@dataclass(frozen=True)
+class ImageTextModel(PictureModel):
+    """A model whose x_tower takes pictures and y_tower texts.
 
     open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None. logit_scale: the
     log(1/τ) of that model, else None.
     """
 
-    image: ImageSpec
     open_clip_config: dict[str, Any] | None
     logit_scale: float | None = None
 
 
 @dataclass(frozen=True)
 class TextPairModel(TwoTowerModel):
-    """A model whose x_tower takes questions and y_tower passages.
+    """A model whose x_tower takes questions and y_tower passages, or one tower that takes texts.
 
     tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """
 
 
-def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> TwoTowerModel:
-    """Build the towers of a configuration for `task`, image_text or question_passage.
+def build_model(
+    config: ModelConfig, task: Task, load_pretrained: bool = True, items: ItemKind = ItemKind.pictures
+) -> TwoTowerModel:
+    """Build the towers of a configuration for `task`, and for what both sides are in some tasks, `items`.
 
     load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
     from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
@@ -62,7 +77,7 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config):
         offline_without_hub()
-    return MODELS[task](config, load_pretrained)
+    return MODELS[task][items](config, load_pretrained)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -77,9 +92,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    problem = f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"
-    widths = [_probe(image, picture, problem), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [_probe_pictures(image, spec), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -104,13 +117,39 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     return TextPairModel(_pair(tower, other, config), tokenize)
 
 
-MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
+def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> ViewsModel:
+    """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
+    from dyad.train.towers.image import build_image_tower
+    from dyad.train.towers.open_clip import BuildContext
+
+    tower, spec = build_image_tower(BuildContext(config, load_pretrained))
+    _probe_pictures(tower, spec)
+    return ViewsModel(_pair(tower, tower, config), None, spec)
+
+
+def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
+    """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
+    return build_text_pair(replace(config, shared=True), load_pretrained)
+
+
+Build = Callable[[ModelConfig, bool], TwoTowerModel]
+# Task → what data.items says, where the task leaves that open → what builds the model
+MODELS: dict[Task, dict[ItemKind, Build]] = {
+    Task.image_text: dict.fromkeys(ItemKind, build_image_text),
+    Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
+    Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
+}
 
 
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     towers = TwoTower(x_tower, y_tower).train()
     set_batch_norms(towers, config.batch_norm)
     return towers
+
+
+def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
+    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:

@@ -1,0 +1,79 @@
+"""Two views of one picture as a training pair: the picture, augmented twice.
+
+The view x is augmented as data.augment says, the view y as data.augment_y, each by random numbers of its own, which
+depend only on the seed, the epoch, the sample id and the view. Pictures of equal content have equal keys on both sides.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.batch import Batch
+from dyad.data.config import DataConfig
+from dyad.data.image_text import transforms
+from dyad.data.image_text.dataset import image_spec
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.loading.replacement import Replacements, check_any
+from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.shards import Shards
+
+
+@dataclass(frozen=True)
+class CroppedViews:
+    """A picture in several views that are cropped and resized, before noise. key: its content key.
+
+    views: each uint8 (3, S, S), S the side of the tower's input. draws (views, DRAWS): random numbers in [0, 1).
+    """
+
+    sample_id: int
+    key: int
+    views: list[Tensor]
+    draws: np.ndarray
+
+
+class PictureViews:
+    """The training data set of two views of each picture. A batch depends only on the seed, its positions (epoch,
+    sample id) and the shards."""
+
+    def __init__(self, shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> None:
+        """Set up the data set and check its first samples.
+
+        spec: preprocessing of the picture tower (encoder). seed: the seed of the run. Raises SampleError when all
+        checked samples are unusable.
+        """
+        self.shards, self.spec, self.config, self.seed = shards, image_spec(spec, config), config, seed
+        self.augments = (config.augment, config.augment_y or config.augment)
+        self._replacements = Replacements(shards.sizes, seed, config.tolerated)
+        check_any(range(min(len(shards), max(config.tolerated, 1))), lambda i: self._cropped(0, i))
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        """Return the batch of the samples at the given positions, each a pair (epoch, sample id): x, y uint8 (b, 3, S,
+        S).
+
+        Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
+        when a shard cannot be read, and after too many consecutive bad samples.
+        """
+        cropped, bad = self._replacements.load(positions, self._cropped, self.shards.origin)
+        draws = np.stack([one.draws for one in cropped])[:, :, transforms.CROP_DRAWS :]
+        x, y = (
+            transforms.add_noise(torch.stack([one.views[view] for one in cropped]), augment, draws[:, view])
+            for view, augment in enumerate(self.augments)
+        )
+        ids, keys = (torch.tensor([getattr(one, name) for one in cropped]) for name in ("sample_id", "key"))
+        return Batch(x=x, y=y, sample_ids=ids, x_keys=keys, y_keys=keys.clone(), bad=bad)
+
+    def where(self, sample_id: int) -> str:
+        index, row = self.shards.locate(sample_id)
+        return f"sample {row} of {index.path}"
+
+    def _cropped(self, epoch: int, sample_id: int) -> CroppedViews:
+        sample, image_key = ShardSample.read(self.shards, sample_id), self.config.image_key
+        picture = sample.decoded(image_key, self.config.max_image_pixels)
+        draws = transforms.uniforms(self.seed, epoch, sample_id, len(self.augments) * transforms.DRAWS)
+        draws = draws.reshape(len(self.augments), transforms.DRAWS)
+        views = [transforms.training_size(picture, self.spec, *each) for each in zip(self.augments, draws, strict=True)]
+        return CroppedViews(sample_id, content_key(sample.picture(image_key)), views, draws)
