@@ -170,7 +170,11 @@ class DataConfig:
         "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
-    items: ItemKind = described(ItemKind.pictures, "task=views: what there are two views of, pictures or texts")
+    items: ItemKind = described(ItemKind.pictures, "task=views, labelled: what the samples are, pictures or texts")
+    label: str = described("cls", "task=labelled: what holds the class: cls, txt (folders of classes), or a json field")
+    classes: Any = described(None, "task=labelled: names, or a TASK.json of zero_shot; null: all in data.train, sorted")
+    rare: str | None = described(None, "task=labelled: this class on side x, all others on side y, for partial_auc")
+    rare_per_batch: int = described(8, "samples of data.rare in a batch; global_batch_size counts them too", least=1)
     columns: list[str] = described([], "of a table of other names: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
     mode: Mode = described(Mode.indexed, "indexed: each sample once an epoch, exact resume; stream: shards end to end")

@@ -18,7 +18,7 @@ from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.robust import Setting
 
-Task = StrEnum("Task", ["image_text", "question_passage", "views"])
+Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
 ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
@@ -26,6 +26,7 @@ TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 # Towers of plugins: model.image.kind or model.text.kind → the function that builds the tower, see dyad/plugins.py
 OWN_IMAGE_TOWERS: dict[str, Callable[..., Any]] = {}
 OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
+Classes = StrEnum("Classes", ["learnt", "prompted"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
@@ -50,6 +51,8 @@ def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> 
 class RunConfig:
     name: str | None = described(None, "folder of the run; null: <experiment>-<hash of what matters to the maths>")
     dir: str = described("runs", "where run folders are")
+    classes: list[str] | None = described(None, "task=labelled: names of the classes, which the run finds and writes")
+    prompts: list[str] | None = described(None, "task=labelled: a text for each class, which the run finds and writes")
 
 
 @dataclass
@@ -99,6 +102,9 @@ class ModelConfig:
     name: str | None = described("ViT-B-32", "of both towers: open_clip model, FOLDER, config .json, hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
+    classes: Classes = described(
+        Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
+    )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward")
     batch_norm: BatchNorm = described(
@@ -203,7 +209,8 @@ class TrainConfig:
     @property
     def has_texts(self) -> bool:
         """Whether x or y is a text."""
-        return self.task is Task.image_text or not self.has_pictures
+        prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
+        return self.task is Task.image_text or prompted or not self.has_pictures
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
@@ -282,12 +289,20 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     """
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
-    expected = ExpectedBatch(config.global_batch_size, listed or config.data.negatives.per_row > 0, listed)
+    classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
+    further = listed or config.data.negatives.per_row > 0 or classes
+    inputs = "scores" if config.task is Task.labelled and rare else "pairs"
+    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     return {
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
-        "Set objective.duplicates=positive, or data.passage.positives=all": supervised and not (listed or by_key),
+        "Set objective.duplicates=positive, or data.passage.positives=all": supervised
+        and not (listed or by_key or classes),
+        f"data.rare_per_batch={config.data.rare_per_batch}: a batch has others too. Set it below global_batch_size="
+        f"{config.global_batch_size}": rare and config.data.rare_per_batch >= config.global_batch_size,
+        "data.batches=by_source: data.rare draws from the classes of all sources; leave it out": rare
+        and config.data.batches is Batches.by_source,
         **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),
     }
 

@@ -272,5 +272,6 @@ class ResultKind:
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
     "zeroshot_classification": ResultKind("zero-shot-image-classification", _zero_shot_groups, _zero_shot_tables),
+    "classification": ResultKind("image-classification", _zero_shot_groups, _zero_shot_tables),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -78,7 +78,9 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
 
     config = read_config(run)
     weights = load_weights(checkpoint)
-    model = build_model(config.model, config.task, load_pretrained=False, items=config.data.items)
+    model = build_model(
+        config.model, config.task, load_pretrained=False, items=config.data.items, classes=config.run.classes
+    )
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))

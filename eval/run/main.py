@@ -150,4 +150,4 @@ def untrained(config: "TrainConfig") -> "TwoTowerModel":
     from dyad.train.towers.build import build_model
 
     torch.manual_seed(config.seed)
-    return build_model(config.model, config.task, items=config.data.items)
+    return build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)

@@ -5,6 +5,8 @@ image_text
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
                         in CLIP_benchmark, only a picture's own captions are right for it
+labelled
+  classes:SHARDS        samples with a class, named as in data.val, of the classes of training
 question_passage (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
+from dyad.data.config import ItemKind
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
@@ -120,7 +123,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     """
     task, val = config.task, config.data.val
     if val is not None:
-        kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
+        of_texts = "beir" if is_beir(val) else "dpr"
+        kind = {Task.image_text: "retrieval", Task.labelled: "classes"}.get(task, of_texts)
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
     names = ["val"]
@@ -210,6 +214,22 @@ def _classification(
     return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize)
 
 
+# ---- samples with a class --------------------------------------------------------------------------------------------
+
+
+def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.dataset import labelled_set
+    from dyad.eval.tasks.labelled import Classification, RareClass
+    from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled
+
+    config, model = inputs.config, cast("ImageTextModel", inputs.model)
+    found = open_labelled(entry.target, config)
+    data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    if (rare := config.data.rare) is not None:
+        return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
+    return Classification(entry.name, entry.spec, data, class_texts(config), class_tokenizer(config, model))
+
+
 # ---- questions and passages ------------------------------------------------------------------------------------------
 
 
@@ -226,6 +246,15 @@ def _passages(
     return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
 
 
+def _check_labelled(entry: SuiteEntry) -> None:
+    from dyad.data.question_passage.views import text_sources
+
+    if entry.data.items is ItemKind.pictures:
+        parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
+    else:
+        text_sources(entry.target, entry.data, checked_tables)
+
+
 def _path(entry: SuiteEntry) -> Path:
     return Path(entry.target).expanduser()
 
@@ -240,6 +269,7 @@ KINDS = {
         "FOLDER (a CLIP_benchmark data set)",
         lambda entry: (read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
     ),
+    "classes": SuiteKind(Task.labelled, "SHARDS", _check_labelled, _labelled),
     "beir": SuiteKind(
         Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
     ),

@@ -27,7 +27,11 @@ READ_ONLY_WITH = {
     PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
-    "task=views": "data.items data.augment_y",
+    "task=views": "data.augment_y",
+    "task=views or labelled": "data.items",
+    "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
+    "data.rare=CLASS": "data.rare_per_batch",
+    "data.rare=null": "model.classes data.classes",
     "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool data.negatives.",
     NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding eval.index",
@@ -122,6 +126,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    "data.rare=CLASS": lambda config: config.data.rare is not None,
     OF_TIMM: lambda config: config.optim.name != "adamw",
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }

@@ -146,7 +146,7 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
 def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
     """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
-    for name in config.data.captions if config.has_texts else ():
+    for name in config.data.captions if config.task is Task.image_text else ():
         sample.captions(name)
 
 
@@ -210,7 +210,8 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             context = BuildContext(config.model, load_pretrained=False)
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
         else:
-            towers = [build_model(config.model, config.task, load_pretrained=False, items=config.data.items).towers]
+            model = build_model(config.model, config.task, False, config.data.items, config.run.classes)
+            towers = [model.towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
     weights = sum(parameter.numel() for parameter in modules.parameters())

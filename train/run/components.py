@@ -3,22 +3,26 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.labelled import LabelledPictures
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
+from dyad.data.loading.classes import ClassNumbers, RareAgainstOthers, RareOrder, WithClasses
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.labelled import LabelledTexts
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.question_passage.views import TextViews, open_texts
@@ -35,6 +39,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
@@ -90,7 +95,8 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     ends = [rank * config.global_batch_size // world.size for rank in range(world.size + 1)]  # as the loaders share it
     pairs = tuple(end - start for start, end in pairwise(ends))
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, pairs))
+    known = pairs if config.task is not Task.labelled else None  # else side y has items of its own
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, known))
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 
@@ -114,7 +120,7 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
-    model = build_model(config.model, config.task, items=config.data.items)
+    model = build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)
     batch_norms(config, model.towers, world.size)
     return model
 
@@ -188,11 +194,31 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
 
 
+def _labelled(config: TrainConfig, model: Any) -> TrainingData:
+    found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
+    if found.rows:
+        samples = LabelledTexts(found.rows, model.tokenize, data, config.seed, numbers)
+    else:
+        samples = LabelledPictures(found.shards, model.image, numbers, data, config.seed)
+    if data.rare is None:
+        texts, tokenize = (
+            [text for texts in class_texts(config).values() for text in texts],
+            class_tokenizer(config, model),
+        )
+        return _of_shards(config, found.shards, WithClasses(samples, texts, tokenize))
+    is_rare = np.array([label == data.rare for label in found.labels()])
+    rare = {"is_rare": is_rare, "rare_per_batch": data.rare_per_batch, "name": data.rare}
+    how = {"seed": config.seed, "shuffle": data.shuffle.name, "global_batch_size": config.global_batch_size}
+    order = RareOrder(found.shards.sizes, found.shards.weights, **rare, **how)
+    return replace(_of_shards(config, found.shards, RareAgainstOthers(samples)), order=order)
+
+
 # Task → what data.items says, where the task leaves that open → what opens the data for a model
 DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.image_text: dict.fromkeys(ItemKind, _image_text),
     Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
     Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
+    Task.labelled: dict.fromkeys(ItemKind, _labelled),
 }
 
 

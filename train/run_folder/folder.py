@@ -60,6 +60,11 @@ ADDED = {
     "data.batches": "mixed",
     "data.items": "pictures",
     "data.augment_y": None,
+    "data.label": "cls",
+    "data.classes": None,
+    "data.rare": None,
+    "data.rare_per_batch": 8,
+    "model.classes": "learnt",
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")

@@ -2,9 +2,9 @@
 
 import copy
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.data.loading.classes import ClassNumbers
+from dyad.train.config import Classes, ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
@@ -66,10 +67,15 @@ class TextPairModel(TwoTowerModel):
 
 
 def build_model(
-    config: ModelConfig, task: Task, load_pretrained: bool = True, items: ItemKind = ItemKind.pictures
+    config: ModelConfig,
+    task: Task,
+    load_pretrained: bool = True,
+    items: ItemKind = ItemKind.pictures,
+    classes: Sequence[str] | None = None,
 ) -> TwoTowerModel:
     """Build the towers of a configuration for `task`, and for what both sides are in some tasks, `items`.
 
+    classes: the names of the classes of task=labelled; a single one is told from all others by one number.
     load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
     from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
     tower cannot take, or towers of different widths.
@@ -77,7 +83,8 @@ def build_model(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config):
         offline_without_hub()
-    return MODELS[task][items](config, load_pretrained)
+    build = MODELS[task][items]
+    return build(config, load_pretrained) if classes is None else build(config, load_pretrained, classes)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -132,12 +139,57 @@ def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextP
     return build_text_pair(replace(config, shared=True), load_pretrained)
 
 
-Build = Callable[[ModelConfig, bool], TwoTowerModel]
+def build_labelled_pictures(
+    config: ModelConfig, load_pretrained: bool = True, classes: Sequence[str] = ()
+) -> PictureModel:
+    """Build an image tower beside a vector for each class, or beside a text tower for their prompts.
+
+    For a single class both sides are one tower, which gives one number. Arguments and errors as of `build_model`.
+    """
+    if len(classes) == 1:
+        model = build_picture_views(replace(config, embed_dim=1), load_pretrained)
+        if (width := _probe_pictures(cast(Tower, model.towers.x_tower), model.image)) != 1:
+            raise ConfigError(
+                f"data.rare: model.image has a projection of its own, of width {width}, and a score is one number. "
+                "Take model.image.kind=cnn, timm or transformers"
+            )
+        return model
+    if config.classes is Classes.prompted:
+        return build_image_text(config, load_pretrained)
+    from dyad.train.towers.image import build_image_tower
+    from dyad.train.towers.open_clip import BuildContext
+
+    tower, spec = build_image_tower(BuildContext(config, load_pretrained))
+    vectors = class_vectors(len(classes), _probe_pictures(tower, spec))
+    return ImageTextModel(_pair(tower, vectors, config), ClassNumbers(classes), spec, None)
+
+
+def build_labelled_texts(
+    config: ModelConfig, load_pretrained: bool = True, classes: Sequence[str] = ()
+) -> TextPairModel:
+    """Build a text tower, as `build_labelled_pictures` builds an image tower; prompts go through the same tower."""
+    single = len(classes) == 1
+    if single or config.classes is Classes.prompted:
+        return build_text_views(replace(config, embed_dim=1) if single else config, load_pretrained)
+    tower, tokenize = build_text_encoder(config, load_pretrained)
+    width = _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_pair(tower, class_vectors(len(classes), width), config), tokenize)
+
+
+def class_vectors(count: int, width: int) -> Tower:
+    """Return a tower that embeds class numbers, int64 (m,), as (m, D): one vector of about length 1 for each class."""
+    table = nn.Embedding(count, width)
+    nn.init.normal_(table.weight, std=width**-0.5)
+    return Tower(table, nn.Identity())
+
+
+Build = Callable[..., TwoTowerModel]  # of (ModelConfig, load_pretrained), and of task=labelled the names of the classes
 # Task → what data.items says, where the task leaves that open → what builds the model
 MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
     Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
     Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
+    Task.labelled: {ItemKind.pictures: build_labelled_pictures, ItemKind.texts: build_labelled_texts},
 }
 
 
