@@ -103,12 +103,12 @@ def check_template(template: str | None, key: str) -> None:
 class PassageConfig:
     """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
 
-    corpus: str | None = described(None, "passages by id, for files that name ids: .jsonl or .tsv; null: in the rows")
+    corpus: str | None = described(None, "file of the passages that rows name by id: .jsonl or .tsv; null: in the rows")
     prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
-    positives: DrawnPositives = described(DrawnPositives.one, "one right passage, drawn anew; the first; or all")
-    pos_pool: int = described(5, "rows with scored candidates: the best n are right")
+    positives: DrawnPositives = described(DrawnPositives.one, "of several right passages: draw one, the first, or all")
+    pos_pool: int = described(5, "rows with scored candidates: the best n are right passages")
     neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
 
     def __post_init__(self) -> None:
@@ -120,8 +120,8 @@ class MiningConfig:
     """Configuration of the mining of hard negatives: which of the passages that a search finds become negatives of a
     question. The command `python -m eval.mine` has the same keys."""
 
-    first_rank: int = described(10, "ranks taken: from here, counted from 1 and over all passages found …")
-    last_rank: int = described(60, "… to here")
+    first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all passages found")
+    last_rank: int = described(60, "last rank that negatives are taken from")
     keep: int = described(25, "negatives kept for each question, the best ranked first")
     margin: float | None = described(None, "only passages that score at least this much below the best right one")
     relative_margin: float | None = described(None, "only passages that score at most (1 - this) × the best right one")
@@ -143,9 +143,9 @@ class NegativesConfig:
     """Configuration of the hard negatives of the task question_passage: the keys data.negatives.*."""
 
     per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
-    lists: list[NegativeList] = described([NegativeList.hard_negatives], "the first list that a row has is drawn from")
-    file: str | None = described(None, "the list 'mined': what python -m eval.mine wrote")
-    refresh_every: int = described(0, "steps after which they are mined anew with the weights as they are; 0: never")
+    lists: list[NegativeList] = described([NegativeList.hard_negatives], "drawn from the first of these that a row has")
+    file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
+    refresh_every: int = described(0, "steps after which negatives are mined anew with the present weights; 0: never")
     mining: MiningConfig = field(default_factory=MiningConfig)
 
     def __post_init__(self) -> None:
@@ -175,25 +175,29 @@ class DataConfig:
     classes: Any = described(None, "task=labelled: names, or a TASK.json of zero_shot; null: all in data.train, sorted")
     rare: str | None = described(None, "task=labelled: this class on side x, all others on side y, for partial_auc")
     rare_per_batch: int = described(8, "samples of data.rare in a batch; global_batch_size counts them too", least=1)
-    columns: list[str] = described([], "of a table of other names: [picture,caption] or [question,positive,negative]")
+    columns: list[str] = described([], "columns of a table to use: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
-    mode: Mode = described(Mode.indexed, "indexed: each sample once an epoch, exact resume; stream: shards end to end")
+    mode: Mode = described(
+        Mode.indexed, "indexed: by offset, each sample once an epoch, exact resume; stream: shards from start to end"
+    )
     buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes", least=1)
     id_key: str | None = described(None, "stream: json field with a sample's number 0, 1, …, for stateful objectives")
     workers: Any = described(
         AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; on CPUs 2", least=0
     )
     timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
-    bad_samples: BadSamples = described(BadSamples.substitute, "another in its place, named in ledger.jsonl; or stop")
+    bad_samples: BadSamples = described(
+        BadSamples.substitute, "a sample that cannot be used: another in its place, named in ledger.jsonl; or stop"
+    )
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
-    image_key: str = described("jpg;jpeg;png;webp", "member names of the picture, first match wins")
-    captions: list[str] = described(["txt"], "'txt' (one a line) or fields of the json member; the first in evaluation")
+    image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's picture, the first that it has counts")
+    captions: list[str] = described(["txt"], "where captions are: txt (one a line), json fields; evaluation: the first")
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
-    shuffle: Shuffle = described(Shuffle.window, "window: chunks of 256, windows of max(65536, 4G); full: every sample")
-    batches: Batches = described(Batches.mixed, "mixed: batches of all sources; by_source: of one, drawn for each step")
-    resize: ResizeMode | None = described(None, "where not cropped at random; null: as the tower's own preprocessing")
+    shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
+    batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
+    resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     augment_y: AugmentConfig | None = described(None, "task=views: as data.augment, of the second view; null: that")
@@ -212,8 +216,7 @@ class DataConfig:
             self.train = [self.train]
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
-        if self.timeout < 0:
-            raise ConfigError(f"data.timeout={self.timeout}: must be 0 or more seconds")
+        check_least(self, "data.", timeout=0)
         if self.bad_in_a_row < 1:
             raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
         if not 0 <= self.bad_share <= 1:

@@ -164,9 +164,9 @@ class Model:
         if path is not None:
             given = sorted(p for p in Path(path).rglob("*") if p.suffix.lower() in SUFFIXES)
         if path is not None and not given:
-            shards = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
-            keys = [shards.key(i) for i in range(len(shards))]
-            return Index(keys, self._encode("x", shards, None), self.identity, spec)
+            pictures = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
+            keys = [pictures.shards.key(i) for i in range(len(pictures))]
+            return Index(keys, self._encode("x", pictures, None), self.identity, spec)
         names = [str(p) if isinstance(p, str | PathLike) else i for i, p in enumerate(given)]
         return Index(names, self.encode_image(given), self.identity, spec)
 

@@ -49,7 +49,7 @@ def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> 
 
 @dataclass
 class RunConfig:
-    name: str | None = described(None, "folder of the run; null: <experiment>-<hash of what matters to the maths>")
+    name: str | None = described(None, "folder of the run; null: <experiment>-<hash of keys that change the weights>")
     dir: str = described("runs", "where run folders are")
     classes: list[str] | None = described(None, "task=labelled: names of the classes, which the run finds and writes")
     prompts: list[str] | None = described(None, "task=labelled: a text for each class, which the run finds and writes")
@@ -57,8 +57,8 @@ class RunConfig:
 
 @dataclass
 class ImageTowerConfig:
-    kind: str = described(ImageTower.open_clip, f"the picture tower is of {', '.join(ImageTower)} or a plugin")
-    name: str | None = described(None, "as model.name, or a timm model, a transformers name or folder; null: that")
+    kind: str = described(ImageTower.open_clip, f"source of the picture tower: {', '.join(ImageTower)} or a plugin")
+    name: str | None = described(None, "model of open_clip (null: model.name), timm or transformers (name or folder)")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
     image_size: int | None = described(None, "side of the input in pixels; null: the tower's own", least=1)
     widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
@@ -67,7 +67,7 @@ class ImageTowerConfig:
         None, "share of patches left out in training, of ViTs; null: as the model says", least=0, below=1
     )
     frozen: bool = described(False, "train only the projection")
-    unlocked_groups: int = described(0, "of a frozen tower: the last n groups train all the same", least=0)
+    unlocked_groups: int = described(0, "of a frozen tower: the last n groups of layers train all the same", least=0)
     lora_rank: int = described(0, "rank of adapters that train instead of the weights; 0: none", least=0)
     lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
@@ -78,12 +78,12 @@ class ImageTowerConfig:
 
 @dataclass
 class TextTowerConfig:
-    kind: str = described(TextTower.open_clip, "where the text tower comes from: open_clip, transformers or a plugin")
-    name: str | None = described(None, "as model.name, or a transformers name, folder, pkg:PACKAGE/FOLDER; null: that")
+    kind: str = described(TextTower.open_clip, f"source of the text tower: {', '.join(TextTower)} or a plugin")
+    name: str | None = described(None, "a name, a folder, or of transformers pkg:PACKAGE/FOLDER; null: model.name")
     pretrained: str | None = described(None, "open_clip weights; null: model.pretrained")
     # A SentenceTransformer brings its own values of the next three
     pooling: Pooling = described(Pooling.mean, "transformers: how the states of the tokens become one embedding")
-    lower_case: bool = described(False, "transformers: lower texts first")
+    lower_case: bool = described(False, "transformers: turn texts into lower case first")
     dense: bool = described(False, "with model.embed_dim=null: the Dense module of a SentenceTransformer as projection")
     context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1)
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
@@ -99,18 +99,22 @@ class TextTowerConfig:
 
 @dataclass
 class ModelConfig:
-    name: str | None = described("ViT-B-32", "of both towers: open_clip model, FOLDER, config .json, hf-hub:ORG/NAME")
+    name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     classes: Classes = described(
         Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
     )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
-    grad_checkpointing: bool = described(False, "recompute activations in backward")
+    grad_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
     batch_norm: BatchNorm = described(
-        BatchNorm["global"], "statistics in training: global (needs one chunk), per_chunk (another loss) or frozen"
+        BatchNorm["global"],
+        "statistics of batch norms in training. global: of the whole batch over all ranks, needs one chunk; per_chunk: "
+        "of each chunk on each rank, another loss; frozen: the running statistics",
     )
-    frozen_cache_mb: int | None = described(None, "MiB to cache outputs of frozen towers; null: 512, GPUs: 0", least=0)
+    frozen_cache_mb: int | None = described(
+        None, "memory of each frozen tower for outputs it has computed, in MiB; null: 512 on CPUs, 0 on GPUs", least=0
+    )
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
 
@@ -118,19 +122,23 @@ class ModelConfig:
 @dataclass
 class OptimConfig:
     name: str = described("adamw", "optimiser: adamw, or a name of timm.optim.list_optimizers(), e.g. lion, lamb, muon")
-    options: dict[str, Any] = described({}, "timm: all but lr and weight_decay, e.g. optim.options.betas=[0.9,0.99]")
+    options: dict[str, Any] = described({}, "other arguments of a timm optimiser, e.g. optim.options.betas=[0.9,0.99]")
     lr: float = described(5e-4, "peak learning rate", above=0)
-    layer_decay: float | None = described(None, "learning rate over the next layer's, e.g. 0.75", above=0, below=1)
+    layer_decay: float | None = described(
+        None, "learning rate of a tower's layer over that of the next, e.g. 0.75; null: one rate", above=0, below=1
+    )
     weight_decay: float = described(0.2, "weight decay; never on biases, norms and the temperature", least=0)
     beta1: float = described(0.9, "AdamW β1", least=0, below=1)
     beta2: float = described(0.98, "AdamW β2", least=0, below=1)
     eps: float = described(1e-6, "AdamW ε", above=0)
-    ema: float | None = described(None, "decay of a weight average to evaluate, export; e.g. 0.999", above=0, below=1)
+    ema: float | None = described(
+        None, "decay of an average of the weights, for evaluation, mining and exports, e.g. 0.999", above=0, below=1
+    )
     warmup: int | float = described(0, "steps of linear warm-up; below 1, as 0.1: a share of the run", least=0)
-    schedule: Schedule = described(Schedule["cosine"], "after the warm-up")
+    schedule: Schedule = described(Schedule["cosine"], f"of the learning rate after the warm-up: {', '.join(Schedule)}")
     cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end", least=0)
     cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
-    cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial")
+    cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial by which the rate falls")
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping", above=0)
     max_skipped: int = described(3, "skipped steps in a row (not finite, or a spike) that end the run", least=1)
     spike: float | None = described(None, "skip steps of a loss above n times the mean of the last 10, e.g. 2", above=1)
@@ -138,7 +146,7 @@ class OptimConfig:
 
 @dataclass
 class DistConfig:
-    name: Parallel = Parallel.ddp
+    name: Parallel = described(Parallel.ddp, "every rank has the whole model; there is no other choice yet")
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
     start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
@@ -151,7 +159,7 @@ class TrackingConfig:
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)
-    postmortem: bool = described(False, "on GPUs: files of NCCL's flight recorder and of allocations (out of memory)")
+    postmortem: bool = described(False, "files to read after a failure on GPUs: NCCL's flight recorder, allocations")
 
 
 @dataclass
@@ -169,7 +177,7 @@ class ResumeConfig:
 
 @dataclass
 class TrainConfig:
-    task: Task = described(Task.image_text, "what x and y are")
+    task: Task = described(Task.image_text, "kind of pairs: pictures with texts, or questions with passages")
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
     steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
     epochs: float | None = described(None, "passes over the data when steps is null", above=0)
@@ -180,12 +188,12 @@ class TrainConfig:
         "anew for each chunk size; for batch norm see model.batch_norm",
         least=1,
     )
-    keep_graphs: int | None = described(None, "chunks without a second forward; null: as memory allows", least=1)
+    keep_graphs: int | None = described(None, "chunks that need no second forward; null: as memory allows", least=1)
     precision: Precision = described(
-        Precision.auto, "of the towers, not of losses. auto: as the run began, first bf16 if all GPUs have it"
+        Precision.auto, "of the towers, not the loss. auto: bf16 if all GPUs have it, else fp32; a resume keeps it"
     )
     compile: bool = described(False, "torch.compile the towers")
-    deterministic: bool = described(False, "equal bits of equal runs on equal GPUs; slower, may refuse an operation")
+    deterministic: bool = described(False, "equal runs on equal GPUs give equal bits; slower, fails for some towers")
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
@@ -218,11 +226,10 @@ def validate(config: TrainConfig, world_size: int) -> None:
 
     world_size: the number of training processes on all machines together.
     """
+    length = config.epochs if config.steps is None else config.steps
     missing = {
         "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train,
-        "steps or epochs is missing: say how long to train, e.g. steps=1000": config.epochs
-        if config.steps is None
-        else config.steps,
+        "steps or epochs is missing: say how long to train, e.g. steps=1000": length,
     }
     check_values(config, world_size, [message for message, value in missing.items() if value is None])
 
@@ -254,8 +261,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         **_stream_rules(config),
         **_objective_rules(config),
     }
-    broken = [*broken, *(message for message, is_broken in rules.items() if is_broken)]
-    if broken:
+    if broken := [*broken, *(message for message, is_broken in rules.items() if is_broken)]:
         raise ConfigError("\n".join(broken[:5]))
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import MISSING, Field, field, fields, replace
 from enum import Enum
 from math import inf
@@ -119,10 +120,7 @@ def overridden(config: T, command: Any) -> T:
 def config_option(config: type, name: str) -> Any:
     """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
     `config`, which is a section of the configuration (a dataclass)."""
-    option = cast(Any, config).__dataclass_fields__[name]
-    if option.default is MISSING:
-        return field(default_factory=option.default_factory, metadata=option.metadata)
-    return field(default=option.default, metadata=option.metadata)
+    return copy(cast(Any, config).__dataclass_fields__[name])
 
 
 def run_option(config: type, name: str) -> Any:

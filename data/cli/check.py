@@ -46,13 +46,9 @@ INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
     """Check all data that the arguments (paths or URLs) name, print statistics, and how to train on them. With
     options.val, print what stands on both sides. Raises DataError at the end if anything is wrong."""
-    checks = {
-        InputKind.pictures: check_shards,
-        InputKind.questions: check_questions,
-        InputKind.passages: check_passages,
-    }
+    check = {InputKind.pictures: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
     kind = inputs.kind_of(arguments, options)
-    samples = checks[kind](arguments, options)
+    samples = check[kind](arguments, options)
     if options.val:
         print_leaks(arguments, options, options.val)
     if kind is InputKind.passages:
@@ -171,9 +167,9 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
             found += part
     print(f"samples     {found.samples:,} in {len(sound)} shards, {sum(index.size for index in sound) / 1e6:,.1f} MB")
     print_line(f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}")
-    print(f"width       {_range(found.widths)}")
-    print(f"height      {_range(found.heights)}")
-    print(f"captions    {len(found.words):,}; words {_range(found.words)}")
+    print(f"width       {_quantiles(found.widths)}")
+    print(f"height      {_quantiles(found.heights)}")
+    print(f"captions    {len(found.words):,}; words {_quantiles(found.words)}")
     print(f"duplicates  {count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts")
     print(f"damage      {found.bad.count:,}")
     found.bad.print()
@@ -218,10 +214,6 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
 
 def _counts(counter: Counter[str]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counter.most_common()) or "none"
-
-
-def _range(values: array[int]) -> str:
-    return f"min {min(values)}, median {np.median(values):g}, max {max(values)}" if values else "none"
 
 
 # ---- questions and passages ----------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ files)."""
 import json
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -33,17 +33,16 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
     indexes = index_sources(sources, options.workers)
     listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
     width = max((len(index.path) for index in listed), default=0)
-    lines = [f"{'shard':{width}} {'samples':>10} {'MB':>10} {'problems':>9}"] if listed else []
+    if listed:
+        print_line(f"{'shard':{width}} {'samples':>10} {'MB':>10} {'problems':>9}")
     for index in listed:
-        megabytes = index.size / 1e6
-        lines.append(f"{index.path:{width}} {index.samples:>10,} {megabytes:>10,.1f} {index.problem_count:>9,}")
+        print_line(f"{index.path:{width}} {index.samples:>10,} {index.size / 1e6:>10,.1f} {index.problem_count:>9,}")
     samples, size, problems = (sum(getattr(i, key) for i in indexes) for key in ("samples", "size", "problem_count"))
-    lines.append(f"{len(indexes)} shards, {samples:,} samples, {size / 1e6:,.1f} MB, {problems:,} problems")
-    lines.append(f"fingerprint {fingerprint(indexes)}")
+    print_line(f"{len(indexes)} shards, {samples:,} samples, {size / 1e6:,.1f} MB, {problems:,} problems")
+    print_line(f"fingerprint {fingerprint(indexes)}")
     if ignored := sum((Counter(index.ignored) for index in indexes), Counter[str]()):
         counts = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common())
-        lines.append(f"ignored members: {counts}")
-    print_line("\n".join(lines))
+        print_line(f"ignored members: {counts}")
     if options.out:
         _write_manifest(Path(options.out), sources, indexes)
     report_problems(indexes)
@@ -74,14 +73,11 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
 
 
 def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:
-    rest, first_id, described = iter(indexes), 0, []
-    for source in sources:
-        shards = []
-        for index in islice(rest, len(source.shards)):
-            shards.append({"first_id": first_id, **{key: getattr(index, key) for key in IN_MANIFEST}})
-            first_id += index.samples
-        described.append({"weight": source.weight, "shards": shards})
-    manifest = {"format": FORMAT, "fingerprint": fingerprint(indexes), "samples": first_id, "sources": described}
+    *first_ids, samples = accumulate((index.samples for index in indexes), initial=0)
+    facts = ({key: getattr(index, key) for key in IN_MANIFEST} for index in indexes)
+    shards = ({"first_id": first_id, **each} for first_id, each in zip(first_ids, facts, strict=True))
+    described = [{"weight": each.weight, "shards": list(islice(shards, len(each.shards)))} for each in sources]
+    manifest = {"format": FORMAT, "fingerprint": fingerprint(indexes), "samples": samples, "sources": described}
     try:
         path.write_text(json.dumps(without_secrets(manifest), indent=1) + "\n")  # may be a link or /dev/stdout
     except OSError as error:

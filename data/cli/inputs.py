@@ -5,7 +5,6 @@ and go on with the next row.
 """
 
 import os
-from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -21,13 +20,13 @@ from dyad.data.config import PassageConfig
 from dyad.data.question_passage import formats, judgements, questions
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, corpus_of, open_corpus
 from dyad.data.question_passage.formats import PASSAGE_FIELDS, PASSAGE_IDS, format_of, passage_of
-from dyad.data.question_passage.passages import InlinePassages, Passage
-from dyad.data.question_passage.questions import QuestionRow
+from dyad.data.question_passage.passages import Passage
+from dyad.data.question_passage.questions import QuestionRow, is_beir
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.scan_tar import PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, split_sources
+from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, written_sources
 from dyad.data.shards.sources import SUFFIXES as SHARDS
 from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
@@ -40,6 +39,7 @@ QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read o
 COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
 OTHERS = "other fields"
 
+S = TypeVar("S")
 T = TypeVar("T")
 Located = Iterator[tuple[str, T | BadRow]]  # location of a row, for messages, and what the row holds
 
@@ -107,11 +107,11 @@ def shards_of(
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def input_tables(source: str | Sequence[str], options: TableKeys, key: str = "INPUT") -> list[Table]:
+def input_tables(source: str | Sequence[str], options: TableKeys) -> list[Table]:
     """Return the tables that `source` names. Raises ConfigError when it names a file that is no table."""
-    tables, others = _tables_and_files(source, options, key)
+    tables, others = _tables_and_files(source, options, "INPUT")
     if strange := [file for file in others if not file.endswith(tuple(OPENERS))]:
-        raise ConfigError(f"{key} {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
+        raise ConfigError(f"INPUT {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
     return [*tables, *map(open_table, others)]
 
 
@@ -144,22 +144,16 @@ def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | Non
         tables, files = _tables_and_files(sources[0], options, "INPUT")
         if tables:
             pictures = picture_column(tables[0], options.columns)
-            return InputKind.pictures if pictures else _kind_of_fields(named_texts(_first_row(tables[0]), options))
+            return InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
         return _kind_of_file(_first_of(files))
     return None
-
-
-def is_beir(source: str) -> bool:
-    """Whether a source is a folder of BEIR or MS MARCO: a local folder with the file queries.jsonl or collection.tsv.
-    Its relevance judgements may be missing."""
-    return any(os.path.isfile(os.path.join(local_path(source), name)) for name in ("queries.jsonl", "collection.tsv"))
 
 
 def _first_of(files: Sequence[str]) -> str:
     return min(files, key=lambda file: not file.endswith(SHARDS))  # a folder of shards may also have a manifest.json
 
 
-def _first_row(table: Table) -> Fields:
+def first_row(table: Table) -> Fields:
     """Return the first sound row of a table; for a table without one its columns, each with None."""
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
@@ -173,7 +167,7 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
     tables, files = _tables_and_files(sources[0], options, "SOURCE")
     if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
         with suppress(OSError):
-            if fields := _first_row(open_table(file)):
+            if fields := first_row(open_table(file)):
                 raise ConfigError(
                     f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
                     " Pairs of a picture and its caption are checked when they are packed."
@@ -191,7 +185,7 @@ def _kind_of_file(file: str) -> InputKind | None:
         rows = _open([file])
         is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
         return InputKind.passages if is_passage else InputKind.questions
-    return _kind_of_fields(_first_row(open_table(file)))
+    return _kind_of_fields(first_row(open_table(file)))
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
@@ -213,10 +207,10 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     Raises ConfigError for a source with a sampling weight (path@2), which only training uses; for a BEIR folder among
     other sources; and for missing files.
     """
-    named = split_sources(source, key)
-    if any(weight != 1 for _, weight in named):
+    named = written_sources(source, key)
+    if any(each.weight != 1 for each in named):
         raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
-    folders = [path for path, _ in named if is_beir(path)]
+    folders = [each.path for each in named if is_beir(each.path)]
     if folders and len(named) > 1:
         raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
@@ -255,19 +249,15 @@ def _located(rows: Rows) -> Located[dict[str, Any]]:
             problem = index.problems[i] if i < len(index.problems) else "python -m data index lists the first 100"
             last = isinstance(problem, Problem) and problem.last
             yield index.path, BadRow("unreadable rest of a file" if last else "unreadable row", str(problem))
-    for i in range(len(rows)):
-        try:
-            yield rows.where(i), rows.parse(i)
-        except BadRow as error:
-            yield rows.where(i), error
+    yield from _read(((rows.where(i), i) for i in range(len(rows))), lambda i, where: rows.parse(i))
 
 
-def _read(rows: Located[dict[str, Any]], convert: Callable[[dict[str, Any], str], T]) -> Located[T]:
-    """Yield, for each row, its location and the result of `convert(fields, location)`; of a row that could not be read,
-    or cannot be converted, the error (a BadRow) instead of the result."""
-    for where, fields in rows:
+def _read(rows: Located[S], convert: Callable[[S, str], T]) -> Located[T]:
+    """Yield, for each row, its location and the result of `convert(row, location)`; of a row that could not be read, or
+    cannot be converted, the error (a BadRow) instead of the result."""
+    for where, row in rows:
         try:
-            yield where, fields if isinstance(fields, BadRow) else convert(fields, where)
+            yield where, row if isinstance(row, BadRow) else convert(row, where)
         except BadRow as error:
             yield where, error
 
@@ -323,21 +313,20 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
             if judgement[2] > 0:
                 yield judgement
 
-    found: judgements.JudgedPairs = (array("q"), array("q"))
-    for (line, ids, _), unknown in judgements.find_judged(relevant(), (queries, corpus), found):
-        reason = f"{judgements.SIDES[unknown]} id that is not in the folder"
-        yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[unknown]}'")
-    numbers, starts, positions = judgements.group_judged(found)
-    for number, (begin, end) in zip(numbers.tolist(), pairwise(starts.tolist()), strict=True):
-        where, fields = queries.rows.where(number), queries.rows.fields(number)
-        try:
-            question = formats.query_of(fields)
-        except BadRow as error:
-            yield where, error
-            continue
+    unknown, numbers, starts, positions = judgements.find_judged(relevant(), (queries, corpus))
+    for (line, ids, _), side in unknown:
+        reason = f"{judgements.SIDES[side]} id that is not in the folder"
+        yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[side]}'")
+    ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
+    found = {number: positions[begin:end] for number, (begin, end) in ranges}
+
+    def convert(number: int, where: str) -> QuestionRow:
+        fields = queries.rows.fields(number)
+        row = QuestionRow(formats.query_of(fields), CorpusPassages(corpus, found[number]))
         unread.add(fields, QUERY_FIELDS)
-        none = InlinePassages(())
-        yield where, QuestionRow(question, CorpusPassages(corpus, positions[begin:end]), none, none)
+        return row
+
+    yield from _read(((queries.rows.where(number), number) for number in found), convert)
 
 
 # ---- passages ------------------------------------------------------------------------------------------------------

@@ -40,66 +40,51 @@ class Verb:
 
     name: str
     purpose: str
-    examples: tuple[str, ...]
     options: type
     argument: str = "SOURCE"
 
+    @property
+    def examples(self) -> list[str]:
+        """The command lines of EXAMPLES with this verb."""
+        return [line for line in EXAMPLES.split("\n") if line.startswith(self.name)]
+
 
 VERBS = (
-    Verb(
-        "index",
-        "scan a source once; list samples and every problem",
-        (
-            "index shards/",
-            "index 'shards/{000..099}.tar' out=manifest.json",
-            "index s3://bucket/shards/ workers=8",
-            "index nq-train.json",
-            "index psgs_w100.tsv",
-        ),
-        IndexOptions,
-    ),
-    Verb(
-        "check",
-        "read everything, tell what is in there and what is broken",
-        (
-            "check shards/",
-            "check shards/ captions=caption workers=4",
-            "check 'train/*.tar::val/*.tar'",
-            "check nq-train.json",
-            "check pairs.parquet",
-            "check train.jsonl corpus=corpus.jsonl",
-            "check beir/scifact/ split=test",
-            "check shards/ val=held_out.tar",
-        ),
-        CheckOptions,
-    ),
-    Verb(
-        "pack",
-        "pictures and captions into shards, questions into formats",
-        (
-            "pack pairs.csv out=shards",
-            "pack pairs.parquet out=shards columns=[picture,words]",
-            "pack pictures/ out=shards on_error=skip",
-            "pack classes/ out=shards 'template=a photo of a {}'",
-            "pack captions_train2017.json out=shards maxcount=5000 maxsize=5e8",
-            "pack st.csv out=dpr to=dpr columns=[question,answer]",
-            "pack nq-train.json out=shards",
-            "pack nq-train.json out=nq to=beir",
-            "pack beir/scifact/ out=scifact to=tevatron_ids split=train",
-            "pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip",
-            "pack psgs_w100.tsv out=corpus to=tevatron",
-            "pack pairs.csv out=parts val=0.05",
-        ),
-        PackOptions,
-        "INPUT",
-    ),
-    Verb(
-        "split",
-        "part of it for validation, without a copy on both sides",
-        ("split shards/ out=parts", "split shards/ out=parts val=0.05 by=picture", "split beir/scifact/ out=parts"),
-        SplitOptions,
-    ),
+    Verb("index", "scan a source once; list samples and every problem", IndexOptions),
+    Verb("check", "read everything, tell what is in there and what is broken", CheckOptions),
+    Verb("pack", "pictures and captions into shards, questions into formats", PackOptions, "INPUT"),
+    Verb("split", "part of it for validation, without a copy on both sides", SplitOptions),
 )
+EXAMPLES = """
+index shards/
+index 'shards/{000..099}.tar' out=manifest.json
+index s3://bucket/shards/ workers=8
+index nq-train.json
+index psgs_w100.tsv
+check shards/
+check shards/ captions=caption workers=4
+check 'train/*.tar::val/*.tar'
+check nq-train.json
+check pairs.parquet
+check train.jsonl corpus=corpus.jsonl
+check beir/scifact/ split=test
+check shards/ val=held_out.tar
+pack pairs.csv out=shards
+pack pairs.parquet out=shards columns=[picture,words]
+pack pictures/ out=shards on_error=skip
+pack classes/ out=shards 'template=a photo of a {}'
+pack captions_train2017.json out=shards maxcount=5000 maxsize=5e8
+pack st.csv out=dpr to=dpr columns=[question,answer]
+pack nq-train.json out=shards
+pack nq-train.json out=nq to=beir
+pack beir/scifact/ out=scifact to=tevatron_ids split=train
+pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip
+pack psgs_w100.tsv out=corpus to=tevatron
+pack pairs.csv out=parts val=0.05
+split shards/ out=parts
+split shards/ out=parts val=0.05 by=picture
+split beir/scifact/ out=parts
+"""
 
 
 def main() -> None:

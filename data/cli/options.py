@@ -13,7 +13,7 @@ OnError = StrEnum("OnError", ["stop", "skip"])
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
-BY = "rows with equal ones stay together: content (all of these), picture, caption, question, passage, or a field"
+BY = "rows that share it stay together: picture, caption, question, passage, a field, or content: any of the first four"
 
 
 @dataclass

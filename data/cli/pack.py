@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli import outputs
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, input_tables, kind_of
+from dyad.data.cli.inputs import InputKind, first_row, input_tables, kind_of
 from dyad.data.cli.options import PackOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
@@ -61,8 +61,7 @@ def picture_input(table: Table, options: PackOptions) -> PictureTable:
     """Find the pictures and captions of a table. Raises ConfigError for a table of unknown columns."""
     if found := picture_table(table, table_keys(options)):
         return found
-    fields = next(iter(table.head()), dict.fromkeys(table.columns))
     raise ConfigError(
-        f"{table.path}: no pictures in {', '.join(table.columns)}; of texts {unknown_format(fields)}."
+        f"{table.path}: no pictures in {', '.join(table.columns)}; of texts {unknown_format(first_row(table))}."
         " Name the columns: columns=[picture,caption] or columns=[question,positive,negative]"
     )

@@ -10,7 +10,6 @@ from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
 JUDGED = {"train": "train", "val": "test"}  # names of the judgements of a BEIR folder: what data.val takes by default
-INTEGERS = partial(array, "q")
 Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
 
 
@@ -63,7 +61,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     beir, by = is_beir(values[0]), options.by
     rows = open_rows([os.path.join(local_path(values[0]), "queries.jsonl")] if beir else _files(values, options))
     place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
-    places, found = INTEGERS(), defaultdict[str, "array[int]"](INTEGERS)
+    places, found = array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
     for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
         places.append(place.get(where, number))
         if by not in ("content", *held):

@@ -183,10 +183,6 @@ class Pictures:
         """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
-    def key(self, i: int) -> str:
-        """Return the key of sample i, its name in the shard."""
-        return self.shards.key(i)
-
 
 @dataclass(frozen=True)
 class Captions:
@@ -219,10 +215,11 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures and the class label of each."""
+    """N pictures or texts and the class label of each. keys (N,): their content ids (hashes), int64."""
 
-    images: Pictures
+    items: Pictures | Captions
     labels: Sequence[str]
+    keys: np.ndarray
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
@@ -249,7 +246,9 @@ def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str
     """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
     of a json field, or "cls" for the number in the cls member.
 
-    Raises SampleError for a sample without a label.
+    Raises SampleError for a sample without a label or a picture.
     """
-    labels = [ShardSample.read(shards, i).label(label) for i in range(len(shards))]
-    return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels)
+    samples = (ShardSample.read(shards, i) for i in range(len(shards)))
+    found = [(sample.label(label), content_key(sample.picture(config.image_key))) for sample in samples]
+    pictures, keys = Pictures(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
+    return LabelledSet(pictures, [name for name, _ in found], keys)

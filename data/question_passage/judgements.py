@@ -21,7 +21,7 @@ MAX_LINE = 1 << 20  # bytes of a line of judgements
 SIDES = ("question", "passage")  # of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
-JudgedPairs = tuple["array[int]", "array[int]"]  # positions of questions and of passages
+Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
 
 
 def queries_of(qrels: str) -> str:
@@ -74,31 +74,22 @@ def judgements(path: str) -> Iterator[Judgement]:
 
 
 def find_judged(
-    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus], found: JudgedPairs
-) -> Iterator[tuple[Judgement, int]]:
-    """Look up question and passage of each judgement, and append both positions to the two arrays in `found`
-    (positions of questions, positions of passages).
+    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]
+) -> tuple[list[Unknown], Int64s, Int64s, Int64s]:
+    """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once.
+    corpora: the questions and the passages.
 
-    corpora: the questions and the passages. A judgement with an unknown id is not appended. It is yielded with the
-    index in `corpora` where its id is missing: 0 when the question is unknown, 1 when only the passage is.
+    Returns the judgements with an unknown id, which are left out, each with 0 when the question is unknown and 1 when
+    only the passage is. Then three arrays: the positions of the n questions, ascending; n + 1 indices, where the
+    passages of each question begin and end in the third array; the positions of the passages.
     """
-    rest = iter(judged)
+    rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"))
     while block := list(islice(rest, BLOCK)):
         positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
         known = (positions >= 0).all(axis=0)
         for column, values in zip(found, positions[:, known], strict=True):
             column.extend(values.tolist())
-        for i in np.flatnonzero(~known).tolist():
-            yield block[i], int(positions[0, i] >= 0)
-
-
-def group_judged(found: JudgedPairs) -> tuple[Int64s, Int64s, Int64s]:
-    """Group pairs of positions (question, passage) by question. Equal pairs count once. found: two arrays, the
-    positions of the questions and of the passages.
-
-    Returns three arrays: the positions of the n questions, ascending; n + 1 indices, where the passages of each
-    question begin and end in the third array; the positions of the passages.
-    """
+        unknown += [(block[i], int(positions[0, i] >= 0)) for i in np.flatnonzero(~known).tolist()]
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)
-    return rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]
+    return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shlex
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ from dyad.data.shards.sources import (
     written_sources,
 )
 from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.folders import JUDGED
 from dyad.data.tables.pictures import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
@@ -52,8 +52,8 @@ class QuestionRow:
 
     question: Question
     positives: PassageList
-    negatives: PassageList
-    hard_negatives: PassageList
+    negatives: PassageList = InlinePassages()
+    hard_negatives: PassageList = InlinePassages()
     passage_prefix: str | None = field(default=None, kw_only=True)
 
 
@@ -103,10 +103,9 @@ def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a BEIR folder with relevance judgements: True if it has a subfolder `qrels`, whose files say
-    which passages answer which question; or a folder of MS MARCO, which has its passages in collection.tsv."""
-    folder = local_path(path)
-    return os.path.isdir(os.path.join(folder, "qrels")) or os.path.isfile(os.path.join(folder, "collection.tsv"))
+    """Whether a path is a local folder of BEIR or MS MARCO: True if it has one of the entries JUDGED, such as `qrels`,
+    whose files say which passages answer which question. The judgements may be missing."""
+    return any(os.path.exists(os.path.join(local_path(path), name)) for name in JUDGED)
 
 
 class QuestionRows:
@@ -300,7 +299,7 @@ class BeirQuestions:
         starts = 1 + self._count
         begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
         relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
-        return QuestionRow(self.question(i), relevant, InlinePassages(()), InlinePassages(()))
+        return QuestionRow(self.question(i), relevant)
 
     def _judged(self, qrels: str) -> Int64s:
         """Compute one array from the judgements in the file `qrels`. It holds, one after the other: the number n of
@@ -310,11 +309,11 @@ class BeirQuestions:
         Reads every judged question once, so that a bad one is reported before training starts.
         """
         relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
-        sides, found = (self.queries, self.corpus), (array("q"), array("q"))
-        for (line, ids, _), unknown in judgements.find_judged(relevant, sides, found):
-            where = f"{judgements.SIDES[unknown]} id '{ids[unknown]}' is not in {_names(sides[unknown])}"
-            raise DataError(f"{qrels}: line {line}: {where}")
-        rows, starts, passages = judgements.group_judged(found)
+        sides = (self.queries, self.corpus)
+        missing, rows, starts, passages = judgements.find_judged(relevant, sides)
+        for (line, ids, _), side in missing:
+            unknown = f"{judgements.SIDES[side]} id '{ids[side]}' is not in {_names(sides[side])}"
+            raise DataError(f"{qrels}: line {line}: {unknown}")
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
         return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)

@@ -114,17 +114,6 @@ class ShardIndex:
         return DataError(f"{self.table_file}: the index of {self.path} is damaged ({how}); delete it.")
 
 
-def index_shard(path: str) -> ShardIndex:
-    """Return the index of the shard at `path`: the stored index if size and time stamp of the shard are unchanged;
-    otherwise the shard is scanned and the new index stored.
-
-    Raises ConfigError when the shard does not exist. Errors inside the shard are not raised; the field `problems` of
-    the index lists them.
-    """
-    found = stat(path)
-    return _load(path, found) or _scan(path, found)
-
-
 def stored_index(path: str) -> ShardIndex | None:
     """Return the stored index of the shard at `path`; None if none is stored, or if the shard has changed since it was
     indexed. Raises ConfigError when the shard does not exist, DataError when storage fails."""
@@ -138,7 +127,11 @@ def has_index(path: str) -> bool:
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
     """Yield the index of each shard, in the order of `paths`. Shards without a stored index, or changed since they were
-    indexed, are scanned by at most `workers` processes; None: one per core."""
+    indexed, are scanned by at most `workers` processes, and the new index is stored; None: one per core.
+
+    Raises ConfigError when a shard does not exist. Errors inside a shard are not raised; the field `problems` of its
+    index lists them.
+    """
     with ThreadPoolExecutor(STATS_AT_ONCE) as threads:
         stats = dict(zip(paths, threads.map(stat, paths), strict=True))
     stored = {path: index for path in paths if (index := _load(path, stats[path]))}
@@ -190,11 +183,11 @@ def _scan(path: str, found: Stat) -> ShardIndex:
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    for table, facts in read_cached(path, shard_name(path)):
-        if facts.get("format") == FORMAT and (facts["size"], facts["mtime"]) == found:
-            values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
-            values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
-            return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})
+    wanted = {"name": shard_name(path), "format": FORMAT, **found._asdict()}
+    for table, facts in read_cached(path, shard_name(path), wanted):
+        values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
+        values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
+        return ShardIndex(**{field.name: values[field.name] for field in fields(ShardIndex)})
     return None
 
 

@@ -53,14 +53,15 @@ def cache_folders(path: str) -> list[Path]:
     return [cached] if remote or beside.is_symlink() else [beside, cached]  # a link could lead anywhere
 
 
-def read_cached(path: str, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Look for the cache entry `name` in each of cache_folders(path). Yield (path of its array file, its JSON
-    description) for each folder in which the entry has a valid seal, the proof of who wrote it."""
+    description) for each folder in which the entry has the facts `wanted`, its name among them, and a valid seal, the
+    proof of who wrote it."""
     for folder in cache_folders(path):
         facts, seals = _read(folder / f"{name}.json")
         with suppress(OSError, KeyError, TypeError):  # there is no array
             array = folder / facts["table_file"]
-            if (facts["name"] == name and array.is_file()) and (
+            if (facts | wanted == facts and array.is_file()) and (
                 _folders_seal(folder, facts) in seals
                 or (_users_seal(facts) in seals and sha256_of(array) == facts["table_sha256"])
             ):
@@ -193,7 +194,6 @@ def cached_array(
     files = json.dumps([*map(shard_name, paths), *relative])
     name = f"{shard_name(paths[0])}.{kind}-{hashlib.sha256(files.encode()).hexdigest()[:8]}"
     facts: dict[str, Any] = {"name": name, "made_of": list(made_of)}
-    for array, stored in read_cached(paths[0], name):
-        if stored | facts == stored:
-            return MemmapArray(array)
+    for array, _ in read_cached(paths[0], name, facts):
+        return MemmapArray(array)
     return MemmapArray(write_cached(paths[0], name, facts, make()))

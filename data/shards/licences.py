@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dyad.data.base.untrusted_paths import file_inside
-from dyad.data.shards.sources import local_path, split_sources
+from dyad.data.shards.sources import local_path, written_sources
 from dyad.data.shards.storage import scheme_of
 
 NAMES = re.compile(r"(NOTICE|LICEN[CS]E|COPYING|README)[^/]*", re.IGNORECASE)
@@ -43,8 +43,8 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
     found: dict[str, Notice] = {}
     for value in map(str, values):
         kind = SUITE_KIND.match(value)
-        for path, _ in split_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
-            for file in _notice_files(path):
+        for source in written_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
+            for file in _notice_files(source.path):
                 with file.open("rb") as stream:
                     content = stream.read(LARGEST + 1)
                 text = content[:LARGEST].decode(errors="replace").strip()

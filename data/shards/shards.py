@@ -11,11 +11,9 @@ from itertools import accumulate, pairwise
 from typing import TypeVar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
-from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shard, index_shards
+from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shards
 from dyad.data.shards.sources import SUFFIXES, ShardSource
 from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, with_retries
-
-__all__ = ["ShardIndex", "Shards", "index_shard", "open_shards"]
 
 T = TypeVar("T")
 

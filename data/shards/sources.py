@@ -76,11 +76,6 @@ def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
         raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
 
 
-def split_sources(value: str | Sequence[Any], key: str) -> list[tuple[str, float]]:
-    """Return (path or URL as written, weight) of each source. Arguments and errors as in `written_sources`."""
-    return [(source.path, source.weight) for source in written_sources(value, key)]
-
-
 def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]:
     """Split a text, or each text of a list, at each '::'; an entry of a list may also be a mapping with the fields of
     WrittenSource. The weight is 1 when none is written ('a.tar@2' has weight 2).

@@ -188,10 +188,9 @@ def json_bytes(fields: Mapping[str, Any]) -> bytes:
     """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when the result is longer than
     readers of shards accept."""
     try:
-        content = json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode()
+        return checked_size("json", json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode())
     except ValueError as error:
         raise BadRow("a field JSON cannot hold", str(error)) from None
-    return checked_size("json", content)
 
 
 def checked_size(suffix: str, content: bytes) -> bytes:

@@ -77,9 +77,8 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, pictures)}
-    for file, stored in read_cached(table.path, name):
-        if stored | facts == stored:
-            return str(file)
+    for stored, _ in read_cached(table.path, name, facts):
+        return str(stored)
 
     def write(file: BinaryIO) -> None:
         if pictures is None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader, TextIOWrapper
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
@@ -132,8 +133,7 @@ def _tsv(path: str) -> Opened:
         return _csv(path)
     if names != ID_TRIPLES:
         return names, lambda: _lines(path, lambda line: dict(zip(names, _cells(line), strict=False)))
-    queries = _queries_beside(path)
-    return TRIPLES, lambda: _triples(path, queries, TRIPLES)
+    return TRIPLES, lambda: _triples(path, _queries_beside(path))
 
 
 def _queries_beside(path: str) -> str:
@@ -154,14 +154,14 @@ def _cells(line: bytes) -> list[str]:
     return line.decode(errors="replace").rstrip("\r\n").split("\t")
 
 
-def _triples(path: str, queries: str, columns: Sequence[str]) -> TableRows:
+def _triples(path: str, queries: str) -> TableRows:
     with _buffered(queries) as file:
         texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
 
     def row(line: bytes) -> Row:
         match _cells(line):
             case [question, right, wrong] if question in texts:
-                return dict(zip(columns, (question, texts[question], [right], [wrong]), strict=True))
+                return dict(zip(TRIPLES, (question, texts[question], [right], [wrong]), strict=True))
             case found:
                 return BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
 
@@ -284,14 +284,11 @@ def _captions(coco: Fields, folder: str) -> list[Fields]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     names = {image["id"]: image["file_name"] for image in coco["images"]}
     first = next(iter(names.values()), "")
-    places = [place for root in (folder, os.path.join(folder, os.pardir)) for place in (root, *_folders_in(root))]
+    roots = (Path(folder), Path(folder, os.pardir))
+    places = (place for root in roots for place in (root, *sorted(root.iterdir())))
     place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
     relative = os.path.relpath(place, folder or ".")
     return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
-
-
-def _folders_in(folder: str) -> list[str]:
-    return sorted(entry.path for entry in os.scandir(folder or ".") if entry.is_dir())
 
 
 OPENERS = {".csv": _csv, ".tsv": _tsv, **dict.fromkeys(COLUMNAR, _columnar), ".jsonl": _jsonl, ".json": _json}

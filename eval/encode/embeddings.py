@@ -234,8 +234,7 @@ class _Folder:
             self.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(self.folder, "folder"))
             state = self._state()
-            other = [name for name in self.settings if state["settings"].get(name) != self.settings[name]]
-            if other:
+            if other := [name for name in self.settings if state["settings"].get(name) != self.settings[name]]:
                 log(f"{self.folder}: has embeddings of other {', '.join(other)}; they are made anew")
             if other or state["windows"] == 0:
                 self._begin(ids)
@@ -265,8 +264,7 @@ class _Folder:
         """
         path = self.folder / STATE
         if not path.exists():
-            foreign = [name for name in (VECTORS, IDS) if (self.folder / name).exists()]
-            if foreign:
+            if foreign := [name for name in (VECTORS, IDS) if (self.folder / name).exists()]:
                 raise ConfigError(
                     f"{self.folder} has {foreign[0]} but no {STATE}, so it is not of our making: choose another folder"
                 )

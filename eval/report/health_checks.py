@@ -179,8 +179,7 @@ def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
     text to insert into the texts of the check.
     """
     name, sign, limit = problem_if.split()
-    value = numbers.get(name)
-    if value is None:
+    if (value := numbers.get(name)) is None:
         return None
     if value > float(limit) if sign == ">" else value < float(limit):
         level, words = Level.fail if value > check.fails_above else Level.warn, (check.title, check.text, check.fix)

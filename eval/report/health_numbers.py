@@ -92,9 +92,8 @@ class _Training:
             return {}
         (first, last), (low, high) = _ends(loss), _ends(accuracy) if len(accuracy) >= ENOUGH else (0.0, 0.0)
         learns = last < first - TREND * abs(first) or high - low > TREND
-        flat = 2 if self.options.get("init_from") is None else 1
         return {
-            "loss_is_flat": 0 if learns else flat,
+            "loss_is_flat": 0 if learns else 2 if self.options.get("init_from") is None else 1,
             "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
         }
 
@@ -190,8 +189,7 @@ def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[
         name = headline(metrics)
         _, low, high, _ = scores.get(prefix, Score(None))
         noise = DROP if low is None or high is None else (high - low) / 2
-        values = history[f"{prefix}/{name}"]
-        if len(values) >= 3:
+        if len(values := history[f"{prefix}/{name}"]) >= 3:
             step, last = max(values, key=lambda step: values[step]), values[max(values)]
             yield {
                 "past_best": values[step] - last - noise,

@@ -123,8 +123,7 @@ def read_object(folder: Path, name: str, shape: TypeAdapter[Any], log: Callable[
     Returns None if the file does not exist, cannot be read, or lacks a part that `shape` requires. log: called with one
     line for each part that is left out, and for a file that exists but is not used.
     """
-    path = file_inside(folder, name)
-    if path is None:
+    if (path := file_inside(folder, name)) is None:
         return log(f"{name} is not read: it lies outside this folder") if (folder / name).exists() else None
     try:
         found = read_json(path)

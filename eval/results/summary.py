@@ -122,8 +122,7 @@ def number(value: Any) -> str:
 
     Returns "–" (a dash) if the value is no number or is not finite.
     """
-    found = finite(value)
-    if found is None:
+    if (found := finite(value)) is None:
         return "–"
     if abs(found) > 1 and found == round(found):
         return f"{found:,.0f}"

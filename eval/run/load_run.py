@@ -56,6 +56,9 @@ def find_run(path: str) -> tuple[Path, Path]:
     if not folder.is_dir():
         hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
+    runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+    if runs and not (folder / "config.yaml").exists():
+        raise ConfigError(f"'{path}' is a folder of runs: give one of {', '.join(runs[:5])}")
 
     from dyad.train.run_folder.checkpoint import locate
 
@@ -100,8 +103,7 @@ def read_config(run: Path) -> TrainConfig:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
     except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
-        unknown = "no objective " * isinstance(error, KeyError)
-        reason = unknown + " ".join(str(error).split())[:200]
+        reason = "no objective " * isinstance(error, KeyError) + " ".join(str(error).split())[:200]
         raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
     except ConfigError as error:
         raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error

@@ -79,8 +79,7 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     set to evaluate on.
     """
     for task in (task for task in OF_TASK if task != config.task.name):
-        foreign = [key for key in OF_TASK[task] if getattr(command, key) is not None]
-        if foreign:
+        if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
             raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
     baselines_of(command, config)
     data, evaluation = overridden(config.data, command), overridden(config.eval, command)

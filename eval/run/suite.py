@@ -10,6 +10,8 @@ labelled
 question_passage (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
+any task
+  probe:TASK.json       labelled pictures or texts, to fit and to score (format: prompts.py, and --help)
 
 Entries are checked without importing torch.
 """
@@ -26,11 +28,11 @@ from typing import TYPE_CHECKING, Any, cast
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.config import ItemKind
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import check_spec
-from dyad.eval.tasks.prompts import read_task
+from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
 from dyad.eval.tasks.wds import PICTURES, read_wds
 from dyad.train.config import Task
@@ -64,11 +66,12 @@ class Inputs:
 class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
-    task: the task of the models that it can evaluate. form: how a target (the part of an entry after KIND:) is written,
-    for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an entry.
+    task: the task of the models that it can evaluate; None: every task. form: how a target (the part of an entry after
+    KIND:) is written, for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an
+    entry.
     """
 
-    task: Task
+    task: Task | None
     form: str
     check: Callable[[SuiteEntry], Any]
     build: Callable[[SuiteEntry, Inputs], Evaluator]
@@ -126,14 +129,14 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
         of_texts = "beir" if is_beir(val) else "dpr"
         kind = {Task.image_text: "retrieval", Task.labelled: "classes"}.get(task, of_texts)
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
-    legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
+    legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
     for spec in config.eval.suite:
         kind, _, target = spec.partition(":")
         if kind not in legal or not target:
             forms = ", ".join(f"{name}:…" for name in legal)
-            other = kind in KINDS and target
-            hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
+            other = KINDS[kind].task if kind in KINDS and target else None
+            hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
             raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
         names.append(_name(target, names))
@@ -255,6 +258,36 @@ def _check_labelled(entry: SuiteEntry) -> None:
         text_sources(entry.target, entry.data, checked_tables)
 
 
+# ---- labelled pictures or texts of any model -------------------------------------------------------------------------
+
+
+def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
+    """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
+    ones. tables: gives the shards of tables of pictures.
+    """
+    named, label = read_probe(_path(entry))
+    found = tables(table_options(entry.data))
+    return [parse_sources(shards, f"{entry.target}: {part}", tables=found) for part, shards in named.items()], label
+
+
+def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.dataset import labelled_set
+    from dyad.data.shards.shards import open_shards
+    from dyad.eval.tasks.probe import Probe, labelled_texts, question_tokens
+
+    parts, label = _parts(prepared_tables, entry)
+    model, data, options = inputs.model, inputs.config.data, inputs.config.eval
+    picture = getattr(model, "image", None)  # of a model that takes some
+    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    if has_texts:
+        tokenize = model.tokenize if picture else partial(question_tokens, model.tokenize, data.question)
+        train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
+    else:
+        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
+    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+    return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
+
+
 def _path(entry: SuiteEntry) -> Path:
     return Path(entry.target).expanduser()
 
@@ -279,10 +312,13 @@ KINDS = {
         lambda entry: check_dpr(entry.target, entry.data),
         partial(_passages, open_dpr),
     ),
+    "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),
 }
 
 
 def forms_help() -> str:
     """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
-    forms = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task is task] for task in Task}
+    forms = {
+        task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task
+    }
     return "suite entries " + "".join(f"of {task.name}: {'  '.join(listed)}\n" for task, listed in forms.items())

@@ -93,8 +93,7 @@ class Index:
             if learnt is None:
                 self.how = {"index": EXACT, "instead_of": spec, "because": reason}
         self._searcher = _Exact(faiss) if learnt is None else _Approximate(faiss, parsed, learnt)
-        bytes_per_row = self._searcher.bytes_per_row(corpus_mD.shape[1])
-        self._rows = max(1, (memory or self._searcher.memory) // bytes_per_row)
+        self._rows = max(1, (memory or self._searcher.memory) // self._searcher.bytes_per_row(corpus_mD.shape[1]))
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
@@ -112,8 +111,7 @@ class Index:
             if self._shard[0] != start:
                 self._shard = (-1, None)  # frees its memory before the next one is made
                 self._shard = (start, self._searcher.filled(self.corpus, start, stop))
-            queries_qD = _finite("queries", queries_nD[rows])
-            found = self._searcher.search(self._shard[1], queries_qD, min(k, stop - start))
+            found = self._searcher.search(self._shard[1], _finite("queries", queries_nD[rows]), min(k, stop - start))
             found = Hits(found.scores, np.where(found.positions < 0, m, found.positions + start))
             best.scores[rows], best.positions[rows] = _merged([best.of(rows), found], k)
         for first in range(0, n, BLOCK) if self.world.size > 1 else ():

@@ -274,10 +274,10 @@ class Retrieval(Evaluator):
         thumbnail.
         """
         first = int(np.searchsorted(self.data.owner, i))
-        return item(self.data.images.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
+        return item(self.data.images.shards.key(i), self.data.texts.texts[first], picture=thumbnails.name(i))
 
     def _caption(self, j: int) -> Item:
         owner = int(self.data.owner[j])
         number = j - int(np.searchsorted(self.data.owner, owner))
-        name = self.data.images.key(owner)
+        name = self.data.images.shards.key(owner)
         return item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])

@@ -50,16 +50,14 @@ class Judge:
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
         if self._answered:
-            hits = [self.hits(question.id, run) for question in self._answered]
-            values |= top_k_accuracy(hits)
+            values |= top_k_accuracy([self.hits(question.id, run) for question in self._answered])
         return values
 
     def groups(self, metric: str) -> Sequence[Hashable]:
         """Return the group (for example the topic) of each question that has a value of this metric, in the order in
         which the method `values` returns the questions; None for a question without a group.
         """
-        accuracy = metric.startswith("accuracy@")
-        return [question.group for question in self._answered] if accuracy else self._judged
+        return [question.group for question in self._answered] if metric.startswith("accuracy@") else self._judged
 
     def hits(self, question: str, run: Run) -> list[bool]:
         """Return, for each of the first 100 passages found for a question, best first, whether the passage contains an

@@ -242,8 +242,7 @@ class PassageRetrieval(Evaluator):
         asked = [question for question in self.data.questions if question.id in value]
         quality = np.array([value[question.id] for question in asked])
         sure = np.array([max(runs["model"][question.id].values(), default=0.0) for question in asked])
-        groups = [question.group or question.id for question in asked]
-        chosen = choose(quality, sure, groups, examples)
+        chosen = choose(quality, sure, [question.group or question.id for question in asked], examples)
         return [self._case(kind, asked[i], {metric: float(quality[i])}, runs) for kind, i in chosen]
 
     def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:

@@ -274,8 +274,8 @@ class RowPassages:
                     lengths.append(len(passage.title.encode()) + len(passage.text.encode()))
         self.keys, self.lengths = np.array(list(first), np.int64), np.array(lengths, np.int64)
         self._origins, self._names, self._positions = list(first.values()), list(names), names
-        named = json.dumps(self._names).encode()  # the keys alone do not tell the ids apart
-        self.fingerprint = hashlib.sha256(named + self.keys.tobytes()).hexdigest()
+        # the keys alone do not tell the ids apart
+        self.fingerprint = hashlib.sha256(json.dumps(self._names).encode() + self.keys.tobytes()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._origins)

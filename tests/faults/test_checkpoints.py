@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from harness import Jobs, Outcome, checkpoints, cut, digest, flip, ids_of_steps, newest_whole, small_disk
+from helpers.shards import index_shard
 from helpers.tiny_runs import QUIET, SHARD, losses, records, state
 from safetensors.torch import load_file
 
 from dyad.data.loading.order import Order
-from dyad.data.shards.index import index_shard
 from dyad.train.run_folder.checkpoint import FORMAT
 
 KEYS: dict[str, Any] = {**QUIET, "steps": 6, "checkpoint.every": 2}

@@ -18,12 +18,10 @@ import pytest
 from harness import Job, Jobs, Outcome, flip, ids_of_steps
 from helpers.cli import Commands
 from helpers.data_cli import code_of
-from helpers.shards import BLOCK, Member, headers_of, overwrite, write_tar
+from helpers.shards import BLOCK, Member, headers_of, index_shard, overwrite, write_tar
 from helpers.tiny_runs import SHARD, VAL, last_weights, losses, records, state
 from helpers.topics import arguments, write_topics
 from PIL import Image
-
-from dyad.data.shards.shards import index_shard
 
 NOT_A_PICTURE = b"\x89PNG\r\n\x1a\n but no more"
 SAMPLES = 400

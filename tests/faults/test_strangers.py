@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from helpers.canary import Canary
 from helpers.cli import ROOT, Commands
-from helpers.shards import picture
+from helpers.shards import index_shard, picture
 from helpers.tiny_runs import QUIET, records, refused
 from helpers.topics import arguments, write_topics
 
-from dyad.data.shards.index import index_shard
 from dyad.train.run_folder.checkpoint import FORMAT
 
 SMALL = {**QUIET, "steps": 2, "global_batch_size": 8, "eval.suite": "[]"}

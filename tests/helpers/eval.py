@@ -1,5 +1,7 @@
 """What the evaluation tests share: a world of one, small towers, small item sets."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,10 @@ class Shown(Rows):
 
     def decoded(self, i: int) -> Tensor:
         return self.rows[i]
+
+    @property
+    def shards(self) -> Shown:
+        return self
 
     def key(self, i: int) -> str:
         return f"picture {i}"

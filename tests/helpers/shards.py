@@ -9,7 +9,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from dyad.data.shards.shards import Shards, index_shard, open_shards
+from dyad.data.shards.index import ShardIndex, index_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
 
 BLOCK = 512
@@ -50,6 +51,12 @@ def write_pairs(path: Path, count: int, first: int = 0) -> Path:
 
 def opened(*paths: Path | str) -> Shards:
     return open_shards([ShardSource(tuple(str(path) for path in paths))])
+
+
+def index_shard(path: str) -> ShardIndex:
+    """The index of one shard: the stored one, or that of a new scan."""
+    (index,) = index_shards([path])
+    return index
 
 
 def problems(path: Path) -> list[str]:

@@ -49,7 +49,7 @@ train/export train/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 6080, "train": 11110, "eval": 4190, "dyad": 265}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 6180, "train": 11190, "eval": 4290, "dyad": 260}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate
@@ -72,7 +72,7 @@ which samples a step sees | data/loading/order.py | Order
 what replaces a broken picture | data/loading/replacement.py | Replacements
 the backward of the log-sum-exp | train/losses/sums/lse.py | log_partition
 the name of a run that was given none | train/run_folder/folder.py | run_folder
-the index of a shard | data/shards/index.py | index_shard
+the index of a shard | data/shards/index.py | index_shards
 the hint for a key of another name | train/cli/synonyms.py | OTHER_NAMES
 the FAISS index | eval/search/index.py | Index
 the end of a run whose other ranks are gone | train/distributed/failures.py | PeerFailure

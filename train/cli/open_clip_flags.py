@@ -8,8 +8,7 @@ SAME_NAME = """model.pretrained run.name seed data.workers data.image_key data.m
 optim.beta2 optim.eps optim.warmup""".split()
 
 # Flag → key that takes the same value
-KEYS = {"model": "model.name"}
-KEYS |= {key.rpartition(".")[2].replace("_", "-"): key for key in SAME_NAME}
+KEYS = {"model": "model.name"} | {key.rpartition(".")[2].replace("_", "-"): key for key in SAME_NAME}
 KEYS |= {
     "logs": "run.dir",
     "image-resize-mode": "data.resize",

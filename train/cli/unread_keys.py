@@ -73,14 +73,13 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
     """
     typed = [word.partition("=")[0] for word in words]
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
-    broken = [
+    if broken := [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
         for condition in _conditions(key)
         if not any(_holds(condition, config) for config in configs)
-    ]
-    if broken:
+    ]:
         raise ConfigError("\n".join(broken[:5]))
 
 

@@ -1,9 +1,8 @@
 """The text of `python -m train --help`: purpose, commands to copy, groups, keys. Imports no torch, so it is fast."""
 
-from enum import Enum
 from typing import Any
 
-from dyad.train.cli.compose import groups, keys
+from dyad.train.cli.compose import groups, keys, written
 from dyad.train.losses import OBJECTIVES
 
 PURPOSE = """\
@@ -59,15 +58,8 @@ def help_text() -> str:
             f"{name:<{width}}  {(options.__doc__ or '').splitlines()[0]}" for name, options in OBJECTIVES.items()
         ],
         "Keys people change (key, default, meaning):": [
-            f"{key:<{width}}  {_shown(described[key][0]):<10}  {described[key][1]}" for key in COMMON
+            f"{key:<{width}}  {written(described[key][0]):<10}  {described[key][1]}" for key in COMMON
         ],
     }
     pages = ["\n".join([title, *(f"  {row}" for row in rows)]) for title, rows in sections.items()]
     return "\n\n".join([*pages, CLOSING])
-
-
-def _shown(default: Any) -> str:
-    """Write the default of a key as a user would type it: an enum member by its name, None as null."""
-    if isinstance(default, Enum):
-        return default.name
-    return "null" if default is None else str(default).replace("'", "")

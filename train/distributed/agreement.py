@@ -103,8 +103,7 @@ def _agree(world: World, result: T | None, error: UserError | None) -> T:
     code = 0 if error is None else int(error.exit_code)
     while BUSY in (codes := _exchange_codes(world, code)):
         pass
-    failed = [rank for rank, code in enumerate(codes) if code]
-    if failed:
+    if failed := [rank for rank, code in enumerate(codes) if code]:
         if error is None or world.rank != failed[0]:
             error = UserError()  # without a message: the lowest failed rank prints its own
             error.exit_code = ExitCode(codes[failed[0]])

@@ -57,8 +57,7 @@ def shown_gpu() -> str:
         shown = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
         if shown.strip():
             return f"{shown.splitlines()[0]} (driver)"
-    files = sorted(DEVICE_FILES.glob("nvidia[0-9]*"))
-    return f"{files[0]} is here" if files else ""
+    return next((f"{file} is here" for file in sorted(DEVICE_FILES.glob("nvidia[0-9]*"))), "")
 
 
 def chosen_precision(precision: Precision, device: torch.device) -> Precision:

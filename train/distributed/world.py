@@ -95,8 +95,7 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
     # NCCL ends its own connections.
-    store = int(os.environ["MASTER_PORT"])
-    links = tuple(link for link in set(open_connections()) - before if store not in link.ports)
+    links = tuple(link for link in set(open_connections()) - before if int(os.environ["MASTER_PORT"]) not in link.ports)
     return World(state.process_index, state.num_processes, state.device, control=control, links=links)
 
 
@@ -119,8 +118,7 @@ def _check_launch(cpu: bool) -> None:
 
     One process of each machine prints the error. cpu: whether no GPU is wanted.
     """
-    tasks = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))
-    if tasks > 1 and "RANK" not in os.environ:
+    if (tasks := int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))) > 1 and "RANK" not in os.environ:
         error = ConfigError(
             f"srun started {tasks} tasks without torchrun: each would be a run of its own. Submit "
             "launch/slurm.sbatch, or one task per node: srun --ntasks-per-node=1 bash launch/torchrun.sh …"

@@ -42,10 +42,9 @@ def versions() -> Iterator[Finding]:
         problem = f"{version} is not {needed.specifier}" if version else "is not installed"
         yield fail("packages", f"{needed.name} {problem}", INSTALL, ExitCode.CONFIG)
     tested = [line for line in LOCK.read_text().splitlines() if line and line[0] not in "#- "] if LOCK.exists() else []
-    other = [
+    if other := [
         f"{each.name} {version} ({str(each.specifier)[2:]} there)" for each, version in _mismatches(tested) if version
-    ]
-    if other:
+    ]:
         more = f" and {len(other) - 5} more" if len(other) > 5 else ""
         yield warn("packages", f"not as in requirements.lock: {', '.join(other[:5])}{more}", INSTALL)
     elif not wrong:

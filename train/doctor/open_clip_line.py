@@ -65,8 +65,7 @@ def _split(line: str) -> tuple[str, str]:
     Arguments alone have the launcher "". Raises ConfigError if there is no open_clip program.
     """
     text = re.sub(r"\\\s*\n", " ", line)
-    found = PROGRAM.search(text)
-    if found is None:
+    if (found := PROGRAM.search(text)) is None:
         if text.strip().startswith("--"):
             return "", text
         raise ConfigError(f"no open_clip command in it. Write: {EXAMPLE}")

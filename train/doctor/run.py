@@ -133,8 +133,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     elif length > SCANNED or scheme_of(path):
         yield ok("data", f"{path}: {size(length)}, indexed at the start ({total} in all)")
     else:
-        count = _scan(path, config)
-        yield ok("data", f"{path}: {count} samples, read whole, indexed at the start ({total} in all)")
+        yield ok("data", f"{path}: {_scan(path, config)} samples, read whole, indexed at the start ({total} in all)")
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
@@ -214,8 +213,7 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             towers = [model.towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
-    weights = sum(parameter.numel() for parameter in modules.parameters())
-    yield ok("model", f"builds with {weights / 1e6:.1f} M weights")
+    yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
     yield from (ok("model", line) for line in describe_choices(config))
     if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
         yield ok("batch norm", line)
@@ -271,8 +269,7 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
     """
     folder = location_of(name)
     if os.path.isdir(folder):
-        files = " or ".join(wanted[absent[0]][:2])
-        fix = f"put {files} into {folder}, or name another folder"
+        fix = f"put {' or '.join(wanted[absent[0]][:2])} into {folder}, or name another folder"
         return fail("model", f"{key}={name} lacks {' and '.join(absent)}", fix, ExitCode.CONFIG)
     if name.startswith("pkg:") or folder.startswith(("/", ".")):
         raise ConfigError(f"{key}={name}: there is no folder {folder}")

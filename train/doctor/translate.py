@@ -43,8 +43,7 @@ class Translation:
 
     def __str__(self) -> str:
         """Return the translation to print: our shell command, then the notes as shell comments."""
-        command = f"{self.launch.command} {shlex.join(self.arguments)}"
-        return "\n".join([command, *(f"# {note}" for note in self.notes)])
+        return "\n".join([f"{self.launch.command} {shlex.join(self.arguments)}", *(f"# {note}" for note in self.notes)])
 
     @property
     def world_size(self) -> int:
@@ -194,8 +193,7 @@ def _length(job: Translation) -> None:
     if every > 1:
         job.set("chunk_size", per_gpu)
         job.note("accum-freq", f"chunk_size={per_gpu} embeds as much at a time, with the gradient of the whole batch")
-    steps = job.steps_per_epoch
-    if steps is None:
+    if (steps := job.steps_per_epoch) is None:
         job.set("epochs", epochs, implied="epochs" not in job.given)
         job.note_given(flags.WITHOUT_STEPS)
         return

@@ -15,7 +15,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.data.shards.sources import split_sources
+from dyad.data.shards.sources import written_sources
 from dyad.train.cli.unread_keys import is_read
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.export.library import ExportSource, Library
@@ -53,7 +53,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         library=library,
         source=source,
         config=config,
-        data=", ".join(code(public_path(path)) for path, _ in split_sources(config.data.train, "data.train")),
+        data=", ".join(code(public_path(each.path)) for each in written_sources(config.data.train, "data.train")),
         snippet=library.snippet(Path("THIS_FOLDER"), source),
         difference=difference,
         scores=scores,
@@ -75,7 +75,7 @@ def _origins(config: TrainConfig) -> Iterator[str]:
 
     Licence files of the data and weights may lie there. Weights that are not on this machine are left out.
     """
-    yield from (path for path, _ in split_sources(config.data.train, "data.train"))
+    yield from (source.path for source in written_sources(config.data.train, "data.train"))
     if config.data.passage.corpus:
         yield config.data.passage.corpus
     model, text = config.model, config.model.text

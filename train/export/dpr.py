@@ -48,8 +48,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
-        texts = [*PROBES, side.too_long]
-        yield side.call(texts, folder=folder, pooling=side.pooled.pooling.value, own_class=own_class)
+        yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooled.pooling.value, own_class=own_class)
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

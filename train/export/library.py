@@ -128,11 +128,10 @@ def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
     files that the docstring of reload.py names. Raises ConfigError when the library cannot load `folder`, HardwareError
     when the process is killed.
     """
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    caches = dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", reload.__file__, library, str(folder), str(job)]
-    environment = {**inherited, **caches, **offline}
     done = subprocess.run(command, env=environment, cwd=job, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode < 0:
         raise HardwareError(

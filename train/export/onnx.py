@@ -4,7 +4,6 @@ The inputs of a graph are token ids or pixels, its outputs embeddings that are r
 are tokenizer.json (for the tokenizers library) and config.json, which says how texts and pictures are prepared.
 """
 
-import json
 import logging
 import math
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import write_json
 from dyad.train.export.encoder import TextSide, text_sides
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.export.to_tokenizers import to_tokenizers
@@ -107,8 +107,7 @@ def write(folder: Path, source: ExportSource) -> None:
         ClearMetadataAndDocStringPass()(program.model)  # the metadata of operators has paths of this machine
         weights = [value.const_value for value in program.model.graph.initializers.values() if value.const_value]
         program.save(folder / graph.file, external_data=sum(weight.nbytes for weight in weights) > ONE_FILE)
-    settings = json.dumps(_settings(source, graphs), indent=2, ensure_ascii=False)
-    (folder / CONFIG).write_text(f"{settings}\n", encoding="utf-8")
+    write_json(folder / CONFIG, _settings(source, graphs))
 
 
 def calls(source: ExportSource) -> Iterator[Call]:

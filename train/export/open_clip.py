@@ -1,6 +1,5 @@
 """format=open_clip: write a folder that open_clip loads, as local-dir:FOLDER or by a model name and a .pt file."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import write_json
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.towers.build import ImageTextModel
 from dyad.train.towers.open_clip import open_clip_state_dict
@@ -31,9 +31,8 @@ def write(folder: Path, source: ExportSource) -> None:
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
     preprocess: dict[str, Any] = {"size": image.size, "mean": list(image.mean), "std": list(image.std)}
     preprocess |= {"interpolation": image.interpolation, "resize_mode": image.resize}
-    whole = {"model_cfg": config, "preprocess_cfg": preprocess}
-    (folder / CONFIG).write_text(json.dumps(whole, indent=2) + "\n")
-    (folder / f"{source.name}.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / CONFIG, {"model_cfg": config, "preprocess_cfg": preprocess})
+    write_json(folder / f"{source.name}.json", config)
     if config["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files in the folder
         model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
 

@@ -78,7 +78,6 @@ def _cleaning(own: Any) -> list[Any]:
 
     own: an open_clip tokenizer. Raises ConfigError if its cleaning function has no counterpart in the table CLEANING.
     """
-    name = getattr(own.clean_fn, "__name__", "")
-    if name not in CLEANING:
+    if (name := getattr(own.clean_fn, "__name__", "")) not in CLEANING:
         raise ConfigError(f"format=onnx: nothing in a tokenizer.json cleans texts as '{name}'. Take another format")
     return CLEANING[name]

@@ -25,7 +25,6 @@ def record_allocations(folder: Path, rank: int) -> None:
 
     https://docs.pytorch.org/memory_viz shows the file. Recording costs microseconds per allocation.
     """
-    path = folder / f"memory_rank{rank}.pickle"
     torch.cuda.memory._record_memory_history(max_entries=100_000)
     attach = torch._C._cuda_attach_out_of_memory_observer  # pyright: ignore[reportAttributeAccessIssue]
-    attach(lambda *_: torch.cuda.memory._dump_snapshot(str(path)))
+    attach(lambda *_: torch.cuda.memory._dump_snapshot(str(folder / f"memory_rank{rank}.pickle")))

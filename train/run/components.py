@@ -28,7 +28,7 @@ from dyad.data.question_passage.questions import open_questions
 from dyad.data.question_passage.views import TextViews, open_texts
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
-from dyad.data.shards.sources import parse_sources, split_sources
+from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Evaluator
 from dyad.eval.run.suite import build_evaluators
@@ -184,8 +184,7 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     questions = open_questions(config.data.train, config.data)
     mined = MinedNegatives(negatives.file, questions) if negatives.file else None
     dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
-    both = f"{questions.fingerprint} {mined.fingerprint if mined else ''}"
-    fingerprint = hashlib.sha256(both.encode()).hexdigest()
+    fingerprint = hashlib.sha256(f"{questions.fingerprint} {mined.fingerprint if mined else ''}".encode()).hexdigest()
     manifest = {"data.train": questions.files}
     if passage.corpus and questions.corpus:
         manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
@@ -226,5 +225,5 @@ def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) 
     how = {"seed": config.seed, "shuffle": config.data.shuffle.name}
     if config.data.batches is Batches.mixed:
         return Order(sizes, weights, global_batch_size=config.global_batch_size, **how)
-    names = [path for path, _ in split_sources(config.data.train, "data.train")]
+    names = [source.path for source in written_sources(config.data.train, "data.train")]
     return BySource(sizes, weights, names, global_batch_size=config.global_batch_size, **how)

@@ -54,10 +54,8 @@ class Evaluation:
         def write() -> None:
             logger.flush()
             report = written_report(self.folder, logger.print)
-            # a run that was killed after its last evaluation finds the results on the disk
-            results = self.results or saved_results(self.folder)
-            try:
-                shown = [panels(result, self.folder) for result in results]
+            try:  # a run that was killed after its last evaluation finds the results on the disk
+                shown = [panels(result, self.folder) for result in self.results or saved_results(self.folder)]
             except Exception as error:  # what trackers show must not end a finished run
                 logger.print(f"no panels of the results ({type(error).__name__}: {first_line(error)})")
                 shown = []

@@ -48,8 +48,7 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     each = "" if world.size == 1 else " per rank" if cuda else " each"
     loader = f"{workers} loader worker{'s' * (workers != 1)}{each}"
     yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {loader}"
-    own = chosen_precision(asked, world.device)
-    if own is not config.precision:
+    if (own := chosen_precision(asked, world.device)) is not config.precision:
         used = f"precision=auto takes {config.precision.value}, not {own.value}"
         yield f"{used}: so the run began, or not all GPUs compute {own.value}"
     if cuda and cores_of_rank() < LEAST_CORES:
@@ -66,10 +65,9 @@ def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]
         now = min(config.chunk_size or pairs, pairs)
         smaller = next_smaller(pairs, now)
         fix = f"Set chunk_size={smaller}" if smaller else "Take fewer pairs (global_batch_size) or more GPUs"
-        peak = torch.cuda.max_memory_allocated() / 2**30
         raise HardwareError(
-            f"rank {world.rank}: CUDA out of memory, {peak:.1f} GiB at the peak. chunk_size is {now} of {pairs} pairs "
-            f"per rank. {fix}, or model.grad_checkpointing=true"
+            f"rank {world.rank}: CUDA out of memory, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at the peak. "
+            f"chunk_size is {now} of {pairs} pairs per rank. {fix}, or model.grad_checkpointing=true"
         ) from error
 
 

@@ -149,12 +149,12 @@ def _check_task(config: TrainConfig) -> None:
     unknown fields, are not looked at."""
     from dyad.data.cli.inputs import InputKind, known_kind
     from dyad.data.cli.outputs import command
-    from dyad.data.shards.sources import split_sources
+    from dyad.data.shards.sources import written_sources
     from dyad.data.shards.storage import scheme_of
     from dyad.data.tables.prepare import table_options
     from dyad.train.config import ITEMS
 
-    if config.data.train is None or scheme_of(path := split_sources(config.data.train, "data.train")[0][0]):
+    if config.data.train is None or scheme_of(path := written_sources(config.data.train, "data.train")[0].path):
         return
     found, wants_pictures = known_kind([path], table_options(config.data)), config.has_pictures
     if found is None or wants_pictures is (found is InputKind.pictures):

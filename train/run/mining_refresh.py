@@ -62,8 +62,7 @@ class NegativeRefresh:
         while step < last_step:
             begin = step - step % self._every
             end = min(begin + self._every, last_step)
-            mined = self.negatives(begin, step)
-            dataset = QuestionPassage(old.questions, old.tokenize, old.config, old.seed, mined)
+            dataset = QuestionPassage(old.questions, old.tokenize, old.config, old.seed, self.negatives(begin, step))
             yield from load(dataset, first_step=step, last_step=end)
             step = end
 

@@ -102,9 +102,8 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
-    if source.resume is None:
+    if (folder := source.resume) is None:
         return RestoredState()
-    folder = source.resume
     state = checkpoint.load(folder)
     facts = state.facts
     try:
@@ -158,8 +157,7 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
     counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
     if step >= parts.total_steps:
         raise ConfigError(f"{counted}, and the run ends after {parts.total_steps:,}. Set steps or epochs to go further")
-    every = config.data.negatives.refresh_every
-    if every and step % every:
+    if (every := config.data.negatives.refresh_every) and step % every:
         raise ConfigError(
             f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
             "negatives are mined at its borders"

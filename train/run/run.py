@@ -106,8 +106,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, log)
         ledger = stack.enter_context(Ledger(own_folder, plan.first_step, log))
         monitor = run.build_monitor(ledger, log)
-        writer = CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, log)
-        stack.enter_context(writer)
+        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, log))
         save = partial(run.save, writer, monitor, logger)
 
         # Train

@@ -366,12 +366,11 @@ def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, n
             if n in given and given[n].shape != own[n].shape
         ],
     }
-    shown = "".join(
+    if shown := "".join(
         f"\n  {what}: {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4)
         for what, names in problems.items()
         if names
-    )
-    if shown:
+    ):
         raise ConfigError(f"the checkpoint is of another model:{shown}")
 
 
@@ -379,15 +378,13 @@ def _write(folder: Path, state: CheckpointState) -> None:
     files = state.tensors
     for name, tensors in files.items():
         save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
-    facts = {"step": state.step, **state.facts, SCALARS: state.scalars}
-    (folder / STATE).write_text(json.dumps(facts, indent=1))
+    (folder / STATE).write_text(json.dumps({"step": state.step, **state.facts, SCALARS: state.scalars}, indent=1))
     names = (*files, STATE)
 
     def described(name: str) -> dict[str, Any]:
         path = folder / name
-        digest = sha256_of(path)
         sync(path)
-        return {"bytes": path.stat().st_size, "sha256": digest}
+        return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))

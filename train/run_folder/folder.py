@@ -193,9 +193,8 @@ def check_run(config: TrainConfig) -> None:
     free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     free |= {"experiment", *(set(UNRECORDED) - {*old})}  # experiment only names the recipe whose keys are compared
     old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
-    fixed = [key for key in sorted({*old, *new} - free) if not key.startswith(NOT_MATHS)]
-    changed = [key for key in fixed if old.get(key) != new.get(key)]
-    changed.sort(key=lambda key: not key.endswith("name"))  # another objective has other options, too
+    changed = [k for k in {*old, *new} - free if not k.startswith(NOT_MATHS) and old.get(k) != new.get(k)]
+    changed.sort(key=lambda key: (not key.endswith("name"), key))  # another objective has other options, too
     if changed:
         shown = "\n".join(f"  {k}: {old.get(k)} there, {new.get(k)} now" for k in changed[:3])
         more = f" (and {len(changed) - 3} more)" if len(changed) > 3 else ""

@@ -43,8 +43,7 @@ def layer_depths(trunk: nn.Module) -> dict[str, int]:
     blocks: list[Any] = [found and found[0] for found in map(BLOCK.match, names)]
     order = {block: depth for depth, block in enumerate(dict.fromkeys(filter(None, blocks)), start=1)}
     before = next((i for i, block in enumerate(blocks) if block), len(names))
-    outside = len(order) + 1
     return {
-        name: order.get(block, 0 if i < before else outside)
+        name: order.get(block, 0 if i < before else len(order) + 1)
         for i, (name, block) in enumerate(zip(names, blocks, strict=True))
     }

@@ -14,8 +14,8 @@ from dyad.train.tracking.logger import Logger
 class Plan:
     """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
 
-    first_step: finished steps at the start; total_steps: finished steps at the end. An interval of 0 means "at the end
-    only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
+    first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the
+    end only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
     """
 
     first_step: int
@@ -36,8 +36,7 @@ class Plan:
 
     def next_save(self, step: int) -> int:
         """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
-        following = (step // self.save_every + 1) * self.save_every if self.save_every else self.total_steps
-        return min(following, self.total_steps)
+        return min((step // self.save_every + 1) * self.save_every, self.total_steps)
 
 
 def fit(

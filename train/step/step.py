@@ -163,10 +163,9 @@ class TrainStep:
 
         All values can be written as JSON. Weights and optimiser state are saved separately.
         """
-        skipped = [self._skipped, self._skipped_in_a_row]
-        state = {"scaler": self._scaler.state_dict(), "skipped": skipped, "losses": [*self._spikes.losses]}
+        state = {"scaler": self._scaler.state_dict(), "skipped": [self._skipped, self._skipped_in_a_row]}
         averaged = {} if self._config.optim.ema is None else {"averaged": self.average.updates}
-        return {**state, "trust_from": self._trust_from, **averaged}
+        return {**state, "losses": [*self._spikes.losses], "trust_from": self._trust_from, **averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
@@ -227,8 +226,7 @@ class TrainStep:
     def _embed(self, chunk: Chunk, step: int) -> TensorPair:
         """Run both towers on a chunk, with the noise of step `step`; return x and y embeddings without dummy rows."""
         device, embeddings = self.world.device, []
-        inputs = zip(self._parallel, chunk.inputs, chunk.lengths, strict=True)
-        for side, (tower, rows, lengths) in enumerate(inputs):
+        for side, (tower, rows, lengths) in enumerate(zip(self._parallel, chunk.inputs, chunk.lengths, strict=True)):
             with (
                 noise(device, self._config.seed, step, self.world.rank, side, chunk.index),
                 tf32_products(device),
@@ -246,15 +244,13 @@ class TrainStep:
         """
         if self.world.size == 1:
             return scalars, summed
-        gradients = [p.grad for p in self.objective.parameters() if p.grad is not None]
-        shared = [*gradients, *self._statistics.own]
+        shared = [*(p.grad for p in self.objective.parameters() if p.grad is not None), *self._statistics.own]
         parts = [*shared, *scalars.values(), *summed]
         flat = all_reduce_sum(torch.cat([t.flatten().to(scalars["loss"].dtype) for t in parts]), self.world)
         *means, values, sums = flat.split([*(t.numel() for t in shared), len(scalars), sum(map(len, summed))])
         for tensor, total in zip(shared, means, strict=True):
             tensor.copy_(total.view_as(tensor) / self.world.size)
-        sums = sums.split([len(t) for t in summed])
-        return dict(zip(scalars, values / self.world.size, strict=True)), [*sums]
+        return dict(zip(scalars, values / self.world.size, strict=True)), [*sums.split([len(t) for t in summed])]
 
     def _apply_or_skip(self, loss: float, grad_norm: float, norm: Tensor, statistics: list[Tensor]) -> None:
         """Take the optimiser step; or skip it, and undo what the forward pass changed, if loss or gradient is unusable.
@@ -264,10 +260,8 @@ class TrainStep:
         norm: grad_norm as a tensor, for clipping. statistics: the batch norms' running statistics before the step,
         restored if the step is skipped.
         """
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self.skip_reason = "nonfinite"
-        else:
-            self.skip_reason = "spike" if self._spikes.is_spike(loss) else ""
+        is_finite = math.isfinite(loss) and math.isfinite(grad_norm)
+        self.skip_reason = "nonfinite" if not is_finite else "spike" if self._spikes.is_spike(loss) else ""
         if self.skip_reason:
             self.objective.undo()  # pyright: ignore[reportCallIssue]
             self._statistics.write(statistics)

@@ -120,8 +120,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
     tower, tokenize = build_text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    other = tower if config.shared else copy.deepcopy(tower)
-    return TextPairModel(_pair(tower, other, config), tokenize)
+    return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
 
 
 def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> ViewsModel:

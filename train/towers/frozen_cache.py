@@ -78,10 +78,9 @@ class FrozenCache:
             fresh = dict(zip((keys[row] for row in chain(*blocks)), outputs, strict=True))
         outputs = torch.stack([self._cached[key] if key in self._cached else fresh[key] for key in keys])
         for key, output in fresh.items():
-            size = output.numel() * output.element_size()
-            if size <= self._free:
+            if output.nbytes <= self._free:
                 self._cached[key] = output.clone()  # a slice would keep its whole block in memory
-                self._free -= size
+                self._free -= output.nbytes
         return outputs
 
     def capacity_on(self, device: torch.device) -> int:

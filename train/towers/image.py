@@ -170,8 +170,7 @@ class PooledPicture(nn.Module):
 
 def _transformers(context: BuildContext) -> ImageParts:
     config, image = context.config, context.config.image
-    name = image.name
-    if name is None:
+    if (name := image.name) is None:
         raise ConfigError("model.image.name is missing: a transformers folder, a published name or pkg:PACKAGE/FOLDER")
     key, pretrained = f"model.image.name={name}", context.load_pretrained and not image.from_scratch
     model, processor = load_model(key, name, "AutoImageProcessor", pretrained)

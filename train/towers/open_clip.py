@@ -182,8 +182,7 @@ def _registered(path: str) -> str:
         raise ConfigError(f"model.name={path}: no open_clip config, which is a JSON object")
     if "model_cfg" in content and file.name == "open_clip_config.json":
         return f"local-dir:{file.parent}"
-    missing = [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in content]
-    if missing:
+    if missing := [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in content]:
         raise ConfigError(f"model.name={path}: no open_clip config, it lacks {', '.join(missing)}")
     import open_clip
 
@@ -205,8 +204,7 @@ def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     tags = list_pretrained_tags_by_model(name)
-    published = get_pretrained_cfg(name, pretrained)
-    if not published:
+    if not (published := get_pretrained_cfg(name, pretrained)):
         raise ConfigError(
             f"model.pretrained={pretrained}: no such file, nor published weights of {name}.{nearest(pretrained, tags)} "
             f"Published: {', '.join(tags) or 'none'}"

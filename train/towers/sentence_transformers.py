@@ -199,8 +199,7 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
     here = {key: attrgetter(key)(config) for key in own}
     same = ", ".join(f"{key}={_shown(own[key])}" for key in sorted(own) if here[key] == own[key]) or "nothing"
     other = ", ".join(f"{key}={_shown(here[key])} ({_shown(own[key])} there)" for key in own if here[key] != own[key])
-    as_folder = f"{found.name} is a SentenceTransformer. As its folder says: {same}"
-    yield f"{as_folder}. Chosen otherwise: {other or 'nothing'}"
+    yield f"{found.name} is a SentenceTransformer. As its folder says: {same}. Chosen otherwise: {other or 'nothing'}"
     temperature = getattr(config.objective, "temperature", 0.0)
     if here.get("objective.similarity") is Similarity.cosine and temperature >= 1:
         yield (
@@ -210,9 +209,7 @@ def describe_choices(config: TrainConfig) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, Enum):
-        return value.name
-    return repr(value) if isinstance(value, str) else str(value)
+    return value.name if isinstance(value, Enum) else repr(value)
 
 
 def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:

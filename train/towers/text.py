@@ -144,8 +144,7 @@ def _padding(tokenizer: Any) -> int:
     used = set(tokenizer("a").input_ids)
     names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
     names = sorted(filter(None, names), key=lambda name: name == tokenizer.unk_token)
-    free = [name for name in names if tokenizer.convert_tokens_to_ids(name) not in used]
-    if not free:
+    if not (free := [name for name in names if tokenizer.convert_tokens_to_ids(name) not in used]):
         raise ConfigError("model.text.name: its tokenizer has no special token left to fill up short texts with")
     tokenizer.pad_token, tokenizer.padding_side = free[0], "right"
     return cast(int, tokenizer.pad_token_id)

@@ -42,8 +42,7 @@ class Tower(nn.Module):
         """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""
         if self._frozen_cache is None:
             return self.projection(self.features(inputs, lengths))
-        state = partial(self._state, inputs.device)
-        return self.projection(self._frozen_cache(self.features, inputs, state, lengths))
+        return self.projection(self._frozen_cache(self.features, inputs, partial(self._state, inputs.device), lengths))
 
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""

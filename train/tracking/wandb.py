@@ -88,8 +88,7 @@ class WandbRun(Tracker):
         self._at = {AXIS: record["step"], **{f"trainer/{name}": record[name] for name in WHEN[1:]}}
         if position(record) in self._sent:
             return
-        values = {k: v for k, v in record.items() if k not in WHEN}
-        self._run.log({**values, **self._at})
+        self._run.log({**{k: v for k, v in record.items() if k not in WHEN}, **self._at})
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
         """Send the panels of the last evaluation and report.html to W&B.

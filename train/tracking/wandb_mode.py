@@ -47,9 +47,8 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
     wandb package cannot be imported. log: prints the line. run_dir: the run folder, shown in the line. Raises
     ConfigError if the user asks for online and there is no API key.
     """
-    mode, reason, where = wandb_mode(config), "", ""
-    if config.wandb is Wandb.auto:
-        reason = " (WANDB_MODE)" if os.environ.get("WANDB_MODE") else ""
+    mode, where = wandb_mode(config), ""
+    reason = " (WANDB_MODE)" if config.wandb is Wandb.auto and os.environ.get("WANDB_MODE") else ""
     if wanted := mode is not Wandb.disabled:
         try:
             wandb_package()

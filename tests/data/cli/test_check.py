@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from helpers.data_cli import code_of, command, here
 from helpers.rows import write_beir
-from helpers.shards import Member, pairs, picture, write_pairs, write_tar
+from helpers.shards import Member, index_shard, pairs, picture, write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.cli.check import PictureFindings, examine
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import CheckOptions, OnError
-from dyad.data.shards.shards import index_shard, open_shards
+from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.shards.storage import sha256_of
 
@@ -90,9 +90,9 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ["samples", "3 in 1 shards, 0.0 MB"],
         ["pictures", "png 2, jpg 1; modes RGB 2, L 1"],
-        ["width", "min 10, median 10, max 30"],
-        ["height", "min 20, median 20, max 60"],
-        ["captions", "4; words min 1, median 1.5, max 2"],
+        ["width", "min 10, median 10, 95th percentile 30, max 30"],
+        ["height", "min 20, median 20, 95th percentile 60, max 60"],
+        ["captions", "4; words min 1, median 2, 95th percentile 2, max 2"],
         ["duplicates", "1 pictures, 2 texts"],
         ["damage", "0"],
         ["fine:", "train with"],

@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers.shards import opened, stored, write_pairs
+from helpers.shards import index_shard, opened, stored, write_pairs
 
 from dyad.data.base.errors import DataError, SampleError
 from dyad.data.shards.index import stored_index
-from dyad.data.shards.shards import index_shard
 
 
 def as_user(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

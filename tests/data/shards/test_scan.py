@@ -12,14 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.shards import BLOCK, headers_of, opened, overwrite, pairs, picture, problems, write_pairs, write_tar
+from helpers.shards import (
+    BLOCK,
+    headers_of,
+    index_shard,
+    opened,
+    overwrite,
+    pairs,
+    picture,
+    problems,
+    write_pairs,
+    write_tar,
+)
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from dyad.data.base.errors import DataError
 from dyad.data.shards.scan_rows import scan_lines
 from dyad.data.shards.scan_tar import MAX_BYTES, scan_tar, split_name
-from dyad.data.shards.shards import Shards, index_shard
+from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 
 # ---- whole shards --------------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from helpers.shards import BLOCK, headers_of, opened, overwrite, stored, write_pairs
+from helpers.shards import BLOCK, headers_of, index_shard, opened, overwrite, stored, write_pairs
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.loading.order import Order
 from dyad.data.shards.index import BYTES_PER_PROCESS, index_shards
-from dyad.data.shards.shards import Shards, index_shard, open_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 
 # ---- reading -------------------------------------------------------------------------------------------------------

@@ -186,6 +186,11 @@ def test_mistakes_exit_with_2(words: tuple[str, ...]) -> None:
     assert len(done.stderr.splitlines()) <= 6 and "Traceback" not in done.stderr
 
 
+def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"a folder of runs: give one of .*{run.name}"):
+        find_run(str(run.parent))
+
+
 SPECS = {
     "beir:x": "retrieval:…, zero_shot:…, wds:… (task=image_text)",
     "retreival:x.tar": "Did you mean 'retrieval'",

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from helpers import tiny_bert
 from helpers.cli import ROOT
-from helpers.shards import pairs, picture, write_tar
+from helpers.shards import index_shard, pairs, picture, write_tar
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
-from dyad.data.shards.index import index_shard
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.doctor import group, machine, run

@@ -193,9 +193,9 @@ class Recorder:
         )
 
 
-def test_intervals_of_zero_mean_the_end() -> None:
+def test_an_interval_of_zero_or_longer_than_the_run_means_the_end() -> None:
     recorder = Recorder({})
-    plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=0)
+    plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=9)
     assert recorder.fit(plan, 4) == ("finished", 6)
     assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
@@ -238,7 +238,7 @@ def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
 @pytest.mark.parametrize("batches", [3, 5], ids=["too few", "too many"])
 def test_a_loader_of_another_length_is_an_error(batches: int) -> None:
     with pytest.raises(ValueError, match="zip"):
-        Recorder({}).fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=0), batches)
+        Recorder({}).fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), batches)
 
 
 def test_times_are_means_over_the_window() -> None:
