@@ -40,7 +40,7 @@ MEANINGS = {
     "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
     "linear probe": "Linear probe: top-1 accuracy of a logistic regression on frozen features.",
     "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",
-    "AUC": "AUC of the linear probe, each class against the others: 0.5 is chance, 1 is best.",
+    "AUC": "AUC, of the linear probe each class against the others: 0.5 is chance, 1 is best.",
     "partial AUC": "Partial AUC: the same, but only where at most 5 % of the wrong ones count as right.",
     "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
     "Recall@": "Recall@K: share of the right passages that are among the first K.",
@@ -289,6 +289,7 @@ KINDS = {
     "linear_probe": ResultKind("image-classification", *OF_PROBES),
     "text_linear_probe": ResultKind("text-classification", *OF_PROBES),
     "classification": ResultKind("image-classification", *OF_CLASSES),
+    "text_classification": ResultKind("text-classification", *OF_CLASSES),
     "rare_class": ResultKind("image-classification", *OF_RARE),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

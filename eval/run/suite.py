@@ -221,16 +221,31 @@ def _classification(
 
 
 def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
-    from dyad.data.image_text.dataset import labelled_set
-    from dyad.eval.tasks.labelled import Classification, RareClass
-    from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled
+    import numpy as np
+
+    from dyad.data.image_text.dataset import Captions, LabelledSet, labelled_set
+    from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+    from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled, prompt_tokens
 
     config, model = inputs.config, cast("ImageTextModel", inputs.model)
     found = open_labelled(entry.target, config)
-    data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    if config.has_pictures:
+        data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    else:
+        tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
+        data = LabelledSet(Captions(found.texts(), tokenize), found.known_labels(), np.arange(len(found.shards)))
     if (rare := config.data.rare) is not None:
         return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
-    return Classification(entry.name, entry.spec, data, class_texts(config), class_tokenizer(config, model))
+    return TrainedClasses(entry.name, entry.spec, data, class_texts(config), class_tokenizer(config, model))
+
+
+def _check_labelled(entry: SuiteEntry) -> None:
+    if entry.data.items is ItemKind.pictures:
+        parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
+    else:
+        from dyad.data.question_passage.views import text_sources
+
+        text_sources(entry.target, entry.data, checked_tables)
 
 
 # ---- questions and passages ------------------------------------------------------------------------------------------
@@ -247,15 +262,6 @@ def _passages(
     side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
     by = (tokenize, data.question, options, inputs.baselines)
     return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
-
-
-def _check_labelled(entry: SuiteEntry) -> None:
-    from dyad.data.question_passage.views import text_sources
-
-    if entry.data.items is ItemKind.pictures:
-        parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
-    else:
-        text_sources(entry.target, entry.data, checked_tables)
 
 
 # ---- labelled pictures or texts of any model -------------------------------------------------------------------------

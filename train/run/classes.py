@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dyad.data.base.errors import ConfigError, SampleError, nearest
 from dyad.data.config import PassageConfig
 from dyad.data.image_text.sample import ShardSample
@@ -13,7 +15,7 @@ from dyad.data.loading.classes import ClassNumbers
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
 from dyad.data.question_passage.labelled import text_label
 from dyad.data.question_passage.passages import Passage
-from dyad.data.question_passage.views import open_texts
+from dyad.data.question_passage.views import open_texts, text_of
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -37,12 +39,22 @@ class LabelledSamples:
         """Yield the class of each sample, None for a sample without one."""
         for i in range(len(self.shards)):
             try:
-                yield text_label(self.rows, i, self.field) if self.rows else self._label(i)
+                yield self._label(i)
             except SampleError:
                 yield None
 
+    def known_labels(self) -> list[str]:
+        """Return the class of each sample. Raises SampleError for a sample without one."""
+        return [self._label(i) for i in range(len(self.shards))]
+
+    def texts(self) -> list[str]:
+        """Return the texts of all rows, with their titles."""
+        rows = self.rows
+        found = [rows.read(i, text_of) for i in range(len(rows))] if rows else []
+        return [f"{text.title} {text.text}".strip() for text in found]
+
     def _label(self, i: int) -> str:
-        return ShardSample.read(self.shards, i).label(self.field)
+        return text_label(self.rows, i, self.field) if self.rows else ShardSample.read(self.shards, i).label(self.field)
 
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
@@ -91,7 +103,7 @@ def class_tokenizer(config: TrainConfig, model: TwoTowerModel) -> Any:
     """Return what converts texts of classes, run.prompts, to inputs of the y tower; of learnt classes their names."""
     if config.model.classes is Classes.learnt:
         return ClassNumbers(config.run.classes or [])
-    return model.tokenize if config.has_pictures else partial(_prompt_tokens, model.tokenize, config.data.passage)
+    return model.tokenize if config.has_pictures else partial(prompt_tokens, model.tokenize, config.data.passage)
 
 
 def class_texts(config: TrainConfig) -> dict[str, list[str]]:
@@ -101,5 +113,6 @@ def class_texts(config: TrainConfig) -> dict[str, list[str]]:
     return {name: [text] for name, text in zip(names, texts, strict=True)}
 
 
-def _prompt_tokens(tokenize: TokenizeTexts, config: PassageConfig, texts: list[str]) -> Any:
+def prompt_tokens(tokenize: TokenizeTexts, config: PassageConfig, texts: list[str]) -> Tensor:
+    """Tokenise n texts as passages, int64 (n, L), L tokens of the longest."""
     return tokens(map(Passage, texts), tokenize, config)
