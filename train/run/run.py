@@ -219,7 +219,7 @@ class TrainingRun:
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             yield norms
         yield from describe_choices(config)
-        if classes := config.run.classes:
+        if config.data.rare is None and (classes := config.run.classes):
             yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
             yield (

@@ -18,7 +18,7 @@ from dyad.data.config import described
 Similarity = StrEnum("Similarity", ["cosine", "dot"])
 Duplicates = StrEnum("Duplicates", ["keep", "mask", "positive"])
 Positives = StrEnum("Positives", ["single", "each", "exclude", "merge"])
-CandidateSet = StrEnum("CandidateSet", ["all", "negatives"])
+CandidateSet = StrEnum("CandidateSet", ["all", "negatives", "list"])
 Directions = StrEnum("Directions", ["sum", "mean", "x", "y"])
 
 NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
@@ -171,7 +171,9 @@ class PairOptions(TemperatureOptions):
     A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.
     """
 
-    candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
+    candidates: CandidateSet = described(
+        CandidateSet.all, "of a row: all columns; all but its positives; or its own list, such as its passages"
+    )
     positives: Positives = described(
         Positives.each, "several positives: mean over each; each without the others; their sum; or one only"
     )
@@ -189,6 +191,11 @@ class PairOptions(TemperatureOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
+        if self.candidates is CandidateSet.list and (batch.classes or not batch.further):
+            yield (
+                "objective.candidates=list: no row has a list of its own. Take task=question_passage with "
+                "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
+            )
         if self.candidates is CandidateSet.negatives and batch.without_negatives:
             yield f"objective.candidates=negatives: {NONE_IN_ONE}"
         if self.positives is Positives.single and batch.several:
