@@ -11,7 +11,9 @@ class LabelMaker(PairMaker):
     tokenize: ClassNumbers
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
-        return [self.tokenize.checked(sample.label(self.config.label), sample.where)]
+        label = sample.label(self.config.label)
+        self.tokenize([label], f"{sample.where}: its class ")
+        return [label]
 
 
 class LabelledPictures(ImageText):

@@ -1,7 +1,4 @@
-"""Batches of samples that have a class, put together from batches whose y is the number of each sample's class.
-
-`completed` runs once for a batch of a rank, where the loader has joined its parts.
-"""
+"""Batches of samples that have a class, put together from batches whose y is the number of each sample's class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,15 +12,18 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError, nearest
 from dyad.data.batch import Batch, lengths_by
+from dyad.data.config import DataConfig
 from dyad.data.loading.loader import BatchSource, Positions
 from dyad.data.loading.order import Ids, Order, local_rows
+from dyad.data.shards.shards import Shards
 
 
 @dataclass(frozen=True)
 class ClassNumbers:
     """The names of C classes. A call converts n names to their numbers 0 … C − 1, int64 (n,).
 
-    With one name, every other label is the class 1.
+    With one name, everything else is the class 1. Raises SampleError, which begins with `where`, for no name of a
+    class.
     """
 
     names: Sequence[str]
@@ -32,30 +32,24 @@ class ClassNumbers:
     def places(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.names)}
 
-    def __call__(self, names: Sequence[str]) -> Tensor:
+    def __call__(self, names: Sequence[str], where: str = "") -> Tensor:
         strangers = [name for name in names if len(self.names) > 1 and name not in self.places]
         if strangers:
-            raise ConfigError(f"'{strangers[0]}' is no class of this model.{nearest(strangers[0], self.names)}")
+            raise SampleError(f"{where}'{strangers[0]}' is none of the classes.{nearest(strangers[0], self.names)}")
         return torch.tensor([self.places.get(name, 1) for name in names], dtype=torch.int64)
-
-    def checked(self, label: str, where: str) -> str:
-        """Return the label of a sample. Raises SampleError, which begins with `where`, if it is no class."""
-        if len(self.names) > 1 and label not in self.places:
-            raise SampleError(f"{where}: its class '{label}' is none of data.classes.{nearest(label, self.names)}")
-        return label
 
 
 @dataclass(frozen=True)
-class WithClasses:
-    """Samples against all classes: side y has the classes, shared over the ranks, whatever the samples are.
+class Labelled:
+    """Samples against all classes, or those of one class against all others.
 
-    samples: the data set of x. classes: a text for each of C classes; tokenize(classes) are their inputs of the y
-    tower.
+    samples: the data set of both, whose batches have the class of each sample as y. classes: a text for each of C
+    classes, of which tokenize(classes) are the inputs of the y tower; None: of the class 0 against the others.
     """
 
     samples: BatchSource
-    classes: list[str]
-    tokenize: Any
+    classes: list[str] | None = None
+    tokenize: Any = None
 
     def __getitems__(self, positions: Positions) -> Batch:
         return self.samples.__getitems__(positions)
@@ -68,74 +62,52 @@ class WithClasses:
         return self.tokenize(self.classes)
 
     def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
-        """Return the batch with this rank's share of the classes as y, and the number of each sample's class as its
-        positive."""
-        own = local_rows(len(self.classes), rank, world_size)
-        y = self._inputs[own]
-        lengths = lengths_by(self.tokenize, y)
-        return replace(batch, y=y, y_keys=torch.arange(own.start, own.stop), y_lengths=lengths, positives=batch.y)
+        """Return a rank's batch, joined of its parts, with its sides.
 
-
-@dataclass(frozen=True)
-class RareAgainstOthers:
-    """Samples of one class, number 0, on side x, all others on side y. samples: the data set of both."""
-
-    samples: BatchSource
-
-    def __getitems__(self, positions: Positions) -> Batch:
-        return self.samples.__getitems__(positions)
-
-    def where(self, sample_id: int) -> str:
-        return self.samples.where(sample_id)
-
-    def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
-        """Return the batch with its samples of class 0 as x, and the others as y."""
-        (x, *of_x), (y, *of_y) = ((batch.x[own], batch.x_keys[own], own) for own in (batch.y == 0, batch.y != 0))
-        lengths = [None if batch.x_lengths is None else batch.x_lengths[own.numpy()] for _, own in (of_x, of_y)]
-        keys, ids = (of_x[0], of_y[0]), batch.sample_ids[of_x[1]]
-        of_sides = {"x_keys": keys[0], "y_keys": keys[1], "x_lengths": lengths[0], "y_lengths": lengths[1]}
-        return replace(batch, x=x, y=y, sample_ids=ids, **of_sides)
+        With classes, y is this rank's share of them, and a sample's positive is its class. Else x are the samples of
+        the class 0, and y all others.
+        """
+        if self.classes is not None:
+            own = local_rows(len(self.classes), rank, world_size)
+            y, keys = self._inputs[own], torch.arange(own.start, own.stop)
+            return replace(batch, y=y, y_keys=keys, y_lengths=lengths_by(self.tokenize, y), positives=batch.y)
+        own, other, lengths = batch.y == 0, batch.y != 0, batch.x_lengths
+        of_sides = {"x": batch.x[own], "y": batch.x[other], "x_keys": batch.x_keys[own], "y_keys": batch.x_keys[other]}
+        if lengths is not None:
+            of_sides |= {"x_lengths": lengths[own.numpy()], "y_lengths": lengths[other.numpy()]}
+        return replace(batch, sample_ids=batch.sample_ids[own], **of_sides)
 
 
 class RareOrder(Order):
-    """The order in which each global batch has `rare_per_batch` samples of a rare class, spread evenly over its rows.
+    """The order in which each global batch has data.rare_per_batch samples of data.rare, spread evenly over its rows.
 
     These samples and the others have an order each, so a rare sample may come again before all others came once; an
-    epoch is a pass over the others. is_rare: (n,) bool, of each sample. name: of the class, for messages. The other
-    arguments are those of Order. Raises ConfigError if there are too few samples of either kind.
+    epoch is a pass over the others. is_rare: (n,) bool, of each sample of `shards`. The other arguments are those of
+    Order. Raises ConfigError if there are too few samples of either kind.
     """
 
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        weights: Sequence[float],
-        *,
-        is_rare: np.ndarray,
-        rare_per_batch: int,
-        name: str,
-        **how: Any,
-    ) -> None:
-        total, seed = how.pop("global_batch_size"), how.pop("seed")
-        self._ids, self._orders = [np.flatnonzero(is_rare == kind) for kind in (True, False)], []
-        counts, ends = (rare_per_batch, total - rare_per_batch), [0, *accumulate(sizes)]
-        for what, ids, count in zip((name, "others"), self._ids, counts, strict=True):
-            own = np.diff(np.searchsorted(ids, ends)).tolist()
-            if sum(own) < count:
+    def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:
+        super().__init__(shards.sizes, shards.weights, **how)
+        total, ends = self.global_batch_size, [0, *accumulate(shards.sizes)]
+        shares = np.arange(total + 1) * data.rare_per_batch // total
+        self._orders: list[tuple[np.ndarray, np.ndarray, Order]] = []
+        for kind, what in ((True, data.rare), (False, "others")):
+            ids, rows = np.flatnonzero(is_rare == kind), np.flatnonzero((np.diff(shares) > 0) == kind)
+            if len(ids) < len(rows):
                 raise ConfigError(
-                    f"data.rare={name}: {sum(own):,} samples of {what}, and each batch needs {count} of them. Set "
-                    "data.rare_per_batch, or global_batch_size, to less"
+                    f"data.rare={data.rare}: {len(ids):,} samples of {what}, and each batch needs {len(rows)} of them. "
+                    "Set data.rare_per_batch, or global_batch_size, to less"
                 )
-            self._orders.append(Order(own, weights, seed=f"{seed}/{what}", global_batch_size=count, **how))
-        super().__init__(sizes, weights, seed=seed, global_batch_size=total, **how)
-        self.steps_per_epoch = self._orders[1].steps_per_epoch
-        shares = np.arange(total + 1) * rare_per_batch // total
-        self._rare_rows = shares[1:] > shares[:-1]
+            own = {**how, "seed": f"{self.seed}/{what}", "global_batch_size": len(rows)}
+            sizes = np.diff(np.searchsorted(ids, ends)).tolist()
+            self._orders.append((rows, ids, Order(sizes, shards.weights, **own)))
+        self.steps_per_epoch = self._orders[1][2].steps_per_epoch
 
     def ids(self, step: int) -> Ids:
-        ids = np.empty(self.global_batch_size, np.int64)
-        for rows, own, order in zip((self._rare_rows, ~self._rare_rows), self._ids, self._orders, strict=True):
-            ids[rows] = own[order.ids(step)]
-        return ids
+        found = np.empty(self.global_batch_size, np.int64)
+        for rows, ids, order in self._orders:
+            found[rows] = ids[order.ids(step)]
+        return found
 
     def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
         return step, super().local(step, rank, world_size)[1]  # a rare sample is augmented anew each time

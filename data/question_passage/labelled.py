@@ -28,7 +28,7 @@ class LabelledTexts(TextViews):
         return replace(batch, y=self.numbers(labels), y_lengths=None)
 
     def _text(self, epoch: int, i: int) -> tuple[int, Passage]:
-        self.numbers.checked(text_label(self.rows, i, self.config.label), self.rows.where(i))
+        self.numbers([text_label(self.rows, i, self.config.label)], f"{self.rows.where(i)}: its class ")
         return super()._text(epoch, i)
 
 

@@ -224,19 +224,24 @@ def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     import numpy as np
 
     from dyad.data.image_text.dataset import Captions, LabelledSet, labelled_set
+    from dyad.data.question_passage.views import text_of
     from dyad.eval.tasks.labelled import RareClass, TrainedClasses
-    from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled, prompt_tokens
+    from dyad.train.run.classes import class_inputs, open_labelled, prompt_tokens
 
-    config, model = inputs.config, cast("ImageTextModel", inputs.model)
+    config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
     found = open_labelled(entry.target, config)
-    if config.has_pictures:
-        data = labelled_set(found.shards, model.image, config.data, config.data.label)
-    else:
+    if rows := found.rows:
+        texts, numbers = [rows.read(i, text_of) for i in range(len(rows))], range(len(rows))
         tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
-        data = LabelledSet(Captions(found.texts(), tokenize), found.known_labels(), np.arange(len(found.shards)))
-    if (rare := config.data.rare) is not None:
+        items = Captions([f"{text.title} {text.text}".strip() for text in texts], tokenize)
+        data = LabelledSet(items, [found.label(i) for i in numbers], np.array(numbers))
+    else:
+        data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    if rare is not None:
         return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
-    return TrainedClasses(entry.name, entry.spec, data, class_texts(config), class_tokenizer(config, model))
+    texts, tokenize = class_inputs(config, model)
+    prompts = {name: [text] for name, text in zip(config.run.classes or [], texts, strict=True)}
+    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize)
 
 
 def _check_labelled(entry: SuiteEntry) -> None:

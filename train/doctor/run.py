@@ -209,8 +209,9 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             context = BuildContext(config.model, load_pretrained=False)
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
         else:
-            model = build_model(config.model, config.task, False, config.data.items, config.run.classes)
-            towers = [model.towers]
+            some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
+            classes = some if config.task is Task.labelled else None
+            towers = [build_model(config.model, config.task, False, config.data.items, classes).towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")

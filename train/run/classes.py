@@ -1,6 +1,5 @@
 """The classes of task=labelled: their names and prompts, found before the model is built, and their inputs."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from dyad.data.loading.classes import ClassNumbers
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
 from dyad.data.question_passage.labelled import text_label
 from dyad.data.question_passage.passages import Passage
-from dyad.data.question_passage.views import open_texts, text_of
+from dyad.data.question_passage.views import open_texts
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -35,36 +34,24 @@ class LabelledSamples:
     rows: Rows | None
     field: str
 
-    def labels(self) -> Iterator[str | None]:
-        """Yield the class of each sample, None for a sample without one."""
-        for i in range(len(self.shards)):
-            try:
-                yield self._label(i)
-            except SampleError:
-                yield None
-
-    def known_labels(self) -> list[str]:
-        """Return the class of each sample. Raises SampleError for a sample without one."""
-        return [self._label(i) for i in range(len(self.shards))]
-
-    def texts(self) -> list[str]:
-        """Return the texts of all rows, with their titles."""
-        rows = self.rows
-        found = [rows.read(i, text_of) for i in range(len(rows))] if rows else []
-        return [f"{text.title} {text.text}".strip() for text in found]
-
-    def _label(self, i: int) -> str:
+    def label(self, i: int) -> str:
+        """Return the class of sample i. Raises SampleError for a sample without one."""
         return text_label(self.rows, i, self.field) if self.rows else ShardSample.read(self.shards, i).label(self.field)
+
+    def label_or_none(self, i: int) -> str | None:
+        try:
+            return self.label(i)
+        except SampleError:  # the loader replaces it
+            return None
 
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
     """Open samples with a class. value: shards, tables or texts, as data.train. Errors as of `open_shards`."""
-    if config.has_pictures:
-        shards, rows = open_shards(parse_sources(value, tables=prepared_tables(table_options(config.data)))), None
-    else:
+    if not config.has_pictures:
         rows = open_texts(value, config.data)
-        shards = rows.shards
-    return LabelledSamples(shards, rows, config.data.label)
+        return LabelledSamples(rows.shards, rows, config.data.label)
+    shards = open_shards(parse_sources(value, tables=prepared_tables(table_options(config.data))))
+    return LabelledSamples(shards, None, config.data.label)
 
 
 def with_classes(config: TrainConfig, world: World) -> TrainConfig:
@@ -82,35 +69,28 @@ def with_classes(config: TrainConfig, world: World) -> TrainConfig:
 
 def _found(config: TrainConfig) -> dict[str, str]:
     """Return the name of each class → its prompt."""
-    data = config.data
-    if data.rare is None and isinstance(data.classes, str):
+    data, rare = config.data, config.data.rare
+    if rare is None and isinstance(data.classes, str):
         return {name: prompts[0] for name, prompts in read_task(Path(data.classes).expanduser()).classes.items()}
-    if (names := data.classes) is None or data.rare is not None:
-        names = {label for label in open_labelled(data.train, config).labels() if label is not None}
-        names = sorted(names, key=lambda name: (int(name), name) if name.isdecimal() else (float("inf"), name))
-    if data.rare is not None and data.rare not in names:
-        hint = nearest(data.rare, names) or f" There are {', '.join(names[:10])}{', …' * (len(names) > 10)}"
-        raise ConfigError(
-            f"data.rare={data.rare}: no sample of data.train has this class (data.label={data.label}).{hint}"
-        )
-    if len(names) < 2:
-        raise ConfigError(f"data.label={data.label}: {len(names)} classes in data.train, and at least two are needed")
+    names: list[str] = [*map(str, data.classes or [])]
+    if not names or rare is not None:
+        samples = open_labelled(data.train, config)
+        labels = {label for i in range(len(samples.shards)) if (label := samples.label_or_none(i)) is not None}
+        names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))  # numbers by their values
+    if len(names) < 2 or (rare is not None and rare not in names):
+        wanted = "two classes" if rare is None else f"data.rare={rare} and of others"
+        hint = nearest(rare or "", names) or f" It has {', '.join(names[:10]) or 'none'}"
+        raise ConfigError(f"data.label={data.label}: data.train must have samples of {wanted}.{hint}")
     template = "{}" if data.template is None or data.label == "txt" else data.template
-    return {name: template.replace("{}", name) for name in ([data.rare] if data.rare is not None else map(str, names))}
+    return {name: template.replace("{}", name) for name in ([rare] if rare is not None else names)}
 
 
-def class_tokenizer(config: TrainConfig, model: TwoTowerModel) -> Any:
-    """Return what converts texts of classes, run.prompts, to inputs of the y tower; of learnt classes their names."""
+def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], Any]:
+    """Return a text for each class, its name if classes are learnt, and what makes inputs of the y tower of them."""
     if config.model.classes is Classes.learnt:
-        return ClassNumbers(config.run.classes or [])
-    return model.tokenize if config.has_pictures else partial(prompt_tokens, model.tokenize, config.data.passage)
-
-
-def class_texts(config: TrainConfig) -> dict[str, list[str]]:
-    """Return the name of each class → the texts that `class_tokenizer` takes for it: one."""
-    names = config.run.classes or []
-    texts = names if config.model.classes is Classes.learnt else config.run.prompts or []
-    return {name: [text] for name, text in zip(names, texts, strict=True)}
+        return config.run.classes or [], ClassNumbers(config.run.classes or [])
+    tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
+    return config.run.prompts or [], model.tokenize if config.has_pictures else tokenize
 
 
 def prompt_tokens(tokenize: TokenizeTexts, config: PassageConfig, texts: list[str]) -> Tensor:

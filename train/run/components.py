@@ -18,7 +18,7 @@ from dyad.data.image_text.labelled import LabelledPictures
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
-from dyad.data.loading.classes import ClassNumbers, RareAgainstOthers, RareOrder, WithClasses
+from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
@@ -39,7 +39,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.run.classes import class_texts, class_tokenizer, open_labelled
+from dyad.train.run.classes import class_inputs, open_labelled
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
@@ -200,16 +200,11 @@ def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     else:
         samples = LabelledPictures(found.shards, model.image, numbers, data, config.seed)
     if data.rare is None:
-        texts, tokenize = (
-            [text for texts in class_texts(config).values() for text in texts],
-            class_tokenizer(config, model),
-        )
-        return _of_shards(config, found.shards, WithClasses(samples, texts, tokenize))
-    is_rare = np.array([label == data.rare for label in found.labels()])
-    rare = {"is_rare": is_rare, "rare_per_batch": data.rare_per_batch, "name": data.rare}
+        return _of_shards(config, found.shards, Labelled(samples, *class_inputs(config, model)))
+    is_rare = np.array([found.label_or_none(i) == data.rare for i in range(len(found.shards))])
     how = {"seed": config.seed, "shuffle": data.shuffle.name, "global_batch_size": config.global_batch_size}
-    order = RareOrder(found.shards.sizes, found.shards.weights, **rare, **how)
-    return replace(_of_shards(config, found.shards, RareAgainstOthers(samples)), order=order)
+    order = RareOrder(found.shards, is_rare, data, **how)
+    return replace(_of_shards(config, found.shards, Labelled(samples)), order=order)
 
 
 # Task → what data.items says, where the task leaves that open → what opens the data for a model

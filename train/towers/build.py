@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from dyad.train.towers.text import build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
+Build = Callable[..., Any]  # (ModelConfig, load_pretrained), of task=labelled also names of classes → a model
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,7 @@ def build_model(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config):
         offline_without_hub()
-    build = MODELS[task][items]
-    return build(config, load_pretrained) if classes is None else build(config, load_pretrained, classes)
+    return MODELS[task][items](config, load_pretrained, *([] if classes is None else [classes]))
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -138,57 +139,43 @@ def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextP
     return build_text_pair(replace(config, shared=True), load_pretrained)
 
 
-def build_labelled_pictures(
-    config: ModelConfig, load_pretrained: bool = True, classes: Sequence[str] = ()
-) -> PictureModel:
-    """Build an image tower beside a vector for each class, or beside a text tower for their prompts.
+def build_labelled(
+    build_views: Build, build_prompted: Build, config: ModelConfig, load_pretrained: bool, classes: Sequence[str]
+) -> TwoTowerModel:
+    """Build a tower beside a vector for each class, about 1 long, or beside a text tower for prompts of the classes.
 
-    For a single class both sides are one tower, which gives one number. Arguments and errors as of `build_model`.
+    For a single class both sides are one tower, which gives one number. build_views: builds a model of one tower.
+    build_prompted: builds one with a text tower. Other arguments, and errors, as of `build_model`.
     """
-    if len(classes) == 1:
-        model = build_picture_views(replace(config, embed_dim=1), load_pretrained)
-        if (width := _probe_pictures(cast(Tower, model.towers.x_tower), model.image)) != 1:
-            raise ConfigError(
-                f"data.rare: model.image has a projection of its own, of width {width}, and a score is one number. "
-                "Take model.image.kind=cnn, timm or transformers"
-            )
-        return model
-    if config.classes is Classes.prompted:
-        return build_image_text(config, load_pretrained)
-    from dyad.train.towers.image import build_image_tower
-    from dyad.train.towers.open_clip import BuildContext
-
-    tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    vectors = class_vectors(len(classes), _probe_pictures(tower, spec))
-    return ImageTextModel(_pair(tower, vectors, config), ClassNumbers(classes), spec, None)
-
-
-def build_labelled_texts(
-    config: ModelConfig, load_pretrained: bool = True, classes: Sequence[str] = ()
-) -> TextPairModel:
-    """Build a text tower, as `build_labelled_pictures` builds an image tower; prompts go through the same tower."""
     single = len(classes) == 1
-    if single or config.classes is Classes.prompted:
-        return build_text_views(replace(config, embed_dim=1) if single else config, load_pretrained)
-    tower, tokenize = build_text_encoder(config, load_pretrained)
-    width = _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_pair(tower, class_vectors(len(classes), width), config), tokenize)
+    if config.classes is Classes.prompted and not single:
+        return build_prompted(config, load_pretrained)
+    model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
+    tower = cast(Tower, model.towers.x_tower)
+    if isinstance(model, PictureModel):
+        width = _probe_pictures(tower, model.image)
+    else:
+        width = _probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
+    if single and width != 1:
+        problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
+        raise ConfigError(f"{problem}. Take a picture tower of kind cnn, timm or transformers, or model.embed_dim")
+    if single:
+        return model
+    vectors = Tower(nn.Embedding(len(classes), width), nn.Identity())
+    nn.init.normal_(vectors.trunk.weight, std=width**-0.5)
+    towers = TwoTower(tower, vectors).train()
+    return replace(model, towers=towers, tokenize=model.tokenize or ClassNumbers(classes))
 
 
-def class_vectors(count: int, width: int) -> Tower:
-    """Return a tower that embeds class numbers, int64 (m,), as (m, D): one vector of about length 1 for each class."""
-    table = nn.Embedding(count, width)
-    nn.init.normal_(table.weight, std=width**-0.5)
-    return Tower(table, nn.Identity())
-
-
-Build = Callable[..., TwoTowerModel]  # of (ModelConfig, load_pretrained), and of task=labelled the names of the classes
 # Task → what data.items says, where the task leaves that open → what builds the model
 MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
     Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
     Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
-    Task.labelled: {ItemKind.pictures: build_labelled_pictures, ItemKind.texts: build_labelled_texts},
+    Task.labelled: {
+        ItemKind.pictures: partial(build_labelled, build_picture_views, build_image_text),
+        ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
+    },
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch
-from dyad.data.loading.classes import ClassNumbers, RareAgainstOthers, RareOrder, WithClasses
+from dyad.data.config import DataConfig
+from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.order import local_rows
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]
@@ -23,7 +27,7 @@ def batch(classes: list[int]) -> Batch:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_the_classes_are_shared_over_the_ranks(world_size: int) -> None:
-    data = WithClasses(None, NAMES, ClassNumbers(NAMES))  # type: ignore[arg-type]
+    data = Labelled(None, NAMES, ClassNumbers(NAMES))  # type: ignore[arg-type]
     parts = [data.completed(batch([4, 0, 0]), rank, world_size) for rank in range(world_size)]
     assert torch.cat([part.y for part in parts]).tolist() == [0, 1, 2, 3, 4]
     for part in parts:
@@ -32,7 +36,7 @@ def test_the_classes_are_shared_over_the_ranks(world_size: int) -> None:
 
 
 def test_rare_samples_are_x_and_the_others_y() -> None:
-    found = RareAgainstOthers(None).completed(batch([1, 0, 1, 1, 0]), 0, 1)  # type: ignore[arg-type]
+    found = Labelled(None).completed(batch([1, 0, 1, 1, 0]), 0, 1)  # type: ignore[arg-type]
     assert found.x.flatten().tolist() == [10, 40] and found.y.flatten().tolist() == [0, 20, 30]
     assert found.sample_ids.tolist() == [1, 4] and len(found) == 2
     assert found.x_keys.tolist() == [101, 104] and found.y_keys.tolist() == [100, 102, 103]
@@ -40,17 +44,16 @@ def test_rare_samples_are_x_and_the_others_y() -> None:
 
 def test_names_of_classes_and_what_is_none() -> None:
     numbers = ClassNumbers(NAMES)
-    assert numbers(["dog", "ant"]).tolist() == [3, 0] and numbers.checked("elk", "here") == "elk"
-    with pytest.raises(ConfigError, match=r"'cta' is no class of this model. Did you mean 'cat'"):
-        numbers(["cta"])
-    with pytest.raises(SampleError, match=r"^here: its class 'cta' is none of data.classes"):
-        numbers.checked("cta", "here")
+    assert numbers(["dog", "ant"]).tolist() == [3, 0]
+    with pytest.raises(SampleError, match=r"^here: 'cta' is none of the classes. Did you mean 'cat'"):
+        numbers(["cta"], "here: ")
     assert ClassNumbers(["bee"])(["ant", "bee", "cat"]).tolist() == [1, 0, 1]
 
 
 def rare_order(sizes: list[int], is_rare: np.ndarray, rare: int, batch_size: int, seed: int = 0) -> RareOrder:
-    how = {"seed": seed, "global_batch_size": batch_size}
-    return RareOrder(sizes, [1.0] * len(sizes), is_rare=is_rare, rare_per_batch=rare, name="bee", **how)
+    shards: Any = SimpleNamespace(sizes=sizes, weights=[1.0] * len(sizes))
+    data = DataConfig(rare="bee", rare_per_batch=rare)
+    return RareOrder(shards, is_rare, data, seed=seed, global_batch_size=batch_size)
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,5 +92,5 @@ def test_too_few_of_a_kind() -> None:
     is_rare = np.arange(40) < 5
     with pytest.raises(ConfigError, match=r"data.rare=bee: 5 samples of bee, and each batch needs 6 of them"):
         rare_order([40], is_rare, 6, 16)
-    with pytest.raises(ConfigError, match=r"data.rare=bee: 35 samples of others, and each batch needs 44 of them"):
-        rare_order([40], is_rare, 4, 48)
+    with pytest.raises(ConfigError, match=r"data.rare=bee: 35 samples of others, and each batch needs 36 of them"):
+        rare_order([40], is_rare, 4, 40)
