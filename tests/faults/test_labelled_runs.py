@@ -16,7 +16,7 @@ CLASSES = {
     "task": "labelled",
     "model": "cnn",
     "model.text.name": "null",
-    "model.text.kind": "transformers",
+    "model.text.kind": "open_clip",
     "model.text.frozen": "false",
     "data.label": "group",
     "objective": "cross_entropy",
@@ -32,16 +32,13 @@ RARE = {
 WAYS = [(1, "null"), (2, 3), (4, "null")]
 
 
-@pytest.mark.parametrize(
-    "keys", [CLASSES, RARE, CLASSES | {"model.classes": "prompted", "model.text.kind": "open_clip"}]
-)
+@pytest.mark.parametrize("keys", [CLASSES, RARE, CLASSES | {"model.classes": "prompted"}])
 def test_the_same_losses_on_any_number_of_processes(keys: dict[str, Any], jobs: Jobs, models: Path) -> None:
     more = {"model.text.name": models / "open_clip.json"} if "model.classes" in keys else {}
     more |= {"steps": 10, "data": "emoji", "data.workers": 1}
     runs = [jobs.run(w, {**keys, **more, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
     for run in runs[1:]:
         assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-6, rel=1e-6), run.name
-    assert losses(runs[0])[-1] < losses(runs[0])[0]
 
 
 @pytest.mark.parametrize("keys", [CLASSES, RARE])
@@ -80,7 +77,7 @@ def test_texts_with_a_class(jobs: Jobs, models: Path, tmp_path: Path) -> None:
     keys |= {"data": "image_text", "data.items": "texts", "data.train": path, "data.val": path, "data.label": "mood"}
     keys |= {"optim.lr": 1e-2, "steps": 20, "model.text.context_length": "null"}
     learnt = jobs.run(1, {**keys, "run.name": "learnt"})
-    prompted = jobs.run(2, {**keys, "run.name": "prompted", "model.classes": "prompted", "data.template": "a {} day"})
+    prompted = jobs.run(2, {**keys, "run.name": "prompted", "model.classes": "prompted", "data.template": "'a {} day'"})
     alone = {key: value for key, value in keys.items() if key != "objective.partition"}
     rare = jobs.run(
         1, {**alone, **{k: v for k, v in RARE.items() if k.startswith("obj")}, "data.rare": "sad", "run.name": "r"}
