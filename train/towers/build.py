@@ -161,9 +161,9 @@ def build_labelled(
         raise ConfigError(f"{problem}. Take a picture tower of kind cnn, timm or transformers, or model.embed_dim")
     if single:
         return model
-    vectors = Tower(nn.Embedding(len(classes), width), nn.Identity())
-    nn.init.normal_(vectors.trunk.weight, std=width**-0.5)
-    towers = TwoTower(tower, vectors).train()
+    vectors = nn.Embedding(len(classes), width)
+    nn.init.normal_(vectors.weight, std=width**-0.5)
+    towers = TwoTower(tower, Tower(vectors, nn.Identity())).train()
     return replace(model, towers=towers, tokenize=model.tokenize or ClassNumbers(classes))
 
 

@@ -26,7 +26,7 @@ def labelled(count: int = 90) -> LabelledSet:
 def encoder(width: int, seed: int = 0, cosine: bool = False) -> Encoder:
     torch.manual_seed(seed)
     vectors = nn.Embedding(6, width)
-    nn.init.normal_(vectors.weight, mean=torch.arange(6.0).mean(), std=3.0)
+    nn.init.normal_(vectors.weight, mean=2.5, std=3.0)
     return Encoder({"x": Pixels(width=width), "y": vectors}, LOCAL, block=16, cosine=cosine)
 
 
