@@ -12,6 +12,7 @@ from dyad.data.base.errors import ConfigError
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 AUTO = "auto"  # of data.workers
 LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}  # of data.augment.*
+LARGEST |= {"jitter_prob": 1, "blur": 1, "solarise": 1}
 
 
 Shuffle = StrEnum("Shuffle", ["window", "full"])
@@ -60,14 +61,23 @@ class AugmentConfig:
     brightness: float = described(0.0, "largest relative change of brightness")
     grey: float = described(0.0, "probability of a grey picture")
     flip: float = described(0.0, "probability of a horizontal flip")
+    jitter: list[float] = described(
+        [0.0, 0.0, 0.0, 0.0], "colour jitter: largest change of brightness, contrast, saturation, hue, in any order"
+    )
+    jitter_prob: float = described(1.0, "probability of the colour jitter")
+    blur: float = described(0.0, "probability of a Gaussian blur, its kernel 10 % of the side")
+    blur_sigma: list[float] = described([0.1, 2.0], "range of its standard deviation in pixels")
+    solarise: float = described(0.0, "probability that values from 128 on are inverted")
 
     def __post_init__(self) -> None:
-        for name in ("crop_scale", "zoom", "gain"):
+        for name in ("crop_scale", "zoom", "gain", "blur_sigma"):
             interval = getattr(self, name)
             if len(interval) != 2 or not 0 < interval[0] <= interval[1]:
                 raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
         if self.crop_scale[1] > 1:
             raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
+        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
+            raise ConfigError(f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5.")
         for name, limit in LARGEST.items():
             if not 0 <= getattr(self, name) <= limit:
                 raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")

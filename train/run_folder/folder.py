@@ -60,6 +60,11 @@ ADDED = {
     "data.batches": "mixed",
     "data.items": "pictures",
     "data.augment_y": None,
+    "data.augment.jitter": [0.0, 0.0, 0.0, 0.0],
+    "data.augment.jitter_prob": 1.0,
+    "data.augment.blur": 0.0,
+    "data.augment.blur_sigma": [0.1, 2.0],
+    "data.augment.solarise": 0.0,
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")
