@@ -233,9 +233,8 @@ def _jittered(pixels: Tensor, strengths: Sequence[float], order: Sequence[int], 
     strengths: the largest relative change of each; of the hue, the largest shift as a share of the colour circle. draws
     (4,): random numbers in [0, 1), one for each.
     """
-    for change in order:
-        if not (strength := strengths[change]):
-            continue
+    for change in (change for change in order if strengths[change]):
+        strength = strengths[change]
         if change == HUE:
             pixels = F.adjust_hue(pixels / 255, float(_between((-strength, strength), draws[change]))) * 255
             continue

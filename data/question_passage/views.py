@@ -69,19 +69,9 @@ class TextViews:
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
-        keys = torch.tensor([text.key for text in texts], dtype=torch.int64)
-        lengths = lengths_by(self.tokenize, x)
-        return Batch(
-            x=x,
-            y=x.clone(),
-            sample_ids=torch.tensor(ids),
-            x_keys=keys,
-            y_keys=keys.clone(),
-            bad=bad,
-            padding=self.tokenize.pad,
-            x_lengths=lengths,
-            y_lengths=lengths,
-        )
+        ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
+        lengths = {"x_lengths": lengths_by(self.tokenize, x), "y_lengths": lengths_by(self.tokenize, x)}
+        return Batch(x, x.clone(), ids, keys, keys.clone(), bad=bad, padding=self.tokenize.pad, **lengths)
 
     def where(self, i: int) -> str:
         return self.rows.where(i)

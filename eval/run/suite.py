@@ -5,7 +5,10 @@ image_text
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
                         in CLIP_benchmark, only a picture's own captions are right for it
-question_passage (formats: question_sets.py)
+views
+  views:SHARDS          pictures, named as in data.val: of one view of each, the other is searched; random numbers as
+                        in epoch 0 of training
+question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
 
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, TwoTowerModel
+    from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    if entries and config.task is Task.question_passage:
+    if entries and not config.has_pictures:
         check_spec(config.eval.index)
 
 
@@ -118,9 +121,10 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    task, val = config.task, config.data.val
+    task = config.task if config.has_pictures else Task.question_passage  # any other model of texts can do the same
+    val = config.data.val
     if val is not None:
-        kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
+        kind = VAL.get(task) or ("beir" if is_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
     names = ["val"]
@@ -131,7 +135,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             other = kind in KINDS and target
             hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
-            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
+            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={config.task.name}).{hint}")
         names.append(_name(target, names))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
@@ -182,6 +186,15 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
 
 
+def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.views import view_pairs
+    from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
+
+    config, model = inputs.config, cast("PictureModel", inputs.model)
+    data = view_pairs(shards, model.image, config.data, config.seed)
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(config.eval.recall_k))
+
+
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     task = read_task(_path(entry))
     return _classification(entry, shards, inputs, task.label, task.classes)
@@ -230,8 +243,11 @@ def _path(entry: SuiteEntry) -> Path:
     return Path(entry.target).expanduser()
 
 
+# Task of pictures → the kind of data.val
+VAL = {Task.image_text: "retrieval", Task.views: "views"}
 KINDS = {
     "retrieval": images(_retrieval),
+    "views": replace(images(_views), task=Task.views),
     "zero_shot": images(
         _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),

@@ -17,6 +17,7 @@ PICTURES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text or question_passage, or data.items=texts"
 NO_PICTURES = "task=question_passage, or data.items=texts of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
+HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
 OF_TIMM = "an optim.name other than adamw"
@@ -27,7 +28,8 @@ READ_ONLY_WITH = {
     PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
-    "task=views": "data.items data.augment_y",
+    "task=views": "data.items data.augment_y model.head",
+    HEAD: "model.head_width",
     "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool data.negatives.",
     NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding eval.index",
@@ -122,6 +124,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.train.config import Head, ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.head import ProjectionHead, build_head
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
-from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
@@ -92,7 +93,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    widths = [_probe_pictures(image, spec), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [_probe(image, *_picture(spec)), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -109,9 +110,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
     for a model, weights or inputs that do not exist or do not fit.
     """
-    if (kind := config.text.kind) is not TextTower.transformers:
-        raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
-    tower, tokenize = build_text_encoder(config, load_pretrained)
+    tower, tokenize = _text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     other = tower if config.shared else copy.deepcopy(tower)
     return TextPairModel(_pair(tower, other, config), tokenize)
@@ -123,13 +122,14 @@ def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> Vi
     from dyad.train.towers.open_clip import BuildContext
 
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    _probe_pictures(tower, spec)
-    return ViewsModel(_pair(tower, tower, config), None, spec)
+    return ViewsModel(_one_tower(tower, config, *_picture(spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
-    return build_text_pair(replace(config, shared=True), load_pretrained)
+    tower, tokenize = _text_encoder(config, load_pretrained)
+    tokens = tokenize(["a"], tokenize.limit)
+    return TextPairModel(_one_tower(tower, config, tokens, TOKENS_REFUSED), tokenize)
 
 
 Build = Callable[[ModelConfig, bool], TwoTowerModel]
@@ -141,15 +141,43 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 }
 
 
+def representation(model: TwoTowerModel) -> TwoTowerModel:
+    """Return the model as it is used after training: towers with a ProjectionHead end before it. Weights are shared."""
+    sides = (model.towers.x_tower, model.towers.y_tower)
+    ended = {
+        tower: Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
+        for tower in sides
+        if isinstance(tower, Tower) and isinstance(tower.projection, ProjectionHead)
+    }
+    return replace(model, towers=TwoTower(*(ended.get(tower, tower) for tower in sides)))
+
+
+def _one_tower(tower: Tower, config: ModelConfig, inputs: Tensor, problem: str) -> TwoTower:
+    """Make `tower` both towers, with model.head in place of its projection. inputs, problem: as of `_probe`."""
+    if config.head is Head.none:
+        _probe(tower, inputs, problem)
+    else:
+        tower.projection = nn.Identity()
+        tower.projection = build_head(config, _probe(tower, inputs, problem))
+    return _pair(tower, tower, config)
+
+
+def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    if (kind := config.text.kind) is not TextTower.transformers:
+        raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
+    return build_text_encoder(config, load_pretrained)
+
+
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     towers = TwoTower(x_tower, y_tower).train()
     set_batch_norms(towers, config.batch_norm)
     return towers
 
 
-def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
+def _picture(spec: ImageSpec) -> tuple[Tensor, str]:
+    """Return the arguments of `_probe` for an image tower: a black picture, and the message where it is refused."""
     picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
+    return picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
