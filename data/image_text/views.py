@@ -23,19 +23,6 @@ from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
 
-@dataclass(frozen=True)
-class CroppedViews:
-    """A picture in several views that are cropped and resized, before noise. key: its content key.
-
-    views: each uint8 (3, S, S), S the side of the tower's input. draws (views, DRAWS): random numbers in [0, 1).
-    """
-
-    sample_id: int
-    key: int
-    views: list[Tensor]
-    draws: np.ndarray
-
-
 class PictureViews:
     """The training data set of two views of each picture. A batch depends only on the seed, its positions (epoch,
     sample id) and the shards."""
@@ -58,26 +45,27 @@ class PictureViews:
         when a shard cannot be read, and after too many consecutive bad samples.
         """
         cropped, bad = self._replacements.load(positions, self._cropped, self.shards.origin)
-        draws = np.stack([one.draws for one in cropped])[:, :, transforms.CROP_DRAWS :]
+        ids, keys, views, draws = zip(*cropped, strict=True)
+        noise = np.stack(draws)[:, :, transforms.CROP_DRAWS :]
         x, y = (
-            transforms.add_noise(torch.stack([one.views[view] for one in cropped]), augment, draws[:, view])
+            transforms.add_noise(torch.stack([each[view] for each in views]), augment, noise[:, view])
             for view, augment in enumerate(self.config.augments)
         )
-        ids, keys = (torch.tensor([getattr(one, name) for one in cropped]) for name in ("sample_id", "key"))
-        return Batch(x, y, ids, keys, keys.clone(), bad=bad)
+        return Batch(x, y, torch.tensor(ids), torch.tensor(keys), torch.tensor(keys), bad=bad)
 
     def where(self, sample_id: int) -> str:
         index, row = self.shards.locate(sample_id)
         return f"sample {row} of {index.path}"
 
-    def _cropped(self, epoch: int, sample_id: int) -> CroppedViews:
+    def _cropped(self, epoch: int, sample_id: int) -> tuple[int, int, list[Tensor], np.ndarray]:
+        """Return the sample id, the content key of its picture, its two views before noise, each uint8 (3, S, S), and
+        random numbers in [0, 1) for each view (2, DRAWS)."""
         sample, image_key = ShardSample.read(self.shards, sample_id), self.config.image_key
         picture = sample.decoded(image_key, self.config.max_image_pixels)
-        augments = self.config.augments
-        draws = transforms.uniforms(self.seed, epoch, sample_id, len(augments) * transforms.DRAWS)
-        draws = draws.reshape(len(augments), transforms.DRAWS)
-        views = [transforms.training_size(picture, self.spec, *each) for each in zip(augments, draws, strict=True)]
-        return CroppedViews(sample_id, content_key(sample.picture(image_key)), views, draws)
+        draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, transforms.DRAWS)
+        each_view = zip(self.config.augments, draws, strict=True)
+        views = [transforms.training_size(picture, self.spec, augment, own) for augment, own in each_view]
+        return sample_id, content_key(sample.picture(image_key)), views, draws
 
 
 @dataclass(frozen=True)

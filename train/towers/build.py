@@ -4,6 +4,7 @@ import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    widths = [_probe(image, *_picture(spec)), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [_probe_pictures(image, spec), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -122,14 +123,14 @@ def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> Vi
     from dyad.train.towers.open_clip import BuildContext
 
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    return ViewsModel(_one_tower(tower, config, *_picture(spec)), None, spec)
+    return ViewsModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
     tower, tokenize = _text_encoder(config, load_pretrained)
-    tokens = tokenize(["a"], tokenize.limit)
-    return TextPairModel(_one_tower(tower, config, tokens, TOKENS_REFUSED), tokenize)
+    probe = partial(_probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_one_tower(tower, config, probe), tokenize)
 
 
 Build = Callable[[ModelConfig, bool], TwoTowerModel]
@@ -152,13 +153,13 @@ def representation(model: TwoTowerModel) -> TwoTowerModel:
     return replace(model, towers=TwoTower(*(ended.get(tower, tower) for tower in sides)))
 
 
-def _one_tower(tower: Tower, config: ModelConfig, inputs: Tensor, problem: str) -> TwoTower:
-    """Make `tower` both towers, with model.head in place of its projection. inputs, problem: as of `_probe`."""
+def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:
+    """Make `tower` both towers, with model.head in place of its projection. probe: calls `_probe` for the tower."""
     if config.head is Head.none:
-        _probe(tower, inputs, problem)
+        probe()
     else:
         tower.projection = nn.Identity()
-        tower.projection = build_head(config, _probe(tower, inputs, problem))
+        tower.projection = build_head(config, probe())
     return _pair(tower, tower, config)
 
 
@@ -174,10 +175,9 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     return towers
 
 
-def _picture(spec: ImageSpec) -> tuple[Tensor, str]:
-    """Return the arguments of `_probe` for an image tower: a black picture, and the message where it is refused."""
+def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
     picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    return picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"
+    return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
