@@ -44,7 +44,7 @@ def test_views_depend_on_seed_epoch_sample_and_view_alone() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("workers", [0, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_and_workers_get_the_parts_of_one_global_batch(world_size: int, workers: int) -> None:
     data, order = views(), Order([100], [1.0], seed=3, global_batch_size=10)
     whole = [data.__getitems__([(0, i) for i in order.local(step, 0, 1)[1].tolist()]) for step in range(3)]
@@ -85,7 +85,7 @@ def test_equal_pictures_have_equal_keys_and_views_of_their_own(tmp_path: Path) -
 
 def test_bad_pictures_are_replaced_or_stop_the_run(tmp_path: Path) -> None:
     good = [(f"{i}.png", picture(i, (40, 40))) for i in range(5)]
-    write_tar(tmp_path / "a.tar", [*good, ("5.png", b"no picture"), ("6.txt", b"no picture")])
+    write_tar(tmp_path / "a.tar", [*good, ("5.png", b"no picture"), ("6.png", b"")])
     batch = views(tmp_path / "a.tar").__getitems__([(0, i) for i in range(7)])
     assert len(batch) == 7 and {b.id for b in batch.bad} >= {5, 6}
     assert Counter(batch.sample_ids.tolist())[0] >= 1 and not {5, 6} & {*batch.sample_ids.tolist()}
