@@ -70,11 +70,11 @@ class TextViews:
         ids, texts = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
         ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
-        lengths = {"x_lengths": lengths_by(self.tokenize, x), "y_lengths": lengths_by(self.tokenize, x)}
-        return Batch(x, x.clone(), ids, keys, keys.clone(), bad=bad, padding=self.tokenize.pad, **lengths)
+        n, pad = lengths_by(self.tokenize, x), self.tokenize.pad
+        return Batch(x, x.clone(), ids, keys, keys.clone(), bad=bad, padding=pad, x_lengths=n, y_lengths=n)
 
-    def where(self, i: int) -> str:
-        return self.rows.where(i)
+    def where(self, sample_id: int) -> str:
+        return self.rows.where(sample_id)
 
     def _text(self, epoch: int, i: int) -> tuple[int, Passage]:
         try:

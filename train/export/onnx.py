@@ -81,10 +81,9 @@ def write(folder: Path, source: ExportSource) -> None:
     Raises ConfigError if tokenizer.json gives other token ids than the model's own tokenizer.
     """
     graphs = _graphs(source)
-    if sides := [graph.texts for graph in graphs if graph.texts]:
+    for side in (graph.texts for graph in graphs if graph.texts):
         tokenizer = to_tokenizers(source.model)
         tokenizer.save(str(folder / TOKENIZER))
-    for side in sides:
         texts = [*PROBES, side.too_long]
         tokenizer.enable_truncation(side.length)
         theirs = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -144,13 +144,14 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 
 def representation(model: TwoTowerModel) -> TwoTowerModel:
     """Return the model as it is used after training: towers with a ProjectionHead end before it. Weights are shared."""
-    sides = (model.towers.x_tower, model.towers.y_tower)
-    ended = {
-        tower: Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
-        for tower in sides
-        if isinstance(tower, Tower) and isinstance(tower.projection, ProjectionHead)
-    }
-    return replace(model, towers=TwoTower(*(ended.get(tower, tower) for tower in sides)))
+
+    @cache
+    def ended(tower: nn.Module) -> nn.Module:
+        if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
+            return tower
+        return Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
+
+    return replace(model, towers=TwoTower(ended(model.towers.x_tower), ended(model.towers.y_tower)))
 
 
 def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.dist import launch
@@ -26,7 +28,7 @@ PUBLISHED = {
 }
 
 
-def pictures(head: Head = Head.none, **options: object) -> TwoTowerModel:
+def pictures(head: Head = Head.none, **options: Any) -> TwoTowerModel:
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     torch.manual_seed(0)
     return build_model(ModelConfig(name=None, embed_dim=16, image=image, head=head, **options), Task.views)
