@@ -65,7 +65,7 @@ def test_mistakes_are_one_line(commands: Commands, tmp_path: Path) -> None:
 
 def test_texts_train_by_dropout_and_are_searched(commands: Commands, models: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": f"text number {i}"}) + "\n" for i in range(40)))
+    texts.write_text("".join(json.dumps({"_id": i, "text": f"text number {i}"}) + "\n" for i in range(40)))
     words = [
         "task=views",
         "data.items=texts",
