@@ -52,7 +52,8 @@ def test_ranks_and_workers_get_the_parts_of_one_global_batch(world_size: int, wo
     parts = [list(build_loader(data, order, rank=r, world_size=world_size, **steps)) for r in range(world_size)]
     for want, *found in zip(whole, *parts, strict=True):
         columns = (torch.cat([getattr(p, k) for p in found]) for k in ("x", "y", "sample_ids", "x_keys", "y_keys"))
-        assert same(want, Batch(*columns))
+        x, y, ids, x_keys, y_keys = columns
+        assert same(want, Batch(x, y, ids, x_keys, y_keys))
 
 
 def test_the_second_view_has_options_of_its_own() -> None:
