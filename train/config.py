@@ -29,6 +29,7 @@ OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
 Classes = StrEnum("Classes", ["learnt", "prompted"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
+Head = StrEnum("Head", ["none", "linear", "simclr", "simclr_v2", "byol", "vicreg"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
@@ -102,6 +103,8 @@ class ModelConfig:
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
+    head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
+    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1)
     classes: Classes = described(
         Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
     )
@@ -250,6 +253,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         "task=question_passage has hard negatives": bool(per_row or negatives.refresh_every) and not has_questions,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
+        f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
+        and config.model.embed_dim is None,
         f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,

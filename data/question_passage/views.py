@@ -69,22 +69,12 @@ class TextViews:
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
-        keys = torch.tensor([text.key for text in texts], dtype=torch.int64)
-        lengths = lengths_by(self.tokenize, x)
-        return Batch(
-            x=x,
-            y=x.clone(),
-            sample_ids=torch.tensor(ids),
-            x_keys=keys,
-            y_keys=keys.clone(),
-            bad=bad,
-            padding=self.tokenize.pad,
-            x_lengths=lengths,
-            y_lengths=lengths,
-        )
+        ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
+        n, pad = lengths_by(self.tokenize, x), self.tokenize.pad
+        return Batch(x, x.clone(), ids, keys, keys.clone(), bad=bad, padding=pad, x_lengths=n, y_lengths=n)
 
-    def where(self, i: int) -> str:
-        return self.rows.where(i)
+    def where(self, sample_id: int) -> str:
+        return self.rows.where(sample_id)
 
     def _text(self, epoch: int, i: int) -> tuple[int, Passage]:
         try:

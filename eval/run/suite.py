@@ -7,7 +7,10 @@ image_text
                         in CLIP_benchmark, only a picture's own captions are right for it
 labelled
   classes:SHARDS        samples with a class, named as in data.val, of the classes of training
-question_passage (formats: question_sets.py)
+views
+  views:SHARDS          pictures, named as in data.val: of one view of each, the other is searched; random numbers as
+                        in epoch 0 of training
+question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
 any task
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, TwoTowerModel
+    from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    if entries and config.task is Task.question_passage:
+    if entries and not config.has_pictures:
         check_spec(config.eval.index)
 
 
@@ -124,10 +127,11 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    task, val = config.task, config.data.val
+    own = config.has_pictures or config.task is Task.labelled
+    task = config.task if own else Task.question_passage  # any other model of texts can do the same
+    val = config.data.val
     if val is not None:
-        of_texts = "beir" if is_beir(val) else "dpr"
-        kind = {Task.image_text: "retrieval", Task.labelled: "classes"}.get(task, of_texts)
+        kind = VAL.get(task) or ("beir" if is_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
@@ -138,7 +142,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
             other = KINDS[kind].task if kind in KINDS and target else None
             hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
-            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
+            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={config.task.name}).{hint}")
         names.append(_name(target, names))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
@@ -187,6 +191,15 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
+
+
+def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.views import view_pairs
+    from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
+
+    config, model = inputs.config, cast("PictureModel", inputs.model)
+    data = view_pairs(shards, model.image, config.data, config.seed)
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(config.eval.recall_k))
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -303,8 +316,11 @@ def _path(entry: SuiteEntry) -> Path:
     return Path(entry.target).expanduser()
 
 
+# Task of pictures → the kind of data.val
+VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes"}
 KINDS = {
     "retrieval": images(_retrieval),
+    "views": replace(images(_views), task=Task.views),
     "zero_shot": images(
         _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),

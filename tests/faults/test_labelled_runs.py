@@ -14,7 +14,7 @@ from helpers.tiny_runs import SHARD, VAL, losses, records, refused
 
 CLASSES = {
     "task": "labelled",
-    "model": "cnn",
+    "model": "small_cnn",
     "model.text.name": "null",
     "model.text.kind": "open_clip",
     "model.text.frozen": "false",

@@ -17,6 +17,7 @@ PICTURES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text or question_passage, or data.items=texts"
 NO_PICTURES = "task=question_passage, or data.items=texts of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
+HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
 OF_TIMM = "an optim.name other than adamw"
@@ -27,7 +28,8 @@ READ_ONLY_WITH = {
     PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
-    "task=views": "data.augment_y",
+    "task=views": "data.augment_y model.head",
+    HEAD: "model.head_width",
     "task=views or labelled": "data.items",
     "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
     "data.rare=CLASS": "data.rare_per_batch",
@@ -126,6 +128,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
     "data.rare=CLASS": lambda config: config.data.rare is not None,
+    HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -14,11 +14,12 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
-from dyad.train.config import Classes, ModelConfig, Task, TextTower
+from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.head import ProjectionHead, build_head
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
-from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
@@ -117,9 +118,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
     for a model, weights or inputs that do not exist or do not fit.
     """
-    if (kind := config.text.kind) is not TextTower.transformers:
-        raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
-    tower, tokenize = build_text_encoder(config, load_pretrained)
+    tower, tokenize = _text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
 
@@ -130,13 +129,14 @@ def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> Vi
     from dyad.train.towers.open_clip import BuildContext
 
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    _probe_pictures(tower, spec)
-    return ViewsModel(_pair(tower, tower, config), None, spec)
+    return ViewsModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
-    return build_text_pair(replace(config, shared=True), load_pretrained)
+    tower, tokenize = _text_encoder(config, load_pretrained)
+    probe = partial(_probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_one_tower(tower, config, probe), tokenize)
 
 
 def build_labelled(
@@ -177,6 +177,34 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
         ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
     },
 }
+
+
+def representation(model: TwoTowerModel) -> TwoTowerModel:
+    """Return the model as it is used after training: towers with a ProjectionHead end before it. Weights are shared."""
+
+    @cache
+    def ended(tower: nn.Module) -> nn.Module:
+        if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
+            return tower
+        return Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
+
+    return replace(model, towers=TwoTower(ended(model.towers.x_tower), ended(model.towers.y_tower)))
+
+
+def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:
+    """Make `tower` both towers, with model.head in place of its projection. probe: calls `_probe` for the tower."""
+    if config.head is Head.none:
+        probe()
+    else:
+        tower.projection = nn.Identity()
+        tower.projection = build_head(config, probe())
+    return _pair(tower, tower, config)
+
+
+def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    if (kind := config.text.kind) is not TextTower.transformers:
+        raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
+    return build_text_encoder(config, load_pretrained)
 
 
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
