@@ -14,9 +14,11 @@ from dyad.eval.search.index_spec import EXACT
 from dyad.train.panels import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
-DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text "}
+DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text ", "view_": "view → other view "}
+WAYS = ("image_to_text", "text_to_image", "view")  # of retrieval, in the order of the printed table
 # columns of the printed tables of classifications → metrics
 ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recall"}
+RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of passages, in the order in which they are shown
@@ -25,7 +27,7 @@ PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
 # The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
-HEADLINES = "image_to_text_R@ acc1 linear_acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
+HEADLINES = "image_to_text_R@ view_R@ acc1 linear_acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
 COMPANIONS = "text_to_image_R@ mean_per_class_recall knn_acc1 Recall@100 accuracy@100".split()
 # Starts of metric names → the words that replace them
 LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}
@@ -39,7 +41,7 @@ MEANINGS = {
     "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
     "linear probe": "Linear probe: top-1 accuracy of a logistic regression on frozen features.",
     "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",
-    "AUC": "AUC of the linear probe, each class against the others: 0.5 is chance, 1 is best.",
+    "AUC": "AUC, of the linear probe each class against the others: 0.5 is chance, 1 is best.",
     "partial AUC": "Partial AUC: the same, but only where at most 5 % of the wrong ones count as right.",
     "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
     "Recall@": "Recall@K: share of the right passages that are among the first K.",
@@ -226,9 +228,11 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
     the first four R@K and the median rank.
     """
     for result in results:
-        ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
-        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
-        for way in ("image_to_text", "text_to_image"):
+        ways = [way for way in WAYS if f"{way}_median_rank" in result["metrics"]]
+        ks = [k.removeprefix(f"{ways[0]}_R@") for k in result["metrics"] if k.startswith(f"{ways[0]}_R@")][:4]
+        counted = ("images", "texts")[: len(ways)]
+        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, *counted))
+        for way in ways:
             median = score(result, f"{way}_median_rank").value
             _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
         yield table
@@ -279,11 +283,17 @@ class ResultKind:
 
 
 OF_ZERO_SHOT = partial(_class_groups, "picture → class"), partial(_class_tables, "zero-shot", ZERO_SHOT)
+OF_CLASSES = partial(_class_groups, "sample → class"), partial(_class_tables, "classes", ZERO_SHOT)
+OF_RARE = partial(_class_groups, "rare class"), partial(_class_tables, "rare class", RARE)
 OF_PROBES = partial(_class_groups, "features → class"), partial(_class_tables, "probe", PROBE)
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
+    "view_retrieval": ResultKind("image-feature-extraction", _retrieval_groups, _retrieval_tables),
     "zeroshot_classification": ResultKind("zero-shot-image-classification", *OF_ZERO_SHOT),
     "linear_probe": ResultKind("image-classification", *OF_PROBES),
     "text_linear_probe": ResultKind("text-classification", *OF_PROBES),
+    "classification": ResultKind("image-classification", *OF_CLASSES),
+    "text_classification": ResultKind("text-classification", *OF_CLASSES),
+    "rare_class": ResultKind("image-classification", *OF_RARE),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

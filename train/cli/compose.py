@@ -34,7 +34,7 @@ from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 # Group → what to write for a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
 KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
-OPEN_SECTION = "optim.options"  # a mapping with any keys
+OPEN_SECTIONS = ("optim.options.", "data.augment_y.")  # mappings with any keys
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
@@ -165,7 +165,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
-    words = [_unescaped(f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word) for word in overrides]
+    words = [_unescaped(f"++{word}" if word.startswith(OPEN_SECTIONS) else word) for word in overrides]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose("train", words)
@@ -241,7 +241,7 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
         own = f". Of your own: {KEY_OF_GROUP[key].format(value)}" if key in KEY_OF_GROUP else ""
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
-    if key.startswith(f"{OPEN_SECTION}."):
+    if key.startswith(OPEN_SECTIONS):
         return
     if key not in choices and key not in known and not any(k.startswith(key + ".") for k in known):
         hint = _nearest_key(key, [*choices, *known])

@@ -54,7 +54,8 @@ class TrainStep:
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
     whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). target: the
-    target network. pairs: how many pairs each rank has, if in every step; else None.
+    target network. pairs: how many pairs each rank has, if in every step; None: side y has items of its own, or the
+    numbers change.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -92,7 +93,7 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
-        self._sizes, self._trust_from = SizeExchange(world, pairs), 0
+        self._sizes, self._trust_from, self.pairs = SizeExchange(world, pairs), 0, pairs
         self._chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         self._keep_graphs = config.keep_graphs if self._chunks > 1 else 1
         self._memory = MemoryBudget(towers, world.device, self.optimizer)
@@ -198,13 +199,16 @@ class TrainStep:
             statistics = self._statistics.read()  # the target and the second pass must not count the rows again
             parts = zip(*pairs, strict=True)
             x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
-            y_pairs, columns = separated(y, len(batch), batch.extra)
+            y_pairs, columns = separated(y, len(batch.y), batch.extra)
             self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
             related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
             # only some objectives can leave columns out of a row's negatives
             if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
                 related["known_positives"] = batch.known_positives
             related |= self.target.embeddings(chunks, sides, len(batch), embed)
+            if batch.positives is not None:
+                rows = torch.arange(len(batch), device=batch.positives.device)
+                related["positives"] = torch.stack([rows, batch.positives], 1)
             self.local_timer.stop()  # the objective begins with a collective
             with record_function("objective"):
                 with checked(trusting, of_ranks()) as checks:
