@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,6 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
-from dyad.train.towers.head import ProjectionHead, build_head
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
 from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
@@ -177,6 +177,43 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
         ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
     },
 }
+
+
+class ProjectionHead(nn.Sequential):
+    """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
+
+    Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
+
+    linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
+    simclr     there, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
+    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
+    byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
+    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
+    """
+
+
+# Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
+HEADS: dict[Head, tuple[int, int | None, bool]] = {
+    Head.linear: (1, None, True),
+    Head.simclr: (2, None, True),
+    Head.simclr_v2: (3, None, True),
+    Head.byol: (2, 4096, False),
+    Head.vicreg: (3, 8192, False),
+}
+
+
+def build_head(config: ModelConfig, width: int) -> ProjectionHead:
+    """Build the head model.head, from the `width` of the trunk to model.embed_dim. model.head_width replaces the hidden
+    width. Biases before batch norms would have no effect, and the papers' outputs have none: no linear layer has one.
+    """
+    count, published, is_normed = HEADS[config.head]
+    assert config.embed_dim is not None
+    widths = [width, *[config.head_width or published or width] * (count - 1), config.embed_dim]
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU()]
+    layers[-2].requires_grad_(False).weight.requires_grad_(True)  # the bias of the last norm stays 0
+    return ProjectionHead(*layers[: -1 if is_normed else -2])
 
 
 def representation(model: TwoTowerModel) -> TwoTowerModel:

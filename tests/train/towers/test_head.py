@@ -13,8 +13,14 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, validate
-from dyad.train.towers.build import TwoTowerModel, ViewsModel, build_model, representation
-from dyad.train.towers.head import ProjectionHead, build_head
+from dyad.train.towers.build import (
+    ProjectionHead,
+    TwoTowerModel,
+    ViewsModel,
+    build_head,
+    build_model,
+    representation,
+)
 from dyad.train.towers.tower import Tower
 
 LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU
