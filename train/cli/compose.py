@@ -316,5 +316,5 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
         return f"unknown key '{key}'{where}.{_nearest_key(key, {name for name, _, _ in keys()})}"
     if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
-        return f"{lines[0]}.{nearest(found[1], lines)} See: python -m train --help"
+        return f"{lines[0]}.{nearest(found[1], ' '.join(lines[1:]).split())} See: python -m train --help"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]
