@@ -1,8 +1,9 @@
 """The batches that data sets give to the trainer: inputs of two sides, x and y (such as picture and text), ids and
 keys.
 
-Letters in shapes: b samples of this rank; k extra items of the y side, such as hard negatives; P pairs of a row of the
-batch and an item known to be relevant to this row; L tokens of a text; H, W height and width of a picture.
+Letters in shapes: b samples of this rank; m items of side y of this rank; k extra items of the y side, such as hard
+negatives; P pairs of a row of the batch and an item known to be relevant to this row; L tokens of a text; H, W height
+and width of a picture.
 """
 
 from collections.abc import Callable
@@ -70,9 +71,11 @@ class BadSample:
 class Batch:
     """One rank's part of a global batch: b samples, each with an item on side x and one on side y.
 
-    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. sample_ids
-    (b,) int64: ids 0, 1, … of samples; they index state that is kept per sample and nothing else. x_keys, y_keys (b,)
-    int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
+    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may
+    have m items of its own, y (m, …), such as classes. positives (b,) int64: then the item of each sample, counted over
+    side y of all ranks in rank order; None: sample i has item i, or no sample has one. sample_ids (b,) int64: ids 0, 1,
+    … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
+    keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). padding: the
     token id that fills up rows of tokens. x_lengths, y_lengths: the number of tokens of each row, kept on the host;
@@ -91,6 +94,7 @@ class Batch:
     padding: int = 0
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
+    positives: Tensor | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]

@@ -3,7 +3,7 @@ it."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -12,9 +12,11 @@ from dyad.data.base.errors import ConfigError
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 AUTO = "auto"  # of data.workers
 LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}  # of data.augment.*
+LARGEST |= {"jitter_prob": 1, "blur": 1, "solarise": 1}
 
 
 Shuffle = StrEnum("Shuffle", ["window", "full"])
+ItemKind = StrEnum("ItemKind", ["pictures", "texts"])
 Mode = StrEnum("Mode", ["indexed", "stream"])
 Batches = StrEnum("Batches", ["mixed", "by_source"])
 Title = StrEnum("Title", ["join", "pair", "drop"])
@@ -59,14 +61,21 @@ class AugmentConfig:
     brightness: float = described(0.0, "largest relative change of brightness")
     grey: float = described(0.0, "probability of a grey picture")
     flip: float = described(0.0, "probability of a horizontal flip")
+    jitter: list[float] = described([0.0] * 4, "largest changes of brightness, contrast, saturation, hue; in any order")
+    jitter_prob: float = described(1.0, "probability of the colour jitter")
+    blur: float = described(0.0, "probability of a Gaussian blur, its kernel 10 % of the side")
+    blur_sigma: list[float] = described([0.1, 2.0], "range of its standard deviation in pixels")
+    solarise: float = described(0.0, "probability that values from 128 on are inverted")
 
     def __post_init__(self) -> None:
-        for name in ("crop_scale", "zoom", "gain"):
+        for name in ("crop_scale", "zoom", "gain", "blur_sigma"):
             interval = getattr(self, name)
             if len(interval) != 2 or not 0 < interval[0] <= interval[1]:
                 raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
         if self.crop_scale[1] > 1:
             raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
+        if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
+            raise ConfigError(f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5.")
         for name, limit in LARGEST.items():
             if not 0 <= getattr(self, name) <= limit:
                 raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")
@@ -169,6 +178,11 @@ class DataConfig:
         "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
+    items: ItemKind = described(ItemKind.pictures, "task=views, labelled: what the samples are, pictures or texts")
+    label: str = described("cls", "task=labelled: what holds the class: cls, txt (folders of classes), or a json field")
+    classes: Any = described(None, "task=labelled: names, or a TASK.json of zero_shot; null: all in data.train, sorted")
+    rare: str | None = described(None, "task=labelled: this class on side x, all others on side y, for partial_auc")
+    rare_per_batch: int = described(8, "samples of data.rare in a batch; global_batch_size counts them too", least=1)
     columns: list[str] = described([], "columns of a table to use: [picture,caption] or [question,positive,negative]")
     template: str | None = described(None, "captions made of labels or folder names, e.g. 'a photo of a {}'")
     mode: Mode = described(
@@ -194,6 +208,7 @@ class DataConfig:
     resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")
     max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
     augment: AugmentConfig = field(default_factory=AugmentConfig)
+    augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
@@ -203,6 +218,11 @@ class DataConfig:
         """The number of consecutive bad (damaged or incomplete) samples at which the run stops. Fewer are replaced by
         other samples. 0 with data.bad_samples=stop: none is replaced, the first one stops the run."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
+
+    @property
+    def augments(self) -> tuple[AugmentConfig, AugmentConfig]:
+        """How the first and the second view of a picture are augmented."""
+        return self.augment, replace(self.augment, **self.augment_y)
 
     def __post_init__(self) -> None:
         if isinstance(self.train, Mapping):  # one value, as a list is, wherever keys are compared
@@ -215,6 +235,10 @@ class DataConfig:
         if not 0 <= self.bad_share <= 1:
             raise ConfigError(f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass")
         check_template(self.template, "data.template")
+        try:
+            _ = self.augments
+        except TypeError as error:
+            raise ConfigError(f"data.augment_y={self.augment_y}: keys and values are as of data.augment") from error
         if not self.captions:
             raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
         weights, names = self.caption_weights, self.captions

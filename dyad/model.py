@@ -44,7 +44,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.run.components import build_data
-from dyad.train.towers.build import ImageTextModel, TextPairModel
+from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel, representation
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
@@ -104,7 +104,8 @@ class Index:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that embeds pictures and texts, or questions and passages.
+    """A model that embeds pictures and texts, or questions and passages. Of one with a model.head, embeddings are what
+    comes before it.
 
     loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
 
@@ -125,7 +126,9 @@ class Model:
 
     def encode_text(self, texts: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n texts as float32 (n, D)."""
-        return self._encode("y", Captions(texts, self._pictures.tokenize), normalize)
+        if not isinstance(self.loaded.model, ImageTextModel):
+            raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
+        return self._encode("y", Captions(texts, self.tokenize), normalize)
 
     def encode_question(self, questions: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
@@ -218,8 +221,8 @@ class Model:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     @property
-    def _pictures(self) -> ImageTextModel:
-        if not isinstance(self.loaded.model, ImageTextModel):
+    def _pictures(self) -> PictureModel:
+        if not isinstance(self.loaded.model, PictureModel):
             raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
         return self.loaded.model
 
@@ -228,7 +231,7 @@ class Model:
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise ConfigError("this model embeds pictures and captions: encode_image, encode_text")
+            raise ConfigError("this model embeds pictures: encode_image, and encode_text if it has captions")
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
@@ -258,7 +261,7 @@ def load(name: str, device: str | torch.device | None = None, *, block: int | No
     data, options = replace(found.config.data, workers=workers), found.config.eval
     config = replace(found.config, data=data, eval=replace(options, block=block or options.block))
     world = World(device=torch.device(device or ("cuda" if cuda_usable() else "cpu")))
-    return Model(replace(found, config=config), Encoder.of(config, found.model, world))
+    return Model(replace(found, config=config), Encoder.of(config, representation(found.model), world))
 
 
 def evaluate(
@@ -274,7 +277,8 @@ def evaluate(
     config = with_command(model.config, command)
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
-    return {e.name.removeprefix("eval/"): e.report(model.encoder).metrics for e in evaluators}
+    encoder = Encoder.of(config, model.loaded.model, model.encoder.world)
+    return {e.name.removeprefix("eval/"): e.report(encoder).metrics for e in evaluators}
 
 
 def batches(

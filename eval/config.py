@@ -14,6 +14,7 @@ DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 Truth = StrEnum("Truth", ["keys", "pairs"])
 AnswerMatch = StrEnum("AnswerMatch", ["string", "regex"])
 EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
+ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
 Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
 
 
@@ -46,12 +47,14 @@ class EvalConfig:
         EmbeddingType.float32, "how embeddings of passages are kept; float16 halves their memory and their files"
     )
 
+    probe_features: ProbeFeatures = described(ProbeFeatures.features, "probes: before projection or head, or after it")
+    probe_k: int = described(20, "probes: neighbours that vote in k-NN", least=1)
     examples: int = described(
         4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none", least=0
     )
 
     def __post_init__(self) -> None:
-        check_least(self, "eval.", block=1, examples=0)  # config.yaml of a run may have any value
+        check_least(self, "eval.", block=1, probe_k=1, examples=0)  # config.yaml of a run may have any value
         check(self, "eval.")
 
 
@@ -81,6 +84,8 @@ class EvalCommand:
     answers: AnswerMatch | None = run_option(EvalConfig, "answers")
     embeddings: str | None = described(None, "folder that keeps the embeddings of passages; null: the run's")
     embedding_type: EmbeddingType | None = run_option(EvalConfig, "embedding_type")
+    probe_features: ProbeFeatures | None = run_option(EvalConfig, "probe_features")
+    probe_k: int | None = run_option(EvalConfig, "probe_k")
 
     def __post_init__(self) -> None:
         check(self, "")

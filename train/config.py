@@ -13,22 +13,25 @@ from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import HELP as PLUGINS_HELP
-from dyad.data.config import Batches, DataConfig, DrawnPositives, Mode, NegativeList, Shuffle, described
+from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.losses.options.robust import Setting
 
-Task = StrEnum("Task", ["image_text", "question_passage"])
+Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
+ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 # Towers of plugins: model.image.kind or model.text.kind → the function that builds the tower, see dyad/plugins.py
 OWN_IMAGE_TOWERS: dict[str, Callable[..., Any]] = {}
 OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
+Classes = StrEnum("Classes", ["learnt", "prompted"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 TargetKind = StrEnum("TargetKind", ["none", "copy", "ema"])
+Head = StrEnum("Head", ["none", "linear", "simclr", "simclr_v2", "byol", "vicreg"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
@@ -51,6 +54,8 @@ def _tower(key: str, kind: str, ours: type[StrEnum], own: Mapping[str, Any]) -> 
 class RunConfig:
     name: str | None = described(None, "folder of the run; null: <experiment>-<hash of keys that change the weights>")
     dir: str = described("runs", "where run folders are")
+    classes: list[str] | None = described(None, "task=labelled: names of the classes, which the run finds and writes")
+    prompts: list[str] | None = described(None, "task=labelled: a text for each class, which the run finds and writes")
 
 
 @dataclass
@@ -100,6 +105,11 @@ class ModelConfig:
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
+    head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
+    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1)
+    classes: Classes = described(
+        Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
+    )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
     batch_norm: BatchNorm = described(
@@ -216,6 +226,17 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
+    @property
+    def has_pictures(self) -> bool:
+        """Whether x is a picture; else it is a text."""
+        return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether x or y is a text."""
+        prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
+        return self.task is Task.image_text or prompted or not self.has_pictures
+
 
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for values that are missing, and as `check_values` does; the message names the fix.
@@ -246,6 +267,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         "task=question_passage has hard negatives": bool(per_row or negatives.refresh_every) and not has_questions,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
+        f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
+        and config.model.embed_dim is None,
         f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
@@ -292,7 +315,10 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     """
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
-    expected = ExpectedBatch(config.global_batch_size, listed or config.data.negatives.per_row > 0, listed)
+    classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
+    further = listed or config.data.negatives.per_row > 0 or classes
+    inputs = "scores" if config.task is Task.labelled and rare else "pairs"
+    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     target, takers = config.target.kind, [name for name, of in OBJECTIVES.items() if "targets" in of.takes]
@@ -301,7 +327,12 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
         f"objective={' or '.join(takers)}": target is not TargetKind.none
         and "targets" not in getattr(objective, "takes", ()),
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
-        "Set objective.duplicates=positive, or data.passage.positives=all": supervised and not (listed or by_key),
+        "Set objective.duplicates=positive, or data.passage.positives=all": supervised
+        and not (listed or by_key or classes),
+        f"data.rare_per_batch={config.data.rare_per_batch}: a batch has others too. Set it below global_batch_size="
+        f"{config.global_batch_size}": rare and config.data.rare_per_batch >= config.global_batch_size,
+        "data.batches=by_source: data.rare draws from the classes of all sources; leave it out": rare
+        and config.data.batches is Batches.by_source,
         **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),
     }
 

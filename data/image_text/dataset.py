@@ -70,7 +70,7 @@ class PairMaker:
         config = self.config
         draws = transforms.uniforms(self.seed, epoch, position, CAPTION_DRAWS + transforms.DRAWS)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
-        captions = sample.captions(config.captions[min(number, len(config.captions) - 1)])
+        captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
         y_key = text_key(sample, text, config)
         draws, decoded = draws[CAPTION_DRAWS:], sample.decoded(config.image_key, config.max_image_pixels)
@@ -97,12 +97,18 @@ class PairMaker:
         the captions under any of the names in data.captions are missing or unusable."""
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
-            text_key(sample, sample.captions(name)[0], self.config)
+            text_key(sample, self.texts(sample, name)[0], self.config)
+
+    def texts(self, sample: ShardSample, name: str) -> list[str]:
+        """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
+        return sample.captions(name)
 
 
 class ImageText:
     """The training data set of pictures and captions. A batch depends only on the seed, its positions (epoch, sample
     id) and the shards."""
+
+    Maker = PairMaker
 
     def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
         """Set up the training data set of pictures and captions, and check its first samples.
@@ -113,7 +119,7 @@ class ImageText:
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
         reported before any loader process starts.
         """
-        self.shards, self._maker = shards, PairMaker(spec, tokenize, config, seed)
+        self.shards, self._maker = shards, self.Maker(spec, tokenize, config, seed)
         self._replacements = Replacements(shards.sizes, seed, config.tolerated)
         checked = range(min(len(shards), max(config.tolerated, 1)))
         check_any(checked, lambda i: self._maker.check(ShardSample.read(shards, i)))
@@ -213,10 +219,11 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures and the class label of each."""
+    """N pictures or texts and the class label of each. keys (N,): their content ids (hashes), int64."""
 
-    images: Pictures
+    items: Pictures | Captions
     labels: Sequence[str]
+    keys: np.ndarray
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
@@ -243,7 +250,9 @@ def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str
     """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
     of a json field, or "cls" for the number in the cls member.
 
-    Raises SampleError for a sample without a label.
+    Raises SampleError for a sample without a label or a picture.
     """
-    labels = [ShardSample.read(shards, i).label(label) for i in range(len(shards))]
-    return LabelledSet(Pictures(shards, image_spec(spec, config), config), labels)
+    samples = (ShardSample.read(shards, i) for i in range(len(shards)))
+    found = [(sample.label(label), content_key(sample.picture(config.image_key))) for sample in samples]
+    pictures, keys = Pictures(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
+    return LabelledSet(pictures, [name for name, _ in found], keys)

@@ -98,13 +98,13 @@ class ShardSample:
         return self.fields[name]
 
     def label(self, name: str) -> str:
-        """Return the class label of a sample as text. name: "cls" for the number in the cls member, else the name of a
-        json field.
+        """Return the class label of a sample as text. name: "cls" for the number in the cls member, "txt" for the txt
+        member, as folders of classes have it, else the name of a json field.
 
         Raises SampleError when the field or member is missing, or when the cls member holds no number.
         """
         if name != "cls":
-            return str(self.field(name))
+            return self._text("txt").strip() if name == "txt" else str(self.field(name))
         text = self._text("cls").strip()
         if not re.fullmatch(r"\d{1,9}", text):
             raise SampleError(f"{self.where}: its cls member is {text!r:.80}, no class number.")

@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import simplejpeg
 import torch
 from torch import Tensor
-from torch.nn.functional import grid_sample
+from torch.nn.functional import grid_sample, pad
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as F
 
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 
 MAX_ASPECT = 16  # of a picture with a longer side than this times the shorter one, only a part is resized
 CROP_ATTEMPTS = 10
-CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 11
+CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 20
 DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one picture takes
 CROP_RATIO = (3 / 4, 4 / 3)  # of width to height
+RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey, blur and solarise
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
+ORDERS = list(permutations(range(4)))
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
 NOISE_PIXELS = 2**15  # augmented at a time: their floats fit into the CPU's cache
 
@@ -176,7 +181,7 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
-    recoloured. Returns `batch` itself if `augment` asks for none of these changes.
+    recoloured, jittered, made grey, blurred and solarised. Returns `batch` itself if `augment` asks for none of these.
 
     batch, uint8 (b, 3, S, S): the pictures. augment: how strong each change may be. draws (b, NOISE_DRAWS): random
     numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
@@ -184,12 +189,13 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     """
     moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
-    if not (moves or colours):
+    recolours = (any(augment.jitter) and augment.jitter_prob, augment.grey, augment.blur, augment.solarise)
+    if not (moves or colours or any(recolours)):
         return batch
     inverse = torch.from_numpy(_inverse_maps(augment, draws)).float()
     brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9:10])
     gains = torch.from_numpy(_between(augment.gain, draws[:, 6:9]) * brightness).float()
-    grey = draws[:, 10] < augment.grey
+    chosen = draws[:, RECOLOURS] < recolours
     result = torch.empty_like(batch)
     block = max(1, NOISE_PIXELS // batch.shape[-1] ** 2)
     for start in range(0, len(batch), block):
@@ -198,11 +204,65 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
         if moves:
             pixels = _warped(pixels, inverse[rows])
         pixels.mul_(gains[rows, :, None, None])
-        for row in np.flatnonzero(grey[rows]).tolist():
-            red, green, blue = (channel * weight for channel, weight in zip(pixels[row], LUMA, strict=True))
-            pixels[row] = red + green + blue
+        for row in np.flatnonzero(chosen[rows].any(1)).tolist():
+            pixels[row] = _recoloured(pixels[row], augment, chosen[start + row], draws[start + row])
         result[rows] = pixels.add_(0.5).clamp_(0, 255)
     return result
+
+
+def _recoloured(pixels: Tensor, augment: AugmentConfig, chosen: np.ndarray, draws: Floats) -> Tensor:
+    """Return a picture, float (3, S, S) in 0..255, after those changes of RECOLOURS that are `chosen`, bool (4,).
+
+    Their order is that of Chen et al. 2020 (appendix A) and Grill et al. 2020 (appendix B): colour jitter, grey, blur,
+    solarise. draws (NOISE_DRAWS,): random numbers in [0, 1).
+    """
+    jitter, grey, blur, solarise = chosen
+    if jitter:
+        pixels = _jittered(pixels.clamp(0, 255), augment.jitter, ORDERS[int(24 * draws[12])], draws[13:17])
+    if grey:
+        pixels = _luma(pixels).expand(3, -1, -1)
+    if blur:
+        pixels = _blurred(pixels, float(_between(augment.blur_sigma, draws[18])))
+    return torch.where(pixels < 128, pixels, 255 - pixels) if solarise else pixels
+
+
+def _jittered(pixels: Tensor, strengths: Sequence[float], order: Sequence[int], draws: Floats) -> Tensor:
+    """Change brightness, contrast, saturation and hue of a picture, float (3, S, S) in 0..255, in the order given, as
+    torchvision's ColorJitter.
+
+    strengths: the largest relative change of each; of the hue, the largest shift as a share of the colour circle. draws
+    (4,): random numbers in [0, 1), one for each.
+    """
+    for change in (change for change in order if strengths[change]):
+        strength = strengths[change]
+        if change == HUE:
+            pixels = F.adjust_hue(pixels / 255, float(_between((-strength, strength), draws[change]))) * 255
+            continue
+        factor = float(_between((max(0.0, 1 - strength), 1 + strength), draws[change]))
+        grey = torch.zeros(()) if change == BRIGHTNESS else _luma(pixels)
+        if change == CONTRAST:  # a sum of whole numbers is exact in any order
+            grey = grey.round().sum(dtype=torch.int64) / grey.numel()
+        pixels = (grey + factor * (pixels - grey)).clamp(0, 255)
+    return pixels
+
+
+def _luma(pixels: Tensor) -> Tensor:
+    """Return the grey value of each pixel, float (S, S), of a picture (3, S, S)."""
+    red, green, blue = (channel * weight for channel, weight in zip(pixels, LUMA, strict=True))
+    return red + green + blue
+
+
+def _blurred(pixels: Tensor, sigma: float) -> Tensor:
+    """Blur a picture, float (3, S, S), by a Gaussian of `sigma` pixels, cut off at 5 % of the side S to each side; the
+    picture is mirrored at its edges. Sums in a fixed order: a convolution of torch may differ with its threads."""
+    size = pixels.shape[-1]
+    reach = size // 20
+    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / sigma).square())
+    for dim, margin in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
+        wide = pad(pixels, margin, mode="reflect")
+        parts = (wide.narrow(dim, i, size) * weight for i, weight in enumerate((weights / weights.sum()).tolist()))
+        pixels = reduce(torch.add, parts)
+    return pixels
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:

@@ -78,4 +78,6 @@ def build_loader(
 
     rows, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
     count = rows.stop - rows.start
-    return batches_of_parts(make, steps, count, workers, where=dataset.where, timeout=timeout, rank=rank)
+    batches = batches_of_parts(make, steps, count, workers, where=dataset.where, timeout=timeout, rank=rank)
+    completed = getattr(dataset, "completed", None)  # of those that add what all batches of a rank have
+    return batches if completed is None else (completed(batch, rank, world_size) for batch in batches)

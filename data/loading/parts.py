@@ -21,6 +21,7 @@ from dyad.data.batch import Batch, mapped
 from dyad.data.loading.workers import prefetched
 
 ITEM = 256  # samples of a part, at the most
+SIDES = ("x", "y")  # of a batch, which may be pictures
 
 B = TypeVar("B", bound=Batch)
 MakePart = Callable[[int, int, slice], B]  # (step, number of the part over all steps, its rows of the batch)
@@ -48,8 +49,9 @@ def _packed(make: MakePart[B], bounds: Sequence[int], number: int) -> B:
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     packed = mapped(part, Tensor.numpy)
-    if part.x.dim() > 2:
-        packed.x = part.x
+    for side in SIDES:
+        if getattr(part, side).dim() > 2:
+            setattr(packed, side, getattr(part, side))
     return packed
 
 
@@ -60,14 +62,16 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
     Pictures are copied to their place at once, which frees the shared memory of the part.
     """
     taken: list[B] = []
-    pictures, firsts = None, [0]
+    pictures, firsts = dict[str, Tensor](), [0]
     for part in parts:
         firsts.append(firsts[-1] + len(part))
-        if isinstance(part.x, Tensor) and (pin or len(part) < rows):
-            if pictures is None:
-                pictures = torch.empty(rows, *part.x.shape[1:], dtype=part.x.dtype, pin_memory=pin)
-            pictures[firsts[-2] : firsts[-1]] = part.x
-            part.x = pictures
+        for side in SIDES:
+            found = getattr(part, side)
+            if isinstance(found, Tensor) and (pin or len(part) < rows):
+                if side not in pictures:
+                    pictures[side] = torch.empty(rows, *found.shape[1:], dtype=found.dtype, pin_memory=pin)
+                pictures[side][firsts[-2] : firsts[-1]] = found
+                setattr(part, side, pictures[side])
         taken.append(part)
     batch = _joined(taken, firsts, taken[0].padding)
     return batch.pin_memory() if pin else batch
@@ -86,7 +90,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
         placed = list(zip(values, firsts, strict=False))
         if name.endswith("lengths"):  # stays on the host
             whole[name] = None if values[0] is None else np.concatenate(values)
-        elif name == "positives":
+        elif name == "positives" and isinstance(values[0], int):
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values

@@ -75,14 +75,15 @@ class Replacements:
         return loaded, tuple(bad)
 
 
-def check_any(items: Iterable[T], check: Callable[[T], None]) -> None:
+def check_any(items: Iterable[T], check: Callable[[T], object]) -> None:
     """Check that at least one item is usable, so that a wrong configuration is noticed at once. Call check(item) for
     one item after the other until a call raises no SampleError. If every call raises one, raise the first SampleError
     again."""
     problem: SampleError | None = None
     for item in items:
         try:
-            return check(item)
+            check(item)
+            return
         except SampleError as error:
             problem = problem or error
     if problem:

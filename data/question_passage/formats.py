@@ -92,7 +92,7 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
             f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
             f"rows do? Then columns=[{found.question},{found.positives}] (data.columns in training)",
         )
-    text = _not_blank(_text(fields[found.question], found.question), found.question)
+    text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
         text = text.replace("’", "'")
     question_id = _id(fields, QUESTION_IDS, "the row") or ""
@@ -135,8 +135,8 @@ def passage_of(fields: Any, where: str = "the row") -> Passage:
     name = next((name for name in ("text", "contents") if name in fields), None)
     if name is None:
         raise BadRow("no text", f"{where} has the fields {named(fields)}")
-    title = "" if fields.get("title") is None else _text(fields["title"], f"title of {where}")
-    return Passage(_text(fields[name], f"{name} of {where}"), title, _id(fields, PASSAGE_IDS, where))
+    title = "" if fields.get("title") is None else text_of(fields["title"], f"title of {where}")
+    return Passage(text_of(fields[name], f"{name} of {where}"), title, _id(fields, PASSAGE_IDS, where))
 
 
 # ---- fields --------------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def group_of(fields: Fields) -> str | None:
     text. Raises BadRow when the text is no valid Unicode."""
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
-    return _text(topic, "metadata.topic") if isinstance(topic, str) else None
+    return text_of(topic, "metadata.topic") if isinstance(topic, str) else None
 
 
 def named(fields: Iterable[str]) -> str:
@@ -167,7 +167,7 @@ def short_name(name: str) -> str:
     return f"{name if name.isprintable() else repr(name):.80}"
 
 
-def _text(value: Any, where: str) -> str:
+def text_of(value: Any, where: str) -> str:
     """Return `value`, the content of a field. Raises BadRow when it is no text or no valid Unicode. where: location of
     the field, for the message."""
     if not isinstance(value, str):
@@ -193,7 +193,7 @@ def _list(fields: Fields, name: str) -> list[Any]:
 
 
 def _texts(fields: Fields, name: str) -> list[str]:
-    return [_text(value, f"{name}[{i}]") for i, value in enumerate(_list(fields, name))]
+    return [text_of(value, f"{name}[{i}]") for i, value in enumerate(_list(fields, name))]
 
 
 def _passages(fields: Fields, name: str) -> list[Passage]:
@@ -218,7 +218,7 @@ def _either(fields: Fields, name: str) -> list[Passage]:
     found = []
     for field in _numbered(fields, name):
         value = fields[field]
-        texts = _texts(fields, field) if isinstance(value, list) else [] if value is None else [_text(value, field)]
+        texts = _texts(fields, field) if isinstance(value, list) else [] if value is None else [text_of(value, field)]
         found += [Passage(text) for text in texts if text.strip()]
     return found
 
@@ -246,7 +246,7 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
     value = fields[name]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRow("no id", f"{name} of {where} is {value!r:.80}, neither a text nor a whole number")
-    return _text(str(value), f"{name} of {where}")
+    return text_of(str(value), f"{name} of {where}")
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses.options.common import Similarity
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.towers.build import TwoTowerModel
-from dyad.train.towers.tower import tf32_products
+from dyad.train.towers.tower import Tower, tf32_products
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,11 @@ class Encoder:
     """Encodes items with the towers of a model: `encoder("x", items)` returns the embeddings of N items, float32 (N,
     D), in every process.
 
-    They are L2-normalised if `cosine` is True. towers: by side, "x" and "y". block: items per tower call. workers:
-    loader processes for each process, 0 for none. precision: autocast of the towers, fp32, bf16 or fp16. should_stop:
-    called before each tower call, with the same result in all processes; if it returns True, encoding raises Stopped.
+    They are L2-normalised if `cosine` is True. features: take what the trunks of the towers give before their
+    projections instead, of feature maps the mean over their places. towers: by side, "x" and "y".
+    block: items per tower call. workers: loader processes for each process, 0 for none. precision: autocast of the
+    towers, fp32, bf16 or fp16. should_stop: called before each tower call, with the same result in all processes; if it
+    returns True, encoding raises Stopped.
     timeout: seconds to wait for a block of a loader process; 0: no limit. weights(): a context in
     which the towers hold the weights to evaluate; the caller enters it.
     """
@@ -57,6 +59,7 @@ class Encoder:
     workers: int = 0
     precision: str = "fp32"
     cosine: bool = True
+    features: bool = False
     should_stop: Callable[[], bool] = lambda: False
     timeout: float = 60.0
     weights: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -127,7 +130,10 @@ class Encoder:
         device = self.world.device
         dtype = AUTOCAST[Precision(self.precision)]
         with tf32_products(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            embedding = tower(inputs.to(device, non_blocking=True))
+            forward = cast(Tower, tower).features if self.features else tower
+            embedding = forward(inputs.to(device, non_blocking=True))
+        if embedding.dim() == 4:  # the trunk's feature maps, which a projection would pool
+            embedding = embedding.mean(dim=(2, 3), dtype=torch.float32)
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
 
 

@@ -253,7 +253,7 @@ def _sizes(result: Result) -> str:
     count as right, and the training step of the weights. Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
-    words = {"images": "pictures", "samples": "pictures"}
+    words = {"images": "pictures"}
     sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
     return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))

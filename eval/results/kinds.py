@@ -4,8 +4,9 @@ To add an evaluator with a new kind of result: write the evaluator, name it in `
 ResultKind to `KINDS` and labels of its metrics here.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, systems
@@ -13,8 +14,12 @@ from dyad.eval.search.index_spec import EXACT
 from dyad.train.panels import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
-DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text "}
-ACCURACIES = ("acc1", "acc5", "mean_per_class_recall")
+DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text ", "view_": "view → other view "}
+WAYS = ("image_to_text", "text_to_image", "view")  # of retrieval, in the order of the printed table
+# columns of the printed tables of classifications → metrics
+ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recall"}
+RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
+PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of passages, in the order in which they are shown
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
@@ -22,16 +27,22 @@ PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
 # The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
-HEADLINES = "image_to_text_R@ acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
-COMPANIONS = "text_to_image_R@ mean_per_class_recall Recall@100 accuracy@100".split()
+HEADLINES = "image_to_text_R@ view_R@ acc1 linear_acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
+COMPANIONS = "text_to_image_R@ mean_per_class_recall knn_acc1 Recall@100 accuracy@100".split()
 # Starts of metric names → the words that replace them
 LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}
+LABELS |= {"linear_acc1": "linear probe", "linear_acc5": "linear probe, top-5 accuracy", "linear_": "linear probe, "}
+LABELS |= {"knn_acc1": "k-NN", "knn_weighted_acc1": "k-NN, weighted vote", "auc": "AUC", "partial_auc": "partial AUC"}
 # Starts of labels → what they mean
 MEANINGS = {
     "R@": "R@K: share of queries with a right answer among the first K.",
     "median rank": "Median rank: of the first right answer; 1 is best.",
     "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
     "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
+    "linear probe": "Linear probe: top-1 accuracy of a logistic regression on frozen features.",
+    "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",
+    "AUC": "AUC, of the linear probe each class against the others: 0.5 is chance, 1 is best.",
+    "partial AUC": "Partial AUC: the same, but only where at most 5 % of the wrong ones count as right.",
     "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
     "Recall@": "Recall@K: share of the right passages that are among the first K.",
     "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
@@ -124,13 +135,13 @@ def _retrieval_groups(result: Result) -> Groups:
     }
 
 
-def _zero_shot_groups(result: Result) -> Groups:
-    """Return one table of zero-shot classification for the HTML report: the accuracies of the model, and the accuracy
+def _class_groups(title: str, result: Result) -> Groups:
+    """Return one table of a classification for the HTML report: the shares that have a chance level, and the accuracy
     of always answering the largest class.
     """
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
-    return {"picture → class": _numbers(result, (m for m in ACCURACIES if m in result["metrics"])) + always}
+    return {title: _numbers(result, (m for m in result["metrics"] if not m.startswith("num_"))) + always}
 
 
 def _passage_groups(result: Result) -> Groups:
@@ -217,22 +228,24 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
     the first four R@K and the median rank.
     """
     for result in results:
-        ks = [k.removeprefix("image_to_text_R@") for k in result["metrics"] if k.startswith("image_to_text_R@")][:4]
-        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, "images", "texts"))
-        for way in ("image_to_text", "text_to_image"):
+        ways = [way for way in WAYS if f"{way}_median_rank" in result["metrics"]]
+        ks = [k.removeprefix(f"{ways[0]}_R@") for k in result["metrics"] if k.startswith(f"{ways[0]}_R@")][:4]
+        counted = ("images", "texts")[: len(ways)]
+        table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, *counted))
+        for way in ways:
             median = score(result, f"{way}_median_rank").value
             _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
         yield table
 
 
-def _zero_shot_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one table of zero-shot classification, with rows for each result: its accuracies, their 95 % intervals (if
-    known) and their chance levels (the accuracies of random answers).
+def _class_tables(title: str, columns: Mapping[str, str], results: Sequence[Result]) -> Iterator[Any]:
+    """Yield one table of classifications, with rows for each result: its metrics, their 95 % intervals (if known) and
+    their chance levels (those of random answers). columns: name of a column → metric.
     """
-    table = _table("zero-shot", "acc1", "acc5", "mean/class", "samples", "largest class")
+    table = _table(title, *columns, "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
-        _add_rows(table, result["dataset"], ACCURACIES, result, _cell(count, ",.0f"), _cell(largest))
+        _add_rows(table, result["dataset"], list(columns.values()), result, _cell(count, ",.0f"), _cell(largest))
     yield table
 
 
@@ -269,8 +282,18 @@ class ResultKind:
     tables: Callable[[Sequence[Result]], Iterable[Any]]
 
 
+OF_ZERO_SHOT = partial(_class_groups, "picture → class"), partial(_class_tables, "zero-shot", ZERO_SHOT)
+OF_CLASSES = partial(_class_groups, "sample → class"), partial(_class_tables, "classes", ZERO_SHOT)
+OF_RARE = partial(_class_groups, "rare class"), partial(_class_tables, "rare class", RARE)
+OF_PROBES = partial(_class_groups, "features → class"), partial(_class_tables, "probe", PROBE)
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
-    "zeroshot_classification": ResultKind("zero-shot-image-classification", _zero_shot_groups, _zero_shot_tables),
+    "view_retrieval": ResultKind("image-feature-extraction", _retrieval_groups, _retrieval_tables),
+    "zeroshot_classification": ResultKind("zero-shot-image-classification", *OF_ZERO_SHOT),
+    "linear_probe": ResultKind("image-classification", *OF_PROBES),
+    "text_linear_probe": ResultKind("text-classification", *OF_PROBES),
+    "classification": ResultKind("image-classification", *OF_CLASSES),
+    "text_classification": ResultKind("text-classification", *OF_CLASSES),
+    "rare_class": ResultKind("image-classification", *OF_RARE),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -14,7 +14,7 @@ from dyad.data.base.untrusted_paths import inside
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
 from dyad.eval.results.summary import Result
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator, Report
@@ -28,7 +28,7 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     the step of training (None for a model that was not trained here).
     """
     model = config.model
-    towers = (model.image, model.text) if config.task is Task.image_text else (model.text,)
+    towers = [*[model.image] * config.has_pictures, *[model.text] * config.has_texts]
     names = [t.name or config.model.name or str(t.kind) for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}

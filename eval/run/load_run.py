@@ -77,13 +77,15 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     """
     from dyad.data.image_text.dataset import image_spec
     from dyad.train.run_folder.checkpoint import load_weights, restore_weights, step_of
-    from dyad.train.towers.build import ImageTextModel, build_model
+    from dyad.train.towers.build import PictureModel, build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)
-    model = build_model(config.model, config.task, load_pretrained=False)
+    model = build_model(
+        config.model, config.task, load_pretrained=False, items=config.data.items, classes=config.run.classes
+    )
     restore_weights(weights, {"towers": model.towers})
-    if isinstance(model, ImageTextModel):
+    if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))
     scale = weights.get("objective.logit_scale")
     scale = None if scale is None else float(scale)

@@ -78,7 +78,8 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     an option that belongs to another task (image_text, question_passage) than that of the run, and if there is no data
     set to evaluate on.
     """
-    for task in (task for task in OF_TASK if task != config.task.name):
+    of_items = "image_text" if config.has_pictures else "question_passage"
+    for task in (task for task in OF_TASK if task != of_items):
         if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
             raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
     baselines_of(command, config)
@@ -96,7 +97,7 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
 
     Raises ConfigError for a baseline that this model does not have.
     """
-    has_questions = config.task.name == "question_passage"
+    has_questions = not config.has_pictures
     legal = ([] if command.model else [Baseline.untrained]) + [Baseline.bm25, Baseline.fusion] * has_questions
     if wrong := set(command.baselines or ()) - set(legal):
         of_model = "a model as it is" if command.model else f"task={config.task.name}"
@@ -149,4 +150,4 @@ def untrained(config: "TrainConfig") -> "TwoTowerModel":
     from dyad.train.towers.build import build_model
 
     torch.manual_seed(config.seed)
-    return build_model(config.model, config.task)
+    return build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)

@@ -5,9 +5,16 @@ image_text
   zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
                         in CLIP_benchmark, only a picture's own captions are right for it
-question_passage (formats: question_sets.py)
+labelled
+  classes:SHARDS        samples with a class, named as in data.val, of the classes of training
+views
+  views:SHARDS          pictures, named as in data.val: of one view of each, the other is searched; random numbers as
+                        in epoch 0 of training
+question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
+any task
+  probe:TASK.json       labelled pictures or texts, to fit and to score (format: prompts.py, and --help)
 
 Entries are checked without importing torch.
 """
@@ -23,11 +30,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
-from dyad.data.shards.sources import parse_sources
+from dyad.data.config import ItemKind
+from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import check_spec
-from dyad.eval.tasks.prompts import read_task
+from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
 from dyad.eval.tasks.wds import PICTURES, read_wds
 from dyad.train.config import Task
@@ -40,7 +48,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, TwoTowerModel
+    from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,12 @@ class Inputs:
 class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
-    task: the task of the models that it can evaluate. form: how a target (the part of an entry after KIND:) is written,
-    for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an entry.
+    task: the task of the models that it can evaluate; None: every task. form: how a target (the part of an entry after
+    KIND:) is written, for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an
+    entry.
     """
 
-    task: Task
+    task: Task | None
     form: str
     check: Callable[[SuiteEntry], Any]
     build: Callable[[SuiteEntry, Inputs], Evaluator]
@@ -109,7 +118,7 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    if entries and config.task is Task.question_passage:
+    if entries and not config.has_pictures:
         check_spec(config.eval.index)
 
 
@@ -118,20 +127,22 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    task, val = config.task, config.data.val
+    own = config.has_pictures or config.task is Task.labelled
+    task = config.task if own else Task.question_passage  # any other model of texts can do the same
+    val = config.data.val
     if val is not None:
-        kind = "retrieval" if task is Task.image_text else "beir" if is_beir(val) else "dpr"
+        kind = VAL.get(task) or ("beir" if is_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
-    legal = {name: kind for name, kind in KINDS.items() if kind.task is task}
+    legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
     for spec in config.eval.suite:
         kind, _, target = spec.partition(":")
         if kind not in legal or not target:
             forms = ", ".join(f"{name}:…" for name in legal)
-            other = kind in KINDS and target
-            hint = f" '{kind}' is of task={KINDS[kind].task.name}." if other else nearest(kind, legal)
+            other = KINDS[kind].task if kind in KINDS and target else None
+            hint = f" '{kind}' is of task={other.name}." if other else nearest(kind, legal)
             hint += plugins_needed(config.plugins)
-            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={task.name}).{hint}")
+            raise ConfigError(f"eval.suite: '{spec}' must be one of {forms} (task={config.task.name}).{hint}")
         names.append(_name(target, names))
         yield SuiteEntry(legal[kind], f"eval/{names[-1]}", f"eval.suite: {kind}", spec, target, config.data)
 
@@ -182,6 +193,15 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
 
 
+def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.views import view_pairs
+    from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
+
+    config, model = inputs.config, cast("PictureModel", inputs.model)
+    data = view_pairs(shards, model.image, config.data, config.seed)
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(config.eval.recall_k))
+
+
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     task = read_task(_path(entry))
     return _classification(entry, shards, inputs, task.label, task.classes)
@@ -210,6 +230,42 @@ def _classification(
     return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize)
 
 
+# ---- samples with a class --------------------------------------------------------------------------------------------
+
+
+def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    import numpy as np
+
+    from dyad.data.image_text.dataset import Captions, LabelledSet, labelled_set
+    from dyad.data.question_passage.views import text_of
+    from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+    from dyad.train.run.classes import class_inputs, open_labelled, prompt_tokens
+
+    config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
+    found = open_labelled(entry.target, config)
+    if rows := found.rows:
+        texts, numbers = [rows.read(i, text_of) for i in range(len(rows))], range(len(rows))
+        tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
+        items = Captions([f"{text.title} {text.text}".strip() for text in texts], tokenize)
+        data = LabelledSet(items, [found.label(i) for i in numbers], np.array(numbers))
+    else:
+        data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    if rare is not None:
+        return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
+    texts, tokenize = class_inputs(config, model)
+    prompts = {name: [text] for name, text in zip(config.run.classes or [], texts, strict=True)}
+    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize)
+
+
+def _check_labelled(entry: SuiteEntry) -> None:
+    if entry.data.items is ItemKind.pictures:
+        parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
+    else:
+        from dyad.data.question_passage.views import text_sources
+
+        text_sources(entry.target, entry.data, checked_tables)
+
+
 # ---- questions and passages ------------------------------------------------------------------------------------------
 
 
@@ -226,12 +282,45 @@ def _passages(
     return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
 
 
+# ---- labelled pictures or texts of any model -------------------------------------------------------------------------
+
+
+def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
+    """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
+    ones. tables: gives the shards of tables of pictures.
+    """
+    named, label = read_probe(_path(entry))
+    found = tables(table_options(entry.data))
+    return [parse_sources(shards, f"{entry.target}: {part}", tables=found) for part, shards in named.items()], label
+
+
+def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.dataset import labelled_set
+    from dyad.data.shards.shards import open_shards
+    from dyad.eval.tasks.probe import Probe, labelled_texts, question_tokens
+
+    parts, label = _parts(prepared_tables, entry)
+    model, data, options = inputs.model, inputs.config.data, inputs.config.eval
+    picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
+    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    if has_texts:
+        tokenize = model.tokenize if picture else partial(question_tokens, model.tokenize, data.question)
+        train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
+    else:
+        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
+    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+    return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
+
+
 def _path(entry: SuiteEntry) -> Path:
     return Path(entry.target).expanduser()
 
 
+# Task of pictures → the kind of data.val
+VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes"}
 KINDS = {
     "retrieval": images(_retrieval),
+    "views": replace(images(_views), task=Task.views),
     "zero_shot": images(
         _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),
@@ -240,6 +329,7 @@ KINDS = {
         "FOLDER (a CLIP_benchmark data set)",
         lambda entry: (read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
     ),
+    "classes": SuiteKind(Task.labelled, "SHARDS", _check_labelled, _labelled),
     "beir": SuiteKind(
         Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
     ),
@@ -249,10 +339,13 @@ KINDS = {
         lambda entry: check_dpr(entry.target, entry.data),
         partial(_passages, open_dpr),
     ),
+    "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),
 }
 
 
 def forms_help() -> str:
     """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
-    forms = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task is task] for task in Task}
+    forms = {
+        task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task
+    }
     return "suite entries " + "".join(f"of {task.name}: {'  '.join(listed)}\n" for task, listed in forms.items())

@@ -16,7 +16,7 @@ Symbols: n queries, m items, D embedding width, t queries of one strip (the part
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -207,6 +207,8 @@ class Retrieval(Evaluator):
     content. recall_k: each K of R@K.
     """
 
+    task: ClassVar[str] = "zeroshot_retrieval"
+    sizes: ClassVar[tuple[str, ...]] = ("images", "texts")
     data: RetrievalSet
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
@@ -224,11 +226,11 @@ class Retrieval(Evaluator):
             others = self._searched(before, thumbnails)
             compared = comparison(self._values(searched), self._values(others), self._groups)
             details["baselines"] = {"untrained": {**compared, "metrics": self._metrics(others)}}
-        sizes = {"num_images": float(len(self.data.images)), "num_texts": float(len(self.data.texts))}
+        sizes = {f"num_{name}": float(len(getattr(self.data, name))) for name in self.sizes}
         if examples is not None:
             details |= rank_0_only(encode.world, lambda: self._details(searched, examples)) or {}
         files = {".pictures": thumbnails.write} if examples is not None else {}
-        return Report("zeroshot_retrieval", self._metrics(searched) | sizes, chance, details, files)
+        return Report(self.task, self._metrics(searched) | sizes, chance, details, files)
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
         """Encode and search in both directions."""
@@ -262,7 +264,7 @@ class Retrieval(Evaluator):
         return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()
 
     def _details(self, searched: Searched, examples: int) -> dict[str, Any]:
-        of_pictures, ranking = searched["image_to_text"]
+        of_pictures, ranking = next(iter(searched.values()))
         return {
             "intervals": summary(self._values(searched), self._groups)["intervals"],
             "scores": of_pictures.histogram(ranking),
@@ -281,3 +283,23 @@ class Retrieval(Evaluator):
         number = j - int(np.searchsorted(self.data.owner, owner))
         name = self.data.images.key(owner)
         return item(f"{name}#{number + 1}" if number else name, self.data.texts.texts[j])
+
+
+@dataclass(frozen=True)
+class ViewRetrieval(Retrieval):
+    """Evaluator of two views of each picture: of the view x, the view y is searched among those of all pictures."""
+
+    task: ClassVar[str] = "view_retrieval"
+    sizes: ClassVar[tuple[str, ...]] = ("images",)
+
+    def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
+        data, size = self.data, len(self.data.images)
+        views_x, views_y = encode("x", data.images), encode("y", data.texts)
+        matches, _ = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
+
+        def view(first: int, i: int) -> Item:
+            return item(data.images.key(i), picture=thumbnails.name(first + i))
+
+        query, found, keys = partial(view, 0), partial(view, size), data.image_keys
+        direction = Direction("view → other view", views_x, views_y, matches, query, found, keys, keys)
+        return {"view": (direction, direction.ranking(encode.world))}

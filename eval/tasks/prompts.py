@@ -1,12 +1,14 @@
-"""Task files of zero-shot classification: pictures, classes and prompts. Does not import torch.
+"""Task files of zero-shot classification (pictures, classes and prompts) and of probes (training and test part). Does
+not import torch.
 
-FORMAT below describes the file, also for --help.
+FORMAT below describes the files, also for --help.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
@@ -17,6 +19,8 @@ zero_shot:TASK.json names a JSON file with four keys:
   "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member
   "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
   "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
+probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
+  "train", "test"  shards to fit on and to score: .tar of pictures, or .jsonl of texts in the field "text"; "label"
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),
@@ -44,27 +48,48 @@ def read_task(path: Path) -> ZeroShotTask:
     """Read the task file of zero-shot classification (JSON) at `path`. Raises ConfigError, with the file and the key,
     if a key is missing or wrong.
     """
+    content = _content(path, "zero_shot", KINDS)
+    named = content["classes"]
+    classes = named if isinstance(named, dict) else {str(name): [] for name in named}
+    source = _beside(path, content["source"])
+    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
+
+
+def read_probe(path: Path) -> tuple[dict[str, str], str]:
+    """Read the task file of a probe (JSON) at `path`; return its shards, by part (train, test), and its label: the
+    field that holds the class. Raises ConfigError, with the file and the key, if a key is missing or wrong.
+    """
+    content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
+    return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
+
+
+def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Read the task file at `path`. name: the kind of its entry. kinds: its keys, with their types."""
     try:
         content = read_json(path)
     except OSError as error:
         hint = nearest(path.name, [p.name for p in path.parent.glob("*.json")])
-        where = f"eval.suite: zero_shot:{path}"
+        where = f"eval.suite: {name}:{path}"
         raise ConfigError(f"{where}: {error.strerror}.{hint} It must be a JSON task file") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must be an object with {', '.join(KINDS)}")
-    spare = set(content) - set(KINDS)
+        raise ConfigError(f"{path}: must be an object with {', '.join(kinds)}")
+    if "source" in content:
+        content.setdefault("test", content["source"])
+    spare = set(content) - set(kinds)
     if faults := [
         f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, spare)}"
-        for key, (kind, form) in KINDS.items()
+        for key, (kind, form) in kinds.items()
         if not isinstance(content.get(key), kind)
     ]:
         raise ConfigError(f"{path}: {' '.join(faults)} See: python -m eval --help")
-    source = content["source"] if "://" in content["source"] else str(path.parent / content["source"])
-    named = content["classes"]
-    classes = named if isinstance(named, dict) else {str(name): [] for name in named}
-    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
+    return content
+
+
+def _beside(path: Path, shards: str) -> str:
+    """Return the shards that a task file at `path` names: a URL, or paths relative to its folder."""
+    return shards if "://" in shards else str(path.parent / shards)
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:

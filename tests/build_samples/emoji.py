@@ -225,7 +225,9 @@ def write_tasks(out: Path, concepts: Sequence[Concept], split_of: dict[Concept, 
         for concept in concepts:
             classes[getattr(concept, label)] += [concept.label] if split_of[concept] == "trained" else []
         source = f"{HELD_OUT}-{{{','.join(SPLITS)}}}.tar"
-        task = {"source": source, "label": label, "templates": ["{c}"], "classes": dict(sorted(classes.items()))}
+        drawn = ",".join(sorted(name for name in VENDORS if name != HELD_OUT))
+        task = {"train": f"{{{drawn}}}-trained.tar", "source": source, "label": label, "templates": ["{c}"]}
+        task |= {"classes": dict(sorted(classes.items()))}
         (out / file).write_text(json.dumps(task, ensure_ascii=False, indent=1) + "\n")
 
 

@@ -64,6 +64,17 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
     assert outcome.codes == [2] and "data.batches: by_source there, mixed now" in outcome.out
 
 
+def test_two_views_of_pictures_on_one_and_two_processes(jobs: Jobs) -> None:
+    """task=views, with a head whose batch norms see all ranks: stopped on two, gone on with on one."""
+    keys = {"task": "views", "model": "cnn", "model.text.name": "null", "model.text.kind": "open_clip"}
+    keys |= {"data": "simclr", "objective": "simclr", "steps": 24}
+    one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
+    run = stopped(jobs, 2, keys, 9)
+    jobs.run(1, keys, observed=True)
+    assert ids_of_steps(run) == ids_of_steps(one)
+    assert losses(run) == pytest.approx(losses(one), rel=1e-4)
+
+
 @pytest.mark.soak
 def test_on_other_numbers_of_loader_workers_alone(jobs: Jobs) -> None:
     keys = {"steps": 30}

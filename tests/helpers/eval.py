@@ -61,7 +61,10 @@ class Pixels(nn.Module):
         self.dropout = nn.Dropout(0.5)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return self.linear(self.dropout(pixels.flatten(1).float() / 255))
+        return self.linear(self.dropout(self.features(pixels)))
+
+    def features(self, pixels: Tensor) -> Tensor:
+        return pixels.flatten(1).float() / 255
 
 
 def tokenize(texts: Sequence[str]) -> Tensor:

@@ -34,7 +34,7 @@ from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 # Group → what to write for a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
 KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
-OPEN_SECTION = "optim.options"  # a mapping with any keys
+OPEN_SECTIONS = ("optim.options.", "data.augment_y.")  # mappings with any keys
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on
@@ -165,7 +165,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
-    words = [_unescaped(f"++{word}" if word.startswith(f"{OPEN_SECTION}.") else word) for word in overrides]
+    words = [_unescaped(f"++{word}" if word.startswith(OPEN_SECTIONS) else word) for word in overrides]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
     with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose("train", words)
@@ -241,7 +241,7 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
         own = f". Of your own: {KEY_OF_GROUP[key].format(value)}" if key in KEY_OF_GROUP else ""
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
-    if key.startswith(f"{OPEN_SECTION}."):
+    if key.startswith(OPEN_SECTIONS):
         return
     if key not in choices and key not in known and not any(k.startswith(key + ".") for k in known):
         hint = _nearest_key(key, [*choices, *known])
@@ -316,5 +316,5 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
     if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
         return f"unknown key '{key}'{where}.{_nearest_key(key, {name for name, _, _ in keys()})}"
     if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
-        return f"{lines[0]}.{nearest(found[1], lines)} See: python -m train --help"
+        return f"{lines[0]}.{nearest(found[1], ' '.join(lines[1:]).split())} See: python -m train --help"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

@@ -10,10 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, Task, TextTower, TrainConfig
+from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower, TrainConfig
 from dyad.train.run_folder.folder import all_keys
 
+PICTURES = "task=image_text, or data.items=pictures of another task"
+TEXTS = "task=image_text or question_passage, or data.items=texts"
+NO_PICTURES = "task=question_passage, or data.items=texts of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
+HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
 OF_TIMM = "an optim.name other than adamw"
@@ -21,10 +25,18 @@ TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
-    "task=image_text": "model.image. data.image_key data.captions data.caption_weights data.text_key data.resize "
-    "data.max_image_pixels data.augment. data.mode eval.truth eval.recall_k",
-    "task=question_passage": "model.shared data.question. data.passage. data.negatives. eval.depth eval.answers "
-    "eval.embedding eval.index",
+    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. eval.recall_k",
+    TEXTS: "model.text.",
+    "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
+    "task=views": "data.augment_y model.head",
+    HEAD: "model.head_width",
+    "task=views or labelled": "data.items",
+    "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
+    "data.rare=CLASS": "data.rare_per_batch",
+    "data.rare=null": "model.classes data.classes",
+    "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
+    "data.passage.neg_pool data.negatives.",
+    NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding eval.index",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",
@@ -106,14 +118,19 @@ def _holds(condition: str, config: TrainConfig) -> bool:
 
 def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
     """Return two bools: whether the image tower is one of open_clip, and whether the text tower is one."""
-    image = config.task is Task.image_text and config.model.image.kind is ImageTower.open_clip
-    return image, config.model.text.kind is TextTower.open_clip
+    image = config.has_pictures and config.model.image.kind is ImageTower.open_clip
+    return image, config.has_texts and config.model.text.kind is TextTower.open_clip
 
 
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
+    PICTURES: lambda config: config.has_pictures,
+    TEXTS: lambda config: config.has_texts,
+    NO_PICTURES: lambda config: not config.has_pictures,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    "data.rare=CLASS": lambda config: config.data.rare is not None,
+    HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }

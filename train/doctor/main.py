@@ -15,7 +15,7 @@ from typing import Any
 from dyad.data.base.errors import ConfigError, ExitCode, UserError, first_line, printable
 from dyad.data.base.findings import Finding, Level, fail, ok
 from dyad.data.base.secrets import without_secrets
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import TrainConfig
 from dyad.train.doctor import group, machine
 
 HELP = """\
@@ -137,5 +137,5 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
     from dyad.data.loading.loader import worker_count
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
-    side = 0 if config.task is Task.question_passage else config.model.image.image_size or USUAL_SIDE
+    side = (config.model.image.image_size or USUAL_SIDE) if config.has_pictures else 0
     return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side

@@ -21,12 +21,13 @@ from torch import nn
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
-from dyad.data.config import DataConfig, Mode
+from dyad.data.config import Mode
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.questions import named_files
+from dyad.data.question_passage.views import text_of, text_sources
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
@@ -41,11 +42,12 @@ from dyad.train.run.components import batch_norms
 from dyad.train.run.main import check_sweep
 from dyad.train.run_folder.folder import is_finished, run_folder
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.build import build_model
 from dyad.train.towers.image import build_image_tower
 from dyad.train.towers.open_clip import BuildContext, check_weights, model_name
 from dyad.train.towers.published import file_of, location_of, split_revision
 from dyad.train.towers.sentence_transformers import describe_choices
-from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.towers.text import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
@@ -87,9 +89,12 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     if config.task is Task.question_passage:
         files = named_files(config.data.train, config.data)
         shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in files]
-    else:
+    elif config.has_pictures:
         tables = checked_tables(table_options(config.data))
         shards = [shard for source in parse_sources(config.data.train, tables=tables) for shard in source.shards]
+    else:
+        sources = text_sources(config.data.train, config.data, checked_tables)
+        shards = [file for source in sources for file in source.shards]
     for source in written_sources(config.data.train, "data.train"):
         if source != WrittenSource(source.path):
             yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
@@ -105,7 +110,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
-        _check_pair(first_of(path), config.data)
+        _check_picture(first_of(path), config)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
         return
     if not scheme_of(path) and tables_of(path, config.data.columns):
@@ -120,10 +125,10 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
         samples = Shards([ShardSource((path,))], [index])
         rows = Rows(samples)
         for i in {0, index.samples - 1} if index.samples else ():
-            if config.task is Task.image_text:
-                _check_pair(ShardSample.read(samples, i), config.data)
+            if config.has_pictures:
+                _check_picture(ShardSample.read(samples, i), config)
             else:
-                _check_question(rows.fields(i), rows.where(i), config.data)
+                _check_row(rows.fields(i), rows.where(i), config)
         yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
     elif length > SCANNED or scheme_of(path):
         yield ok("data", f"{path}: {size(length)}, indexed at the start ({total} in all)")
@@ -137,25 +142,27 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
 
-def _check_pair(sample: ShardSample, config: DataConfig) -> None:
+def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
     """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
-    sample.decoded(config.image_key, config.max_image_pixels)
-    for name in config.captions:
+    sample.decoded(config.data.image_key, config.data.max_image_pixels)
+    for name in config.data.captions if config.task is Task.image_text else ():
         sample.captions(name)
 
 
-def _check_question(fields: dict[str, Any], where: str, config: DataConfig) -> None:
-    """Raise DataError if a row of the training data is not a valid question.
+def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
+    """Raise DataError if a row of the training data is not a valid question, or not a text for two views of it.
 
     In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
     passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
     error message.
     """
     try:
-        if QUERIES in where:
+        if config.task is not Task.question_passage:
+            text_of(fields)
+        elif QUERIES in where:
             query_of(fields)
         else:
-            record_of(fields, config.passage)
+            record_of(fields, config.data.passage)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad
 
@@ -170,13 +177,13 @@ def _scan(path: str, config: TrainConfig) -> int:
     _refuse(path, scan.problems.first)
     read = open_ranges(path)
     if isinstance(scan, Scan):
-        for sample in scan.samples[:1] + scan.samples[-1:] if config.task is Task.image_text else ():
+        for sample in scan.samples[:1] + scan.samples[-1:] if config.has_pictures else ():
             members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
-            _check_pair(ShardSample(path, sample.key, members), config.data)
+            _check_picture(ShardSample(path, sample.key, members), config)
         return len(scan.samples)
     for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
         content = read(scan.offset[row], scan.offset[row] + scan.size[row])
-        _check_question(json.loads(content), f"{path}: {scan.key[row]}", config.data)
+        _check_row(json.loads(content), f"{path}: {scan.key[row]}", config)
     return len(scan.key)
 
 
@@ -198,11 +205,13 @@ def model(config: TrainConfig) -> Iterator[Finding]:
     if not complete:
         return
     with torch.device("meta"):  # no memory, no weights
-        if config.task is Task.question_passage:
-            towers = [build_text_encoder(config.model, load_pretrained=False)[0]]
-        else:
+        if config.task is Task.image_text:
             context = BuildContext(config.model, load_pretrained=False)
-            towers = [build_image_tower(context)[0], build_text_tower(context)[0]]
+            towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
+        else:
+            some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
+            classes = some if config.task is Task.labelled else None
+            towers = [build_model(config.model, config.task, False, config.data.items, classes).towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
@@ -218,10 +227,10 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
     ConfigError for an unknown open_clip model, and for weights that are neither a file nor published.
     """
     image, text, both = config.model.image, config.model.text, config.model
-    if text.kind is TextTower.transformers and (name := text.name or both.name):
+    if config.has_texts and text.kind is TextTower.transformers and (name := text.name or both.name):
         weights = {} if text.from_scratch else {"weights": WEIGHTS}
         yield "model.text.name", name, {"its configuration": ("config.json",), "a tokenizer": TOKENIZERS, **weights}
-    if config.task is Task.question_passage:
+    if not config.has_pictures:
         if text.kind is not TextTower.transformers:
             raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
         return
@@ -236,14 +245,14 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
         elif not Path(image.pretrained).expanduser().is_file():
             raise ConfigError(f"model.image.pretrained={image.pretrained}: no such file")
     context = BuildContext(both, load_pretrained=False)
-    models = [(context.image_model, image.kind), (context.text_model, text.kind)]
+    models = [(context.image_model, image.kind), *[(context.text_model, text.kind)] * config.has_texts]
     for name, pretrained in dict.fromkeys(model for model, kind in models if kind == "open_clip"):
         known = model_name(name)
         check_weights(known, pretrained)
         if pretrained and not Path(pretrained).expanduser().is_file():
             published = str(get_pretrained_cfg(known, pretrained)["hf_hub"]).strip("/")
             yield "model.pretrained", published, {"weights": OPEN_CLIP_WEIGHTS}
-    if text.kind is TextTower.open_clip:
+    if config.has_texts and text.kind is TextTower.open_clip:
         settings = (open_clip.get_model_config(model_name(text.name or both.name)) or {}).get("text_cfg", {})
         if encoder := settings.get("hf_model_name"):
             yield "model.name", encoder, {"its configuration": ("config.json",)}

@@ -65,6 +65,7 @@ def main() -> None:
     from dyad.eval.results.write import saved_results
     from dyad.eval.run.load_run import find_run, load_run
     from dyad.train.export.library import ExportSource
+    from dyad.train.towers.build import representation
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.model)
@@ -72,7 +73,9 @@ def main() -> None:
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.name
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
-    source = ExportSource(name, trained.config, trained.model, trained.logit_scale, trained.step, results)
+    source = ExportSource(
+        name, trained.config, representation(trained.model), trained.logit_scale, trained.step, results
+    )
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
     print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
@@ -148,11 +151,11 @@ def _default_format(model: "TwoTowerModel") -> ExportFormat:
     The format is sentence_transformers for questions and passages, open_clip if both towers come from one open_clip
     model, else onnx.
     """
-    from dyad.train.towers.build import ImageTextModel
+    from dyad.train.towers.build import TextPairModel
 
-    if not isinstance(model, ImageTextModel):
+    if isinstance(model, TextPairModel):
         return ExportFormat.sentence_transformers
-    return ExportFormat.onnx if model.open_clip_config is None else ExportFormat.open_clip
+    return ExportFormat.open_clip if getattr(model, "open_clip_config", None) else ExportFormat.onnx
 
 
 def _files(folder: Path) -> set[str]:

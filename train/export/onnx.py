@@ -25,7 +25,7 @@ from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe
 from dyad.train.export.to_tokenizers import to_tokenizers
 from dyad.train.losses.options.common import Similarity
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.build import ImageTextModel, TextPairModel
+from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.text import TextTokenizer
 from dyad.train.towers.tower import Tower
@@ -80,10 +80,10 @@ def write(folder: Path, source: ExportSource) -> None:
 
     Raises ConfigError if tokenizer.json gives other token ids than the model's own tokenizer.
     """
-    tokenizer = to_tokenizers(source.model)
     graphs = _graphs(source)
-    tokenizer.save(str(folder / TOKENIZER))
     for side in (graph.texts for graph in graphs if graph.texts):
+        tokenizer = to_tokenizers(source.model)
+        tokenizer.save(str(folder / TOKENIZER))
         texts = [*PROBES, side.too_long]
         tokenizer.enable_truncation(side.length)
         theirs = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
@@ -129,7 +129,7 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers.
+    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers, or for its one of pictures.
 
     If questions and passages share one encoder, both graphs name the same file.
     """
@@ -142,15 +142,18 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
             TowerGraph(name, f"{'encoder' if shared else name}.onnx", side.tower, _short(side), dynamic, side)
             for name, side in sides.items()
         ]
-    assert isinstance(model, ImageTextModel)
+    assert isinstance(model, PictureModel)
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
+    pictures = TowerGraph("image", "image.onnx", x_tower, probe_pictures(model.image.size)[:2], {0: batch})
+    if not isinstance(model, ImageTextModel):
+        return [pictures]
     context = model.tokenize(["a"]).shape[1]
     side = TextSide(y_tower, lambda texts, length, pairs=None: model.tokenize(texts), "", context)
     # A text tower of open_clip takes texts of one length only.
     length = {1: torch.export.Dim("length", max=context)} if isinstance(y_tower.trunk, Pooled) else {}
     example = _short(side) if length else model.tokenize(PROBES[:2])
     return [
-        TowerGraph("image", "image.onnx", x_tower, probe_pictures(model.image.size)[:2], {0: batch}),
+        pictures,
         TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side),
     ]
 
@@ -173,7 +176,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
         if side := graph.texts:
             form = {"prefix": side.prefix, "length": side.length, "pair": ["title", "text"] if side.paired else None}
         else:
-            image = cast(ImageTextModel, source.model).image
+            image = cast(PictureModel, source.model).image
             form = {"type": "uint8, RGB", "size": image.size, "resize": image.resize, "by": image.interpolation}
             form |= {"resized": image.resized} if image.resized else {}
         inputs[graph.name] = {"graph": graph.file, "input": TOKENS if graph.texts else PIXELS, **form}
@@ -189,7 +192,7 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 
 def snippet(folder: Path, source: ExportSource) -> str:
     """Return Markdown that shows how to embed texts and pictures with the exported ONNX graphs."""
-    image = source.model.image if isinstance(source.model, ImageTextModel) else None
+    image = source.model.image if isinstance(source.model, PictureModel) else None
     return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
 
 

@@ -2,25 +2,32 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import Batches, DrawnPositives, Mode, Title
+from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.labelled import LabelledPictures
 from dyad.data.image_text.stream import OneEpoch, Stream
+from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
+from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.question_passage.labelled import LabelledTexts
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
+from dyad.data.question_passage.views import TextViews, open_texts
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
-from dyad.data.shards.shards import open_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Evaluator
@@ -32,6 +39,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.classes import class_inputs, open_labelled
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
@@ -87,7 +95,8 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
     ends = [rank * config.global_batch_size // world.size for rank in range(world.size + 1)]  # as the loaders share it
     pairs = tuple(end - start for start, end in pairwise(ends))
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, pairs))
+    known = pairs if config.task is not Task.labelled else None  # else side y has items of its own
+    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, known))
     return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
 
 
@@ -103,17 +112,15 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data that the configuration names, for the task (image-text or question-passage) of `model`.
+    """Open the training data that the configuration names, for its task and `model`.
 
     Raises ConfigError or DataError for options or data that cannot be used.
     """
-    if isinstance(model, ImageTextModel):
-        return (_stream if config.data.mode is Mode.stream else _image_text)(config, model)
-    return _question_passage(config, model)
+    return DATA[config.task][config.data.items](config, model)
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
-    model = build_model(config.model, config.task)
+    model = build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)
     batch_norms(config, model.towers, world.size)
     return model
 
@@ -134,9 +141,26 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     return objective
 
 
-def _image_text(config: TrainConfig, model: ImageTextModel) -> TrainingData:
+def _image_text(config: TrainConfig, model: Any) -> TrainingData:
+    if config.data.mode is Mode.stream:
+        return _stream(config, model)
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    dataset = ImageText(shards, model.image, model.tokenize, config.data, config.seed)
+    return _of_shards(config, shards, ImageText(shards, model.image, model.tokenize, config.data, config.seed))
+
+
+def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
+    shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
+    return _of_shards(config, shards, PictureViews(shards, model.image, config.data, config.seed))
+
+
+def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    passage = config.data.passage
+    model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    rows = open_texts(config.data.train, config.data)
+    return _of_shards(config, rows.shards, TextViews(rows, model.tokenize, config.data, config.seed))
+
+
+def _of_shards(config: TrainConfig, shards: Shards, dataset: BatchSource) -> TrainingData:
     manifest = {"data.train": file_entries(shards.indexes)}
     return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
 
@@ -167,6 +191,29 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
     if mined:
         manifest["data.negatives.file"] = mined.files
     return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
+
+
+def _labelled(config: TrainConfig, model: Any) -> TrainingData:
+    found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
+    if found.rows:
+        samples = LabelledTexts(found.rows, model.tokenize, data, config.seed, numbers)
+    else:
+        samples = LabelledPictures(found.shards, model.image, numbers, data, config.seed)
+    if data.rare is None:
+        return _of_shards(config, found.shards, Labelled(samples, *class_inputs(config, model)))
+    is_rare = np.array([found.label_or_none(i) == data.rare for i in range(len(found.shards))])
+    how = {"seed": config.seed, "shuffle": data.shuffle.name, "global_batch_size": config.global_batch_size}
+    order = RareOrder(found.shards, is_rare, data, **how)
+    return replace(_of_shards(config, found.shards, Labelled(samples)), order=order)
+
+
+# Task → what data.items says, where the task leaves that open → what opens the data for a model
+DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
+    Task.image_text: dict.fromkeys(ItemKind, _image_text),
+    Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
+    Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
+    Task.labelled: dict.fromkeys(ItemKind, _labelled),
+}
 
 
 def _order(config: TrainConfig, sizes: Sequence[int], weights: Sequence[float]) -> Order:

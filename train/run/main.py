@@ -122,6 +122,7 @@ def check_arguments(arguments: list[str]) -> Path | None:
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.data.question_passage.questions import named_files
+    from dyad.data.question_passage.views import text_sources
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.eval.run.suite import check_suite
@@ -133,6 +134,8 @@ def check(config: TrainConfig) -> None:
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
     if config.task is Task.question_passage:
         named_files(config.data.train, config.data)
+    elif not config.has_pictures:
+        text_sources(config.data.train, config.data, checked_tables)
     else:
         parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     check_suite(config)
@@ -149,14 +152,16 @@ def _check_task(config: TrainConfig) -> None:
     from dyad.data.shards.sources import written_sources
     from dyad.data.shards.storage import scheme_of
     from dyad.data.tables.prepare import table_options
-    from dyad.train.config import Task
+    from dyad.train.config import ITEMS
 
     if config.data.train is None or scheme_of(path := written_sources(config.data.train, "data.train")[0].path):
         return
-    found, wants_pictures = known_kind([path], table_options(config.data)), config.task is Task.image_text
+    found, wants_pictures = known_kind([path], table_options(config.data)), config.has_pictures
     if found is None or wants_pictures is (found is InputKind.pictures):
         return
     other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
+    if config.task not in ITEMS:
+        other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
     train = command("python -m train", {"data.train": Path(path)}, *other.split())
     raise ConfigError(f"data.train={path} holds {found.value}, task={config.task.name} takes others. Type: {train}")
 

@@ -36,6 +36,7 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
 from dyad.train.monitor.telemetry import Telemetry
+from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
@@ -74,6 +75,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=fewest))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
+    config = with_classes(config, world)
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
@@ -218,6 +220,8 @@ class TrainingRun:
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             yield norms
         yield from describe_choices(config)
+        if config.data.rare is None and (classes := config.run.classes):
+            yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
             yield (
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
@@ -289,6 +293,8 @@ class TrainingRun:
         Every rank must call it.
         """
         step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
+        if step.pairs is None:  # no diagonal
+            return saturation(step.scalars)
         of_embeddings = diagnose(*step.terms[0].embeddings, step.scalars.get("logit_scale"), cosine)
         return {**of_embeddings, **duplicates(*step.terms[0].keys), **saturation(step.scalars)}
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,6 @@ class CheckpointState:
         found = {MODEL: self.model, OPTIMIZER: self.optimizer}
         found |= {MEMORY: self.memory, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
-
-    @property
-    def format(self) -> int:
-        """The lowest format number that describes what is written."""
-        return 4 if self.target else 3 if self.scalars or self.average else OLDEST
 
 
 def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
@@ -136,9 +132,7 @@ def capture(
     return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies)
 
 
-def restore(
-    state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer
-) -> tuple[dict[Any, Tensor], dict[Any, Tensor]]:
+def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
     Returns the moving average of the weights and the weights of the target network by parameter, each empty if the
@@ -160,17 +154,12 @@ def restore(
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = _like(named[name], value) if isinstance(value, Tensor) else value
         slots.setdefault(position[id(named[name])], {})[key] = own
-    copies = {"an average": state.average, "a target": state.target}
-    for what, name in ((what, name) for what, tensors in copies.items() for name in tensors):
-        if name not in named or id(named[name]) not in position:
-            raise ConfigError(f"the checkpoint has {what} of '{name}', which this model does not train")
+    copies = state.average, state.target
+    if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
+        raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
-    average, target = (
-        {named[name]: torch.empty_like(named[name]).copy_(value) for name, value in tensors.items()}
-        for tensors in copies.values()
-    )
-    return average, target
+    return [{named[n]: torch.empty_like(named[n]).copy_(value) for n, value in copy.items()} for copy in copies]
 
 
 def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
@@ -407,4 +396,5 @@ def _write(folder: Path, state: CheckpointState) -> None:
 
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
         entries = dict(zip(names, pool.map(described, names), strict=True))
-    write_json(folder / MANIFEST, {"format": state.format, "files": entries})
+    version = 4 if state.target else 3 if state.scalars or state.average else OLDEST
+    write_json(folder / MANIFEST, {"format": version, "files": entries})

@@ -62,6 +62,19 @@ ADDED = {
     "target.momentum": 0.996,
     "target.momentum_end": 1.0,
     "target.every": 1,
+    "model.head": "none",
+    "model.head_width": None,
+    "data.items": "pictures",
+    "data.label": "cls",
+    "data.classes": None,
+    "data.rare": None,
+    "data.rare_per_batch": 8,
+    "model.classes": "learnt",
+    "data.augment.jitter": [0.0, 0.0, 0.0, 0.0],
+    "data.augment.jitter_prob": 1.0,
+    "data.augment.blur": 0.0,
+    "data.augment.blur_sigma": [0.1, 2.0],
+    "data.augment.solarise": 0.0,
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")

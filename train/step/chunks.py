@@ -105,18 +105,18 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(filled) if len(filled) > 1 else (filled or parts)[0]
 
 
-def separated(y_nD: Tensor, pairs: int, extra: Extra | None) -> tuple[Tensor, Columns | None]:
-    """Split the y embeddings of a batch into those of its b pairs and those of its k extra y-side items.
+def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, Columns | None]:
+    """Split the y embeddings of a batch into those of its m columns and those of its k extra y-side items.
 
-    y_nD: embeddings of the pairs, then of the extra items; n = b + k. pairs: b. extra: the extra items of the batch
-    (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns the (b, D) embeddings of
-    the pairs, and Columns: the (k, D) embeddings of the extra items, with the row that each belongs to, its content
+    y_nD: embeddings of the columns, then of the extra items; n = m + k. columns: m. extra: the extra items of the batch
+    (such as mined negatives), None on all ranks or on none; k may be 0 on some ranks. Returns the (m, D) embeddings of
+    the columns, and Columns: the (k, D) embeddings of the extra items, with the row that each belongs to, its content
     key, and whether it is a positive. The second result is None if `extra` is None.
     """
     if extra is None:
         return y_nD, None
-    y_bD, extra_kD = y_nD.split([pairs, len(y_nD) - pairs])
-    return y_bD, Columns(extra_kD, extra.row, extra.keys, extra.positive)
+    y_mD, extra_kD = y_nD.split([columns, len(y_nD) - columns])
+    return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive)
 
 
 def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:

@@ -123,12 +123,15 @@ class LossTerm:
         statistics = self.statistics.read()  # the target and the second pass must not count the rows again
         parts = zip(*pairs, strict=True)
         x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
-        y_pairs, columns = separated(y, len(batch), batch.extra)
+        y_pairs, columns = separated(y, len(batch.y), batch.extra)
         self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
         related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
         # only some objectives can leave columns out of a row's negatives
         if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
             related["known_positives"] = batch.known_positives
+        if batch.positives is not None:
+            rows = torch.arange(len(batch), device=batch.positives.device)
+            related["positives"] = torch.stack([rows, batch.positives], 1)
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         timer.stop()  # the objective begins with a collective
         with record_function("objective"):

@@ -13,10 +13,10 @@ from dyad.train.losses.sums.conditions import Sizes
 
 
 class SizeExchange:
-    """Tells every rank the numbers of pairs and of further y items of all ranks.
+    """Tells every rank the numbers of x rows, y columns and further y items of all ranks.
 
-    pairs: the numbers of pairs of all ranks, if they are the same in every step; None: they are exchanged too. A batch
-    with such pairs and without further items needs no communication.
+    pairs: the numbers of rows of all ranks, if they are the same in every step and there are as many columns; None:
+    rows and columns are exchanged too. A batch with such pairs and without further items needs no communication.
     """
 
     def __init__(self, world: World, pairs: tuple[int, ...] | None) -> None:
@@ -27,12 +27,13 @@ class SizeExchange:
     def begin(self, batch: Batch) -> Callable[[], Sizes]:
         """Send this rank's numbers; return a function that waits for those of all ranks. Every rank must call both."""
         extra, world = batch.extra, self._world
-        own = torch.tensor([len(batch), *((0, 0) if extra is None else (len(extra.row), extra.positives))])
+        further = (0, 0) if extra is None else (len(extra.row), extra.positives)
+        own = torch.tensor([len(batch), len(batch.y), *further])
         every, work = own[None], None
         if world.size > 1 and extra is None and self._pairs is not None:
             if self._pairs[world.rank] != len(batch):
                 raise ValueError(f"{len(batch)} pairs of rank {world.rank}, not its share {self._pairs[world.rank]}")
-            every = torch.tensor([(pairs, 0, 0) for pairs in self._pairs])
+            every = torch.tensor([(pairs, pairs, 0, 0) for pairs in self._pairs])
         elif world.size > 1:
             every = own.new_empty(world.size, len(own))
             work = dist.all_gather_into_tensor(every.view(-1), own, group=self._group, async_op=True)

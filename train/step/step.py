@@ -38,7 +38,7 @@ class TrainStep:
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
     whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). pairs: how many
-    pairs each rank has, if in every step; else None.
+    pairs each rank has, if in every step; None: side y has items of its own, or the numbers change.
     """
 
     scalars: Mapping[str, float]
@@ -77,7 +77,7 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
-        self._trust_from = 0
+        self._trust_from, self.pairs = 0, pairs
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
         """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.

@@ -2,22 +2,28 @@
 
 import copy
 import os
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.data.loading.classes import ClassNumbers
+from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
-from dyad.train.towers.text import build_text_encoder, build_text_tower
+from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
+Build = Callable[..., Any]  # (ModelConfig, load_pretrained), of task=labelled also names of classes → a model
 
 
 @dataclass(frozen=True)
@@ -32,29 +38,47 @@ class TwoTowerModel:
 
 
 @dataclass(frozen=True)
-class ImageTextModel(TwoTowerModel):
-    """A model whose x_tower takes images and y_tower texts. image: size and normalisation of the image tower's input.
+class PictureModel(TwoTowerModel):
+    """A model whose x_tower takes pictures. image: size and normalisation of its input."""
+
+    image: ImageSpec
+
+
+@dataclass(frozen=True)
+class ViewsModel(PictureModel):
+    """A model whose two towers are one, which takes pictures. tokenize: None."""
+
+
+@dataclass(frozen=True)
+class ImageTextModel(PictureModel):
+    """A model whose x_tower takes pictures and y_tower texts.
 
     open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None. logit_scale: the
     log(1/τ) of that model, else None.
     """
 
-    image: ImageSpec
     open_clip_config: dict[str, Any] | None
     logit_scale: float | None = None
 
 
 @dataclass(frozen=True)
 class TextPairModel(TwoTowerModel):
-    """A model whose x_tower takes questions and y_tower passages.
+    """A model whose x_tower takes questions and y_tower passages, or one tower that takes texts.
 
     tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """
 
 
-def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -> TwoTowerModel:
-    """Build the towers of a configuration for `task`, image_text or question_passage.
+def build_model(
+    config: ModelConfig,
+    task: Task,
+    load_pretrained: bool = True,
+    items: ItemKind = ItemKind.pictures,
+    classes: Sequence[str] | None = None,
+) -> TwoTowerModel:
+    """Build the towers of a configuration for `task`, and for what both sides are in some tasks, `items`.
 
+    classes: the names of the classes of task=labelled; a single one is told from all others by one number.
     load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
     from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
     tower cannot take, or towers of different widths.
@@ -62,7 +86,7 @@ def build_model(config: ModelConfig, task: Task, load_pretrained: bool = True) -
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config):
         offline_without_hub()
-    return MODELS[task](config, load_pretrained)
+    return MODELS[task][items](config, load_pretrained, *([] if classes is None else [classes]))
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -77,9 +101,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    problem = f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}"
-    widths = [_probe(image, picture, problem), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [_probe_pictures(image, spec), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -96,20 +118,141 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
     for a model, weights or inputs that do not exist or do not fit.
     """
-    if (kind := config.text.kind) is not TextTower.transformers:
-        raise ConfigError(f"model.text.kind={kind}: questions and passages take model.text.kind=transformers")
-    tower, tokenize = build_text_encoder(config, load_pretrained)
+    tower, tokenize = _text_encoder(config, load_pretrained)
     _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
 
 
-MODELS = {Task.image_text: build_image_text, Task.question_passage: build_text_pair}
+def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> ViewsModel:
+    """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
+    from dyad.train.towers.image import build_image_tower
+    from dyad.train.towers.open_clip import BuildContext
+
+    tower, spec = build_image_tower(BuildContext(config, load_pretrained))
+    return ViewsModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
+
+
+def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
+    """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
+    tower, tokenize = _text_encoder(config, load_pretrained)
+    probe = partial(_probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_one_tower(tower, config, probe), tokenize)
+
+
+def build_labelled(
+    build_views: Build, build_prompted: Build, config: ModelConfig, load_pretrained: bool, classes: Sequence[str]
+) -> TwoTowerModel:
+    """Build a tower beside a vector for each class, about 1 long, or beside a text tower for prompts of the classes.
+
+    For a single class both sides are one tower, which gives one number. build_views: builds a model of one tower.
+    build_prompted: builds one with a text tower. Other arguments, and errors, as of `build_model`.
+    """
+    single = len(classes) == 1
+    if config.classes is Classes.prompted and not single:
+        return build_prompted(config, load_pretrained)
+    model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
+    tower = cast(Tower, model.towers.x_tower)
+    if isinstance(model, PictureModel):
+        width = _probe_pictures(tower, model.image)
+    else:
+        width = _probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
+    if single and width != 1:
+        problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
+        raise ConfigError(f"{problem}. Take a picture tower of kind cnn, timm or transformers, or model.embed_dim")
+    if single:
+        return model
+    vectors = nn.Embedding(len(classes), width)
+    nn.init.normal_(vectors.weight, std=width**-0.5)
+    towers = TwoTower(tower, Tower(vectors, nn.Identity())).train()
+    return replace(model, towers=towers, tokenize=model.tokenize or ClassNumbers(classes))
+
+
+# Task → what data.items says, where the task leaves that open → what builds the model
+MODELS: dict[Task, dict[ItemKind, Build]] = {
+    Task.image_text: dict.fromkeys(ItemKind, build_image_text),
+    Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
+    Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
+    Task.labelled: {
+        ItemKind.pictures: partial(build_labelled, build_picture_views, build_image_text),
+        ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
+    },
+}
+
+
+class ProjectionHead(nn.Sequential):
+    """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
+
+    Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
+
+    linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
+    simclr     there, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
+    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
+    byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
+    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
+    """
+
+
+# Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
+HEADS: dict[Head, tuple[int, int | None, bool]] = {
+    Head.linear: (1, None, True),
+    Head.simclr: (2, None, True),
+    Head.simclr_v2: (3, None, True),
+    Head.byol: (2, 4096, False),
+    Head.vicreg: (3, 8192, False),
+}
+
+
+def build_head(config: ModelConfig, width: int) -> ProjectionHead:
+    """Build the head model.head, from the `width` of the trunk to model.embed_dim. model.head_width replaces the hidden
+    width. Biases before batch norms would have no effect, and the papers' outputs have none: no linear layer has one.
+    """
+    count, published, is_normed = HEADS[config.head]
+    assert config.embed_dim is not None
+    widths = [width, *[config.head_width or published or width] * (count - 1), config.embed_dim]
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU()]
+    layers[-2].requires_grad_(False).weight.requires_grad_(True)  # the bias of the last norm stays 0
+    return ProjectionHead(*layers[: -1 if is_normed else -2])
+
+
+def representation(model: TwoTowerModel) -> TwoTowerModel:
+    """Return the model as it is used after training: towers with a ProjectionHead end before it. Weights are shared."""
+
+    @cache
+    def ended(tower: nn.Module) -> nn.Module:
+        if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
+            return tower
+        return Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
+
+    return replace(model, towers=TwoTower(ended(model.towers.x_tower), ended(model.towers.y_tower)))
+
+
+def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:
+    """Make `tower` both towers, with model.head in place of its projection. probe: calls `_probe` for the tower."""
+    if config.head is Head.none:
+        probe()
+    else:
+        tower.projection = nn.Identity()
+        tower.projection = build_head(config, probe())
+    return _pair(tower, tower, config)
+
+
+def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+    if (kind := config.text.kind) is not TextTower.transformers:
+        raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
+    return build_text_encoder(config, load_pretrained)
 
 
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     towers = TwoTower(x_tower, y_tower).train()
     set_batch_norms(towers, config.batch_norm)
     return towers
+
+
+def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
+    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:

@@ -23,8 +23,8 @@ from dyad.train.towers.published import check_settings, file_of, is_unknown, loc
 # Keys that keep the default of the schema if the folder cannot be used
 LAYERS = ["model.text.lower_case", "model.text.dense"]
 OF_PAIRS = "data.question.length data.passage.length data.question.prefix data.passage.prefix objective.similarity"
-OF_TASK = {Task.image_text: [*LAYERS, "model.text.pooling", "model.text.context_length"]}
-OF_TASK |= {Task.question_passage: [*LAYERS, "model.text.pooling", *OF_PAIRS.split()]}
+OF_TASK = {task: [*LAYERS, "model.text.pooling", *OF_PAIRS.split()] for task in Task}
+OF_TASK[Task.image_text] = [*LAYERS, "model.text.pooling", "model.text.context_length"]
 OPEN = {key for keys in OF_TASK.values() for key in keys}  # keys that may take their default from a folder
 CHAIN = re.compile("Transformer Pooling( Dense)*( Normalize)?")
 ACTIVATIONS = ("Identity", "Tanh")  # of Dense modules

@@ -263,7 +263,7 @@ def test_labels_come_from_a_field_or_the_cls_member(tmp_path: Path) -> None:
     )
     assert labelled_set(shards, SPEC, DataConfig(), "cls").labels == ["3", "12"]
     by_field = labelled_set(shards, SPEC, DataConfig(), "group")
-    assert by_field.labels == ["animals", "5"] and by_field.images.block(0, 2).shape == (2, 3, 8, 8)
+    assert by_field.labels == ["animals", "5"] and by_field.items.block(0, 2).shape == (2, 3, 8, 8)
     with pytest.raises(DataError, match=r"no field 'grup'.*Did you mean 'group'"):
         labelled_set(shards, SPEC, DataConfig(), "grup")
 

@@ -28,6 +28,7 @@ from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
 from dyad.eval.tasks import image_text_retrieval as retrieval
 from dyad.eval.config import Truth
 from dyad.eval.tasks.image_text_retrieval import Retrieval, count_ranks, match_pairs
+from dyad.eval.tasks.probe import Probe
 from dyad.eval.tasks.zero_shot import ZeroShot
 from dyad.train.distributed.world import World
 import numpy as np
@@ -38,9 +39,11 @@ me = dist.get_rank()
 found, told = {}, {}
 shown, own = Shown(pictures(100)), np.arange(100) % 40
 words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
+labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
 evaluators = [
     Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
-    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own]), {str(i): [f"{i}"] for i in range(40)}, tokenize),
+    Probe("probe", "", labels, [str(i) for i in range(4)], labels, "x", k=5),
+    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own], own), {str(i): [f"{i}"] for i in range(40)}, tokenize),
 ]
 for size in (1, 2, 3):
     group = dist.new_group(range(size))
@@ -82,7 +85,7 @@ def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
         for rank in range(int(size)):
             assert found[rank][size] == [expected_calls, *digests]
     assert told["1"] == told["2"] == told["3"]
-    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9] * 3
+    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9] * 4
 
 
 def test_values_are_the_tower_normalised_and_in_order() -> None:

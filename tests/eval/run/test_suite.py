@@ -111,6 +111,24 @@ def test_clip_benchmark_folders_of_both_kinds(run: Path, wds: Path, monkeypatch,
     assert not list((tmp_path / "out").glob("*.pictures"))
 
 
+def test_pictures_and_texts_are_probed(run: Path, monkeypatch, capsys, tmp_path: Path) -> None:
+    part = {"train": str(EMOJI / "twemoji-unseen.tar"), "test": str(EMOJI / "noto-unseen.tar"), "label": "group"}
+    (tmp_path / "look.json").write_text(json.dumps(part))
+    rows = [{"text": ["a frog", "a red flag"][i % 2] + "!" * (i // 2), "kind": i % 2} for i in range(20)]
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "words.json").write_text(json.dumps({"train": "test.jsonl", "test": "test.jsonl", "label": "kind"}))
+    suite = f"suite=[probe:{tmp_path}/look.json,probe:{tmp_path}/words.json]"
+    words = (suite, f"out={tmp_path}/out", "examples=1", "baselines=[untrained]", "probe_k=3")
+    evaluate(monkeypatch, f"checkpoint={run}", *words, "probe_features=embeddings")
+    assert "k-NN" in capsys.readouterr().out
+    look, texts = (json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("look", "words"))
+    assert (look["task"], texts["task"]) == ("linear_probe", "text_linear_probe")
+    assert look["probe"]["features"] == "embeddings" and look["probe"]["k"] == 3 and look["probe"]["num_train"] == 181
+    assert look["metrics"]["linear_acc1"] > look["chance"]["linear_acc1"] and texts["metrics"]["linear_acc1"] == 1
+    assert look["baselines"]["untrained"]["difference"]["auc"]["interval"]
+    assert list((tmp_path / "out" / "look.pictures").iterdir()) and not (tmp_path / "out" / "words.pictures").exists()
+
+
 def test_the_command_line_wins_over_the_run(run: Path, monkeypatch, tmp_path: Path) -> None:
     words = [f"val={EMOJI}/{{noto,fxemoji}}-unseen.tar", "truth=pairs", "recall_k=[2,7]", "block=50", "workers=1"]
     evaluate(monkeypatch, f"checkpoint={run}", *words, f"out={tmp_path}", "examples=0")
@@ -192,13 +210,14 @@ def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
 
 
 SPECS = {
-    "beir:x": "retrieval:…, zero_shot:…, wds:… (task=image_text)",
+    "beir:x": "retrieval:…, zero_shot:…, wds:…, probe:… (task=image_text)",
     "retreival:x.tar": "Did you mean 'retrieval'",
     "emoji": "must be one of",
     "retrieval:": "must be one of",
     "retrieval:nowhere.tar": "nowhere.tar matches nothing",
     "zero_shot:nowhere.json": "No such file",
     "wds:nowhere": "is no folder",
+    "probe:nowhere.json": "eval.suite: probe:nowhere.json: No such file",
 }
 
 

@@ -16,11 +16,12 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.dataset import LabelledSet
 from dyad.eval.encode.encoder import Report
 from dyad.eval.metrics.matches import Labels, Matches
-from dyad.eval.tasks import prompts, zero_shot
+from dyad.eval.tasks import classification, prompts
+from dyad.eval.tasks.classification import accuracies, confusion, predictions
 from dyad.eval.tasks.image_text_retrieval import count_ranks
 from dyad.eval.tasks.prompts import FORMAT, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
-from dyad.eval.tasks.zero_shot import ZeroShot, accuracies, confusion, predictions
+from dyad.eval.tasks.zero_shot import ZeroShot
 
 CLASSES = {
     "cat": ["a cat", "one cat"],
@@ -35,7 +36,7 @@ CLASSES = {
 def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     names = list(classes)
     labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
-    data = LabelledSet(**{"images": Rows(pictures(count)), "labels": labels, **labelled})  # type: ignore[arg-type]
+    data = LabelledSet(**{"items": Rows(pictures(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
 
 
@@ -108,7 +109,7 @@ def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
 
 @pytest.mark.parametrize("strip", [7, 2**22])
 def test_a_picture_is_taken_for_its_best_class(strip: int, monkeypatch) -> None:
-    monkeypatch.setattr(zero_shot, "STRIP", strip)
+    monkeypatch.setattr(classification, "STRIP", strip)
     """Small whole numbers: scores are exact, and of equal ones the earlier class is ahead."""
     rng = np.random.default_rng(0)
     images, weights = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (50, 6))
@@ -151,7 +152,7 @@ def test_intervals_hold_the_accuracies() -> None:
 def test_a_label_that_is_no_class_is_named() -> None:
     labels = ["cat", "dgo"]
     with pytest.raises(DataError, match=r"1 of 2 samples .* 'dgo'. Did you mean 'dog'"):
-        evaluator(images=Rows(pictures(2)), labels=labels).report(encoder())
+        evaluator(items=Rows(pictures(2)), labels=labels).report(encoder())
 
 
 def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:

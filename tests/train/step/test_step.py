@@ -352,6 +352,12 @@ def test_any_number_of_ranks(world_size: int) -> None:
     launch("dist_step.py", world_size)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_y_items_that_belong_to_no_row(world_size: int) -> None:
+    """tests/jobs/dist_columns.py says what is checked."""
+    launch("dist_columns.py", world_size)
+
+
 @pytest.mark.parametrize("directions", ["x", "y", "sum"])
 def test_an_objective_that_freezes_a_side(directions: str) -> None:
     objective = build_objective("spectral_alternating", directions=directions)

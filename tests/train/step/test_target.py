@@ -59,6 +59,12 @@ def of_towers(step: TrainStep) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in step.towers.named_parameters() if p.requires_grad}
 
 
+def given(step: TrainStep) -> dict[str, Tensor]:
+    """What the objective got in the last step."""
+    assert isinstance(step.objective, Recorded)
+    return step.objective.given
+
+
 def test_the_momentum_follows_the_cosine_of_byol() -> None:
     byol, constant = TargetConfig(TargetKind.ema), TargetConfig(TargetKind.ema, momentum=0.99, momentum_end=0.99)
     assert momentum(0, 1000, byol) == pytest.approx(0.996, abs=1e-15)
@@ -138,13 +144,13 @@ def test_noise_is_the_targets_own_and_running_statistics_are_not_touched(kind: s
     step(batch(8), 0)
     statistics = [{n: b.clone() for n, b in s.towers.named_buffers()} for s in (plain, step)]
     assert same_bits(*statistics)  # the first pass has the same weights, rows and noise
-    of_plain, of_step = (s.objective.given for s in (plain, step))
+    of_plain, of_step = map(given, (plain, step))
     assert torch.equal(of_plain["x"], of_step["x"]) and "x_target" not in of_plain
     assert not torch.allclose(of_step["x_target"], of_step["x"])  # other dropout
     assert not of_step["x_target"].requires_grad
     again = stepping(towers(noisy=True), TargetConfig(TargetKind(kind)), objective=Recorded().double(), chunk_size=4)
     again(batch(8), 0)
-    assert torch.equal(again.objective.given["x_target"], of_step["x_target"])
+    assert torch.equal(given(again)["x_target"], of_step["x_target"])
 
 
 def test_an_evaluation_in_between_changes_nothing() -> None:
@@ -179,8 +185,7 @@ def test_under_autocast_the_targets_weights_are_used(precision: Precision) -> No
     for own in step.target.tensors.values():
         own.zero_()
     step(batch(8, dtype=torch.float32), 0)
-    given = step.objective.given
-    assert given["y_target"].eq(0).all() and given["y"].ne(0).any()
+    assert given(step)["y_target"].eq(0).all() and given(step)["y"].ne(0).any()
 
 
 def saved(step: TrainStep, index: int, folder: Path) -> Path:
@@ -230,7 +235,7 @@ def test_a_target_of_weights_that_do_not_train_is_refused(tmp_path: Path) -> Non
     state = checkpoint.load(saved(step, 0, tmp_path))
     state = replace(state, target={"towers.z_tower.weight": torch.zeros(1)})
     parts = {"towers": step.towers, "objective": step.objective}
-    with pytest.raises(ConfigError, match=r"a target of 'towers\.z_tower\.weight', which this model does not train"):
+    with pytest.raises(ConfigError, match=r"target of 'towers\.z_tower\.weight', which this model does not train"):
         checkpoint.restore(state, parts, step.optimizer)
 
 

@@ -181,6 +181,7 @@ def gather_batch(
     importance: Tensor | None = None,
     equal_is_positive: bool = False,
     gathers_ids: bool = False,
+    own_lists: bool = False,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
@@ -194,7 +195,8 @@ def gather_batch(
 
     known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
-    are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed.
+    are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
+    columns of other rows, own and further, are left out of a row's sums; this lists them all.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -221,6 +223,12 @@ def gather_batch(
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
             listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
         pairs = Pairs(torch.cat(listed).unique(dim=0))
+    if own_lists:
+        owner_M = torch.arange(columns.total, device=x_bD.device)
+        if negatives and extra.total:
+            owner_M = torch.cat([owner_M, extra.gather(negatives.row_k + rows.own.start)])
+        others_P2 = (owner_M[rows.own, None] != owner_M).nonzero()
+        excluded = others_P2 if excluded is None else torch.cat([others_P2, excluded]).unique(dim=0)
     known = None
     if known_positives is not None:
         if y_keys is None:
@@ -240,7 +248,7 @@ def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | N
     They are those that the caller's caller knows (see conditions.py), else exchanged. Every rank must call it.
     """
     if (sizes := known_sizes()) is not None:
-        return sizes.pairs, sizes.pairs, sizes.further, sizes.positives
+        return sizes.rows, sizes.columns, sizes.further, sizes.positives
     more = further[:0] if negatives is None or negatives.positive_k is None else further[negatives.positive_k]
     return Layout.of(x_bD, y_mD, further, more)
 

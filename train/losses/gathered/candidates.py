@@ -118,7 +118,7 @@ def single_positive(options: PairOptions) -> bool:
 
     It does with positives=exclude and candidates=all: the sum for one positive leaves out the anchor's other positives.
     """
-    return options.positives is Positives.exclude and options.candidates is CandidateSet.all
+    return options.positives is Positives.exclude and options.candidates is not CandidateSet.negatives
 
 
 def _with_equal_keys(batch: GatheredBatch) -> Pairs:

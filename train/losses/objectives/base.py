@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.options.common import Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
+from dyad.train.losses.options.common import CandidateSet, Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ class Objective(nn.Module):
             inputs["x_keys"] = None
             if inputs["known_positives"] is None:
                 inputs["y_keys"] = None
+        own_lists = getattr(self.options, "candidates", None) is CandidateSet.list
         inputs |= {"equal_is_positive": duplicates is Duplicates.positive, "gathers_ids": self.gathers_ids}
+        inputs |= {"own_lists": own_lists}
         return self.of_batch(gather_batch(x_bD, y_mD, **inputs))
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:

@@ -28,6 +28,7 @@ from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
 from dyad.train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 
 Metrics = dict[str, Tensor]
@@ -242,7 +243,7 @@ class PartialAUC(RobustObjective):
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         if y_mD is None or not x_bD.ndim == y_mD.ndim == 2 or not x_bD.shape[1] == y_mD.shape[1] == 1:
             raise ValueError(f"x and y are scores, (b, 1) and (m, 1), not {shapes(x_bD, y_mD)}")
-        positives, negatives = Layout.of(x_bD, y_mD)
+        positives, negatives = (s.rows, s.columns) if (s := known_sizes()) else Layout.of(x_bD, y_mD)
         p_b = x_bD[:, 0].to(torch.promote_types(x_bD.dtype, torch.float32))
         counts_b = torch.full_like(p_b, negatives.total, dtype=torch.int64)
         share = positives.world_size / max(positives.total, 1) if negatives.total else 0.0

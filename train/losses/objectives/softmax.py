@@ -146,7 +146,7 @@ class SimCLR(TemperatureObjective):
             raise ValueError(f"two views must be alike, not {shapes(first, second)}")
         z = torch.cat([first, second])
         if (sizes := known_sizes()) and y_mD is not None:
-            layout = Layout(tuple(2 * size for size in sizes.pairs.sizes), sizes.pairs.rank)
+            layout = Layout(tuple(2 * size for size in sizes.rows.sizes), sizes.rows.rank)
         else:
             (layout,) = Layout.of(z)
         if layout.total == 0:

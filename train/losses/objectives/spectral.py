@@ -40,7 +40,7 @@ class MomentObjective(Objective, ABC):
         embeddings = (x_bD, y_mD, *targets.values())
         if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
             raise ValueError(f"{' and '.join(['x', 'y', *targets])} must be (b, D) alike, not {shapes(*embeddings)}")
-        layout = sizes.pairs if (sizes := known_sizes()) else Layout.of(x_bD)[0]
+        layout = sizes.rows if (sizes := known_sizes()) else Layout.of(x_bD)[0]
         if layout.total == 0:
             raise ValueError("the global batch has no pair")
         dtype = torch.promote_types(x_bD.dtype, torch.float32)

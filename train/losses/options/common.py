@@ -18,7 +18,7 @@ from dyad.data.config import described
 Similarity = StrEnum("Similarity", ["cosine", "dot"])
 Duplicates = StrEnum("Duplicates", ["keep", "mask", "positive"])
 Positives = StrEnum("Positives", ["single", "each", "exclude", "merge"])
-CandidateSet = StrEnum("CandidateSet", ["all", "negatives"])
+CandidateSet = StrEnum("CandidateSet", ["all", "negatives", "list"])
 Directions = StrEnum("Directions", ["sum", "mean", "x", "y"])
 
 NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
@@ -49,12 +49,15 @@ class ExpectedBatch:
     """The global batches that a run is going to have.
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
-    such as hard negatives. several: whether any of these further y items are positives.
+    such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
+    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs.
     """
 
     pairs: int
     further: bool = False
     several: bool = False
+    classes: bool = False
+    inputs: str = "pairs"
 
     @property
     def without_negatives(self) -> bool:
@@ -68,8 +71,8 @@ class ObjectiveOptions:
 
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
-    beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y, pairs by
-    default; the tasks of this program have pairs only.
+    beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y: pairs,
+    or scores of positives and of negatives.
     """
 
     formula: ClassVar[Any]
@@ -93,11 +96,14 @@ class ObjectiveOptions:
 
         batch: the properties of these batches.
         """
-        if self.inputs != "pairs":
-            yield (
-                f"objective={self.name}: takes {self.inputs}, which no task has; use it in your own loop: from "
-                "dyad.train.losses import build_objective"
-            )
+        if self.inputs != batch.inputs:
+            ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
+            own = "your own loop: from dyad.train.losses import build_objective"
+            yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"
+        elif batch.classes and ("positives" not in self.takes or self.by_sample_id):
+            yield f"objective={self.name}: its columns are sides of samples, no classes. Take cross_entropy, say"
+        elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
+            yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
 
     def __post_init__(self) -> None:
         given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
@@ -166,7 +172,9 @@ class PairOptions(TemperatureOptions):
     A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.
     """
 
-    candidates: CandidateSet = described(CandidateSet.all, "whether positives stand in their anchor's own sum")
+    candidates: CandidateSet = described(
+        CandidateSet.all, "of a row: all columns; all but its positives; or its own list, such as its passages"
+    )
     positives: Positives = described(
         Positives.each, "several positives: mean over each; each without the others; their sum; or one only"
     )
@@ -184,6 +192,11 @@ class PairOptions(TemperatureOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
+        if self.candidates is CandidateSet.list and (batch.classes or not batch.further):
+            yield (
+                "objective.candidates=list: no row has a list of its own. Take task=question_passage with "
+                "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
+            )
         if self.candidates is CandidateSet.negatives and batch.without_negatives:
             yield f"objective.candidates=negatives: {NONE_IN_ONE}"
         if self.positives is Positives.single and batch.several:

@@ -22,9 +22,10 @@ Finish = Callable[[Tensor], dict[str, Tensor]]  # from a sum over ranks to metri
 
 @dataclass(frozen=True)
 class Sizes:
-    """The layouts of a global batch: of its pairs, of further y items, and of those of them that are positives."""
+    """The layouts of a global batch: of its x rows, of its y columns, of further y items, of the positives of these."""
 
-    pairs: Layout
+    rows: Layout
+    columns: Layout
     further: Layout
     positives: Layout
 

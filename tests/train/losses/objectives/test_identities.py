@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from helpers.reference import build, close, embeddings, on_scores
 from torch import Tensor
 
+from dyad.train.losses.gathered.batch import Columns
+
 
 def random_scores(n: int = 6, seed: int = 3) -> Tensor:
     return torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
@@ -91,6 +93,25 @@ def test_listwise_is_the_mean_over_each_relevant_item() -> None:
     ).mean()
     loss = build("listwise_ce")(x, items, positives=listed, excluded=excluded).loss
     same_gradients(loss, want, (x, items))
+
+
+@pytest.mark.parametrize("positives", ["each", "exclude"])
+def test_listwise_over_the_lists_of_the_rows_alone(positives: str) -> None:
+    """candidates=list: of row i its own column and its further ones, as data.passage.positives=all gives them."""
+    x, y = (embeddings(4, 5, seed=seed)[0] for seed in (0, 1))
+    further, row = embeddings(6, 5, seed=2)[0], torch.tensor([0, 0, 0, 2, 3, 3])
+    relevant = torch.tensor([True, False, False, False, True, False])
+    columns = Columns(further, row, positive_k=relevant)
+    losses = []
+    for i in range(4):
+        own = (row == i).nonzero()[:, 0]
+        logits = x[i] @ torch.cat([y[i : i + 1], further[own]]).T
+        right = [0, *(1 + relevant[own].nonzero()[:, 0]).tolist()]
+        hidden = right if positives == "exclude" else []
+        shown = {p: [j for j in range(len(logits)) if j == p or j not in hidden] for p in right}
+        losses.append(torch.stack([logits[shown[p]].logsumexp(0) - logits[p] for p in right]).mean())
+    objective = build("listwise_ce", partition="sum", candidates="list", positives=positives)
+    same_gradients(objective(x, y, negatives=columns).loss, torch.stack(losses).mean(), (x, y, further))
 
 
 def test_epr_is_dpr_with_one_hard_negative() -> None:

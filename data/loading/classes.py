@@ -1,0 +1,113 @@
+"""Batches of samples that have a class, put together from batches whose y is the number of each sample's class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, SampleError, nearest
+from dyad.data.batch import Batch, lengths_by
+from dyad.data.config import DataConfig
+from dyad.data.loading.loader import BatchSource, Positions
+from dyad.data.loading.order import Ids, Order, local_rows
+from dyad.data.shards.shards import Shards
+
+
+@dataclass(frozen=True)
+class ClassNumbers:
+    """The names of C classes. A call converts n names to their numbers 0 … C − 1, int64 (n,).
+
+    With one name, everything else is the class 1. Raises SampleError, which begins with `where`, for no name of a
+    class.
+    """
+
+    names: Sequence[str]
+
+    @cached_property
+    def places(self) -> dict[str, int]:
+        return {name: place for place, name in enumerate(self.names)}
+
+    def __call__(self, names: Sequence[str], where: str = "") -> Tensor:
+        strangers = [name for name in names if len(self.names) > 1 and name not in self.places]
+        if strangers:
+            raise SampleError(f"{where}'{strangers[0]}' is none of the classes.{nearest(strangers[0], self.names)}")
+        return torch.tensor([self.places.get(name, 1) for name in names], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples against all classes, or those of one class against all others.
+
+    samples: the data set of both, whose batches have the class of each sample as y. classes: a text for each of C
+    classes, of which tokenize(classes) are the inputs of the y tower; None: of the class 0 against the others.
+    """
+
+    samples: BatchSource
+    classes: list[str] | None = None
+    tokenize: Any = None
+
+    def __getitems__(self, positions: Positions) -> Batch:
+        return self.samples.__getitems__(positions)
+
+    def where(self, sample_id: int) -> str:
+        return self.samples.where(sample_id)
+
+    @cached_property
+    def _inputs(self) -> Tensor:
+        return self.tokenize(self.classes)
+
+    def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
+        """Return a rank's batch, joined of its parts, with its sides.
+
+        With classes, y is this rank's share of them, and a sample's positive is its class. Else x are the samples of
+        the class 0, and y all others.
+        """
+        if self.classes is not None:
+            own = local_rows(len(self.classes), rank, world_size)
+            y, keys = self._inputs[own], torch.arange(own.start, own.stop)
+            return replace(batch, y=y, y_keys=keys, y_lengths=lengths_by(self.tokenize, y), positives=batch.y)
+        own, other, lengths = batch.y == 0, batch.y != 0, batch.x_lengths
+        of_sides = {"x": batch.x[own], "y": batch.x[other], "x_keys": batch.x_keys[own], "y_keys": batch.x_keys[other]}
+        if lengths is not None:
+            of_sides |= {"x_lengths": lengths[own.numpy()], "y_lengths": lengths[other.numpy()]}
+        return replace(batch, sample_ids=batch.sample_ids[own], **of_sides)
+
+
+class RareOrder(Order):
+    """The order in which each global batch has data.rare_per_batch samples of data.rare, spread evenly over its rows.
+
+    These samples and the others have an order each, so a rare sample may come again before all others came once; an
+    epoch is a pass over the others. is_rare: (n,) bool, of each sample of `shards`. The other arguments are those of
+    Order. Raises ConfigError if there are too few samples of either kind.
+    """
+
+    def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:
+        super().__init__(shards.sizes, shards.weights, **how)
+        total, ends = self.global_batch_size, [0, *accumulate(shards.sizes)]
+        shares = np.arange(total + 1) * data.rare_per_batch // total
+        self._orders: list[tuple[np.ndarray, np.ndarray, Order]] = []
+        for kind, what in ((True, data.rare), (False, "others")):
+            ids, rows = np.flatnonzero(is_rare == kind), np.flatnonzero((np.diff(shares) > 0) == kind)
+            if len(ids) < len(rows):
+                raise ConfigError(
+                    f"data.rare={data.rare}: {len(ids):,} samples of {what}, and each batch needs {len(rows)} of them. "
+                    "Set data.rare_per_batch, or global_batch_size, to less"
+                )
+            own = {**how, "seed": f"{self.seed}/{what}", "global_batch_size": len(rows)}
+            sizes = np.diff(np.searchsorted(ids, ends)).tolist()
+            self._orders.append((rows, ids, Order(sizes, shards.weights, **own)))
+        self.steps_per_epoch = self._orders[1][2].steps_per_epoch
+
+    def ids(self, step: int) -> Ids:
+        found = np.empty(self.global_batch_size, np.int64)
+        for rows, ids, order in self._orders:
+            found[rows] = ids[order.ids(step)]
+        return found
+
+    def local(self, step: int, rank: int, world_size: int) -> tuple[int, Ids]:
+        return step, super().local(step, rank, world_size)[1]  # a rare sample is augmented anew each time

@@ -1,0 +1,189 @@
+"""Classification of pictures or texts: what zero-shot classification and probes have in common.
+
+The predicted class is the one with the highest score. The task is evaluated as a search: samples are the queries and
+classes the items, and the accuracies follow from the rank of the right class. If two classes have equal scores, the
+earlier one is ahead. A class without samples can still be predicted.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dyad.data.base.errors import DataError, nearest
+from dyad.data.image_text.dataset import Captions, LabelledSet
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison, interval
+from dyad.eval.metrics.matches import Labels, Matches, Ranking
+from dyad.eval.results.cases import Item, excerpt, item
+from dyad.eval.results.thumbnails import Thumbnails
+from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
+from dyad.train.distributed.agreement import rank_0_only
+
+CLASSES = 50  # up to here the result has the whole confusion matrix
+CONFUSED = 50  # pairs of classes in the result if there are more classes
+
+
+class Scored(NamedTuple):
+    """What one encoder gives: vectors of n samples (n, D) and of C classes (C, D), whose inner products are the scores.
+
+    values: further metrics → (n,) values of the samples, whose mean is the metric. per_class: class name → further
+    numbers. details: further entries of the result's JSON.
+    """
+
+    samples: np.ndarray
+    classes: np.ndarray
+    values: Values
+    per_class: dict[str, dict[str, float]]
+    details: dict[str, Any]
+
+
+Ranked = tuple[Direction, Ranking, Values, Scored]
+
+
+@dataclass(frozen=True)
+class Classification(Evaluator):
+    """Evaluator of a classification of labelled samples.
+
+    task: of its results; texts have "text_" before it. start: what the names of its accuracies start with. classes: the
+    names of the classes, in order.
+    """
+
+    task: ClassVar[str]
+    start: ClassVar[str] = ""
+    data: LabelledSet
+    classes: Collection[str]
+
+    @abstractmethod
+    def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
+        """Encode and score the samples. All processes call it together. target (n,): the index of the class of each."""
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        names, world = list(self.classes), encode.world
+        target = class_indices(self.data.labels, names, self.name)
+        small = None if isinstance(self.data.items, Captions) else Thumbnails(self.data.items)
+        ranked = _, found, values, scored = self._ranked(encode, target, small)
+        by_name = {m: 0.5 if "auc" in m else (5 if m.endswith("acc5") else 1) / len(names) for m in values}
+        chance = {**by_name, "majority_class_share": float(np.bincount(target).max() / len(target))}
+        metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
+        right = {name: found.rank[target == index] == 1 for index, name in enumerate(names)}
+        accuracy = {name: float(hits.mean()) if len(hits) else None for name, hits in right.items()}
+        numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}
+        details = {**scored.details, "per_class": {n: numbers[n] | scored.per_class.get(n, {}) for n in names}}
+        if before := before_training(self.untrained, world):
+            others = self._ranked(before, target, small)[2]
+            details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(target)))}
+        if examples is not None:
+            details |= rank_0_only(world, lambda: self._details(ranked, target, examples)) or {}
+        files = {".pictures": small.write} if small and examples is not None else {}
+        return Report(self.task if small else f"text_{self.task}", metrics, chance, details, files)
+
+    def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
+        """Score the samples and rank the classes for each; return the search, its ranks, the values of all metrics.
+
+        small: collects the pictures of the example cases; None for texts.
+        """
+        names, scored = list(self.classes), self.scored(encode, target)
+        samples, classes = np.arange(len(target)), np.arange(len(names))
+        direction = Direction(
+            f"{'picture' if small else 'text'} → classes",
+            scored.samples,
+            scored.classes,
+            Matches(Labels(samples, target, len(samples)), Labels(classes, classes, len(classes))),
+            lambda i: self._shown(small, i),
+            lambda c: item(names[c], names[c]),
+            keys=samples,
+            groups=target,
+        )
+        found = direction.ranking(encode.world)
+        shares = accuracies(found.rank, target, len(names))
+        return direction, found, {self.start + name: v for name, v in shares.items()} | scored.values, scored
+
+    def _shown(self, small: Thumbnails | None, i: int) -> Item:
+        items, label = self.data.items, self.data.labels[i]
+        if isinstance(items, Captions):
+            return item(f"row {i + 1}", excerpt(items.texts[i])[0])
+        return item(items.key(i), label, picture=small and small.name(i))
+
+    def _details(self, ranked: Ranked, target: np.ndarray, examples: int) -> dict[str, Any]:
+        direction, found, values, _ = ranked
+        predicted = predictions(direction.queries_nD, direction.items_mD, found.rank, target)
+        intervals = {name: interval(v, range(len(v))) for name, v in values.items()}
+        intervals[f"{self.start}mean_per_class_recall"] = class_mean_interval(found.rank == 1, target)
+        return {
+            "intervals": {name: ends and [min(end, 1.0) for end in ends] for name, ends in intervals.items()},
+            **confusion(target, predicted, list(self.classes)),
+            "scores": direction.histogram(found),
+            "gallery": {direction.title: direction.cases(found, examples)},
+        }
+
+
+def accuracies(rank: np.ndarray, target: np.ndarray, count: int) -> Values:
+    """Return acc1, acc5 (only with five classes or more) and mean_per_class_recall as metric → (n,) values of the
+    samples, whose mean is the metric.
+
+    rank (n,): the rank (from 1) of the right class of each of n samples. target (n,): the index of its class. count:
+    the number of classes. The mean over classes takes only classes that have samples, as in scikit-learn: a hit counts
+    in inverse proportion to the number of samples of its class.
+    """
+    size = np.bincount(target, minlength=count)
+    weight = len(target) / (np.count_nonzero(size) * size[target])
+    top5 = {"acc5": 1.0 * (rank <= 5)} if count >= 5 else {}
+    return {"acc1": 1.0 * (rank == 1), **top5, "mean_per_class_recall": weight * (rank == 1)}
+
+
+def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> np.ndarray:
+    """Return (n,) int64: the class index of each of n labels. Raises DataError for a label that is no class.
+
+    classes: the class names. name: the name of the evaluator, for the message.
+    """
+    index = {c: i for i, c in enumerate(classes)}
+    strangers = [label for label in labels if label not in index]
+    if strangers:
+        raise DataError(
+            f"{name}: {len(strangers)} of {len(labels)} samples have a label that is no class, first '{strangers[0]}'."
+            f"{nearest(strangers[0], classes)}"
+        )
+    return np.array([index[label] for label in labels], dtype=np.int64)
+
+
+def predictions(samples_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Return (n,) int64: the predicted class index of each of n samples.
+
+    It is the right class if its rank is 1, else the wrong class with the highest score. samples_nD: embeddings of the
+    samples; classes_CD: embeddings of C classes. rank, target (n,): the rank and the index of the right class.
+    """
+    predicted = target.copy()
+    wrong = np.flatnonzero(rank > 1)
+    size = max(1, STRIP // len(classes_CD))
+    for start in range(0, len(wrong), size):
+        rows = wrong[start : start + size]
+        score = samples_nD[rows] @ classes_CD.T
+        score[np.arange(len(rows)), target[rows]] = -np.inf
+        predicted[rows] = score.argmax(axis=1)
+    return predicted
+
+
+def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    """Count how often each class was predicted for each true class.
+
+    Up to CLASSES classes it returns {"confusion": {"classes", "counts"}}; "counts" has a row for each true class and a
+    column for each predicted one. For more classes it returns {"confused": […]}, the CONFUSED most frequent mistakes.
+    target, predicted (n,): class indices of n samples. names: the class names.
+    """
+    count = len(names)
+    if count <= CLASSES:
+        counts = np.bincount(target * count + predicted, minlength=count**2).reshape(count, count)
+        return {"confusion": {"classes": list(names), "counts": counts.tolist()}}
+    wrong = target != predicted
+    pairs, times = np.unique(target[wrong] * count + predicted[wrong], return_counts=True)
+    most = np.argsort(-times, kind="stable")[:CONFUSED]
+    return {
+        "confused": [
+            {"true": names[pair // count], "predicted": names[pair % count], "count": time}
+            for pair, time in zip(pairs[most].tolist(), times[most].tolist(), strict=True)
+        ]
+    }

@@ -1,0 +1,60 @@
+"""Evaluators of task=labelled: accuracies over all classes, and AUC and partial AUC of one rare class."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dyad.data.base.errors import DataError, nearest
+from dyad.data.image_text.dataset import Captions, LabelledSet
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.auc import auc_values
+from dyad.eval.metrics.bootstrap import Values, comparison, summary
+from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.zero_shot import ZeroShot
+
+MAX_FPR = 0.05  # of the partial AUC, beside that of the objective
+
+
+@dataclass(frozen=True)
+class TrainedClasses(ZeroShot):
+    """Evaluator of the classes of training, with their vectors as they are trained: not scaled, if those are not.
+
+    classes: class name → the one text that `tokenize` takes for it.
+    """
+
+    task: ClassVar[str] = "classification"
+
+    def _weights(self, encode: Encoder) -> np.ndarray:
+        return encode("y", Captions([text for (text,) in self.classes.values()], self.tokenize))
+
+
+@dataclass(frozen=True)
+class RareClass(Evaluator):
+    """Evaluator of a score (embeddings of width 1) that tells one class from all others.
+
+    data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate in the objective.
+    """
+
+    data: LabelledSet
+    rare: str
+    max_fpr: float
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        positive = np.array([label == self.rare for label in self.data.labels])
+        if not 0 < positive.sum() < len(positive):
+            of_all = f"{positive.sum()} of {len(positive)} samples are of class '{self.rare}'"
+            hint = nearest(self.rare, set(self.data.labels))
+            raise DataError(f"{self.name}: {of_all}, and both kinds are needed.{hint}")
+        values, details = self._values(encode, positive), dict[str, Any]()
+        found = summary(values, lambda metric: range(len(positive)))
+        if before := before_training(self.untrained, encode.world):
+            others = self._values(before, positive)
+            details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(positive)))}
+        metrics = {**found["metrics"], "num_samples": float(len(positive)), "num_rare": float(positive.sum())}
+        return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details | {"intervals": found["intervals"]})
+
+    def _values(self, encode: Encoder, positive: np.ndarray) -> Values:
+        score = encode("x", self.data.items)[:, 0]
+        limits = {"auc": 1.0, **{f"partial_auc@{limit:g}": limit for limit in (MAX_FPR, self.max_fpr)}}
+        return {name: auc_values(score, positive, limit) for name, limit in limits.items()}

@@ -1,0 +1,120 @@
+"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on pictures or texts.
+
+The training part fits the linear probe (linear_probe.py) and is searched by k-NN; the test part is scored. Classes are
+the labels of the training part, sorted. Features are what the trunk of the tower gives before the projection or head,
+or the embeddings (eval.probe_features).
+
+k-NN: the k training samples with the highest cosine similarity vote. Of equally similar ones the earlier count. Of
+equally many votes the first class wins, as in scikit-learn's KNeighborsClassifier(metric="cosine"). In the weighted
+vote of Wu et al. 2018 (arXiv 1805.01978) a neighbour counts exp(similarity / 0.07).
+
+AUC and partial AUC are of the probabilities of the linear probe: the mean over the classes of the test part, each
+against all others, as roc_auc_score(multi_class="ovr", average="macro"). Of two classes only the second counts, as
+there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from scipy.special import softmax
+from torch import Tensor
+
+from dyad.data.base.errors import BadRow, DataError
+from dyad.data.config import QuestionConfig
+from dyad.data.image_text.dataset import Captions, LabelledSet
+from dyad.data.question_passage.dataset import TokenizeTexts, tokens
+from dyad.data.question_passage.formats import named, text_of
+from dyad.data.question_passage.passages import Question
+from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.rows import Rows
+from dyad.data.shards.shards import Shards
+from dyad.eval.config import ProbeFeatures
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.metrics.auc import auc_values
+from dyad.eval.metrics.bootstrap import Values
+from dyad.eval.search.index import Index
+from dyad.eval.tasks.classification import Classification, Scored, class_indices
+from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
+from dyad.eval.tasks.zero_shot import unit
+
+MAX_FPR = 0.05  # of the partial AUC
+TEMPERATURE = 0.07  # of the weighted vote
+
+
+def labelled_texts(shards: Shards, label: str, tokenize: Callable[[list[str]], Tensor]) -> LabelledSet:
+    """Read texts and labels from .jsonl files. label: the field of a row with its class; its text is in "text".
+
+    tokenize: of the tower. Raises DataError, with the line, for a row that lacks one of them.
+    """
+    rows = Rows(shards)
+    pairs = [rows.read(i, partial(_text_and_label, label)) for i in range(len(rows))]
+    texts, labels = [text for text, _ in pairs], [found for _, found in pairs]
+    keys = np.array([content_key(text.encode()) for text in texts], dtype=np.int64)
+    return LabelledSet(Captions(texts, tokenize), labels, keys)
+
+
+def question_tokens(tokenize: TokenizeTexts, config: QuestionConfig, texts: list[str]) -> Tensor:
+    """Tokenise n texts as the questions of a model of questions and passages, int64 (n, L), L tokens of the longest."""
+    return tokens([Question("", text) for text in texts], tokenize, config)
+
+
+def _text_and_label(label: str, fields: dict[str, Any]) -> tuple[str, str]:
+    if fields.get(label) is None:
+        raise BadRow("no label", f"it has no '{label}'; its fields are {named(fields)}")
+    return text_of(fields.get("text"), "'text'"), str(fields[label])
+
+
+@dataclass(frozen=True)
+class Probe(Classification):
+    """Evaluator of frozen features on one data set. data: the test part. train: what the probes are fitted to.
+
+    classes: the labels of `train`, sorted. side: the tower that takes the samples. k: neighbours of k-NN.
+    """
+
+    task: ClassVar[str] = "linear_probe"
+    start: ClassVar[str] = "linear_"
+    train: LabelledSet
+    side: Literal["x", "y"]
+    features: ProbeFeatures = ProbeFeatures.features
+    k: int = 20
+
+    def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
+        if self.features is ProbeFeatures.features:
+            encode = replace(encode, features=True, cosine=False)
+        names = list(self.classes)
+        fitted = class_indices(self.train.labels, names, self.name)
+        out = held_out(fitted, self.train.keys)
+        if not out.any() or len(np.unique(target)) < 2:
+            raise DataError(f"{self.name}: needs two classes in test, and two different samples of a class in train")
+        train_nD, test_nD = (encode(self.side, part.items) for part in (self.train, self.data))
+        weight, c, accuracy = linear_probe(train_nD, fitted, out, encode.world)
+        areas, aucs = _areas(softmax(logits(test_nD, weight), axis=1), target)
+        near = Index(unit(train_nD), world=encode.world).search(unit(test_nD), self.k)
+        votes = {"knn_acc1": np.ones_like(near.scores), "knn_weighted_acc1": np.exp(near.scores / TEMPERATURE)}
+        knn = {name: 1.0 * (_elected(fitted[near.positions], by) == target) for name, by in votes.items()}
+        facts = {"features": self.features, "num_train": len(fitted), "C": c, "held_out_acc1": accuracy, "k": self.k}
+        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # the intercepts are of ones
+        by_class = {names[index]: {"auc": auc} for index, auc in aucs.items()}
+        return Scored(rows, weight.astype(np.float32), areas | knn, by_class, {"probe": facts})
+
+
+def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict[int, float]]:
+    """Return the (n,) values of AUC and partial AUC, and class → its AUC, for the classes that occur; of two only the
+    second.
+    """
+    found = [1] if probability_nC.shape[1] == 2 else np.unique(target).tolist()
+    total, aucs = np.zeros((2, len(target))), {}
+    for c in found:
+        both = [auc_values(probability_nC[:, c], target == c, limit) for limit in (1.0, MAX_FPR)]
+        total, aucs[c] = total + both, float(both[0].mean())
+    return {"auc": total[0] / len(found), f"partial_auc@{MAX_FPR}": total[1] / len(found)}, aucs
+
+
+def _elected(labels_nk: np.ndarray, votes_nk: np.ndarray) -> np.ndarray:
+    """Return (n,) the class with the most votes, of equal ones the first. labels_nk: the classes of k neighbours."""
+    total = np.zeros((len(labels_nk), labels_nk.max() + 1))
+    np.add.at(total, (np.arange(len(labels_nk))[:, None], labels_nk), votes_nk)
+    return total.argmax(axis=1)

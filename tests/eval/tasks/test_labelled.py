@@ -1,0 +1,75 @@
+"""Evaluators of task=labelled against scikit-learn."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from helpers.eval import LOCAL, Pixels, Shown, pictures
+from torch import Tensor, nn
+
+from dyad.data.base.errors import DataError
+from dyad.data.image_text.dataset import LabelledSet
+from dyad.data.loading.classes import ClassNumbers
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+
+NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
+
+
+def labelled(count: int = 90) -> LabelledSet:
+    rng = np.random.default_rng(0)
+    labels = [NAMES[i] for i in rng.choice(6, count, p=[0.3, 0.1, 0.2, 0.2, 0.1, 0.1])]
+    return LabelledSet(Shown(pictures(count)), labels, np.arange(count))  # type: ignore[arg-type]
+
+
+def encoder(width: int, seed: int = 0, cosine: bool = False) -> Encoder:
+    torch.manual_seed(seed)
+    vectors = nn.Embedding(6, width)
+    nn.init.normal_(vectors.weight, mean=2.5, std=3.0)
+    return Encoder({"x": Pixels(width=width), "y": vectors}, LOCAL, block=16, cosine=cosine)
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_accuracies_of_inner_products_with_the_class_vectors(cosine: bool) -> None:
+    """Vectors of other lengths than 1 count as they are where training has it so."""
+    data, encode = labelled(), encoder(8, cosine=cosine)
+    evaluator = TrainedClasses("val", "a.tar", data, {name: [name] for name in NAMES}, ClassNumbers(NAMES))
+    report = evaluator.report(encode, examples=1)
+    with torch.no_grad():
+        x: Tensor = encode.towers["x"].eval()(data.items.rows)  # type: ignore[union-attr]
+        y = encode.towers["y"](torch.arange(6))
+        x, y = (nn.functional.normalize(e, dim=1) if cosine else e for e in (x, y))
+    scores, target = (x @ y.T).numpy(), np.array([NAMES.index(label) for label in data.labels])
+    of = import_module("sklearn.metrics")
+    want = {
+        "acc1": of.accuracy_score(target, scores.argmax(1)),
+        "acc5": of.top_k_accuracy_score(target, scores, k=5),
+        "mean_per_class_recall": of.balanced_accuracy_score(target, scores.argmax(1)),
+        "num_samples": 90.0,
+    }
+    assert report.metrics == pytest.approx(want) and report.task == "classification"
+    np.testing.assert_array_equal(report.details["confusion"]["counts"], of.confusion_matrix(target, scores.argmax(1)))
+
+
+@pytest.mark.parametrize("max_fpr", [0.05, 0.3, 1.0])
+def test_areas_of_a_rare_class(max_fpr: float) -> None:
+    data, encode = labelled(), encoder(1)
+    evaluator = RareClass("val", "a.tar", data, "bee", max_fpr)
+    report = evaluator.report(encode)
+    with torch.no_grad():
+        score = encode.towers["x"].eval()(data.items.rows)[:, 0].numpy()  # type: ignore[union-attr]
+    positive, area = np.array(data.labels) == "bee", import_module("sklearn.metrics").roc_auc_score
+    assert report.metrics["auc"] == pytest.approx(area(positive, score), abs=1e-9)
+    want = area(positive, score, max_fpr=max_fpr)
+    assert report.metrics[f"partial_auc@{max_fpr:g}"] == pytest.approx(want, abs=1e-9)
+    assert report.metrics["num_rare"] == positive.sum()
+    low, high = report.details["intervals"]["auc"]
+    assert low < report.metrics["auc"] < high
+
+
+def test_a_class_that_no_sample_has() -> None:
+    with pytest.raises(
+        DataError, match=r"val: 0 of 90 samples are of class 'bees', and both kinds .* Did you mean 'bee'"
+    ):
+        RareClass("val", "a.tar", labelled(), "bees", 0.1).report(encoder(1))

@@ -1,0 +1,125 @@
+"""Runs of task=labelled by the command line: any number of processes, kills, prompts, texts, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+from harness import Jobs, digest
+from helpers.cli import Commands
+from helpers.tiny_runs import SHARD, VAL, losses, records, refused
+
+CLASSES = {
+    "task": "labelled",
+    "model": "small_cnn",
+    "model.text.name": "null",
+    "model.text.kind": "open_clip",
+    "model.text.frozen": "false",
+    "data.label": "group",
+    "objective": "cross_entropy",
+    "objective.partition": "sum",
+}
+RARE = {
+    **{key: value for key, value in CLASSES.items() if key != "objective.partition"},
+    "objective": "partial_auc",
+    "objective.alpha": 0.2,
+    "data.rare": "activities",
+    "data.rare_per_batch": 5,
+}
+WAYS = [(1, "null"), (2, 3), (4, "null")]
+
+
+@pytest.mark.parametrize("keys", [CLASSES, RARE, CLASSES | {"model.classes": "prompted"}])
+def test_the_same_losses_on_any_number_of_processes(keys: dict[str, Any], jobs: Jobs, models: Path) -> None:
+    more = {"model.text.name": models / "open_clip.json"} if "model.classes" in keys else {}
+    more |= {"steps": 10, "data": "emoji", "data.workers": 1}
+    runs = [jobs.run(w, {**keys, **more, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
+    for run in runs[1:]:
+        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-6, rel=1e-6), run.name
+
+
+@pytest.mark.parametrize("keys", [CLASSES, RARE])
+def test_a_killed_run_goes_on_to_the_same_bits(keys: dict[str, Any], jobs: Jobs) -> None:
+    keys = {**keys, "steps": 30, "checkpoint.every": 3, "data": "emoji", "data.workers": 1}
+    whole = jobs.run(1, {**keys, "run.name": "whole"})
+    job = jobs.start(1, {**keys, "run.name": "killed"})
+    job.reaches(7)
+    job.signal(SIGKILL)
+    job.ends(within=60)
+    killed = jobs.run(1, {**keys, "run.name": "killed"})
+    assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
+
+
+def test_classes_are_found_and_kept_with_the_run(jobs: Jobs, commands: Commands) -> None:
+    keys = {**CLASSES, "data.val": VAL, "steps": 3}
+    run = jobs.run(1, keys)
+    result = json.loads((run / "eval/val.json").read_text())
+    assert result["task"] == "classification" and set(result["metrics"]) >= {"acc1", "acc5", "mean_per_class_recall"}
+    assert (
+        "confusion" in result
+        and "data.label=group: 9 classes, the first is activities" in (run / "log.txt").read_text()
+    )
+    again = commands.run("eval", f"checkpoint={run}", f"suite=[classes:{VAL}]")
+    assert again.code == 0, again.out
+    assert records(run)[-1]["val/acc1"] == pytest.approx(result["metrics"]["acc1"])
+
+
+def test_texts_with_a_class(jobs: Jobs, models: Path, tmp_path: Path) -> None:
+    """The class is a field of a row; classes learnt, prompted, and one that is rare."""
+    rows = [{"text": f"{'good' if i % 4 else 'bad'} day {i}", "mood": "happy" if i % 4 else "sad"} for i in range(200)]
+    path = tmp_path / "moods.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    bert = {"model": "encoder", "model.text.kind": "transformers", "model.text.name": models / "bert"}
+    keys = {**CLASSES, **bert, "model.image.image_size": "null", "model.image.widths": [32, 64, 128, 192]}
+    keys |= {"data": "image_text", "data.items": "texts", "data.train": path, "data.val": path, "data.label": "mood"}
+    keys |= {"optim.lr": 1e-2, "steps": 20, "model.text.context_length": "null"}
+    learnt = jobs.run(1, {**keys, "run.name": "learnt"})
+    prompted = jobs.run(2, {**keys, "run.name": "prompted", "model.classes": "prompted", "data.template": "'a {} day'"})
+    alone = {key: value for key, value in keys.items() if key != "objective.partition"}
+    rare = jobs.run(
+        1, {**alone, **{k: v for k, v in RARE.items() if k.startswith("obj")}, "data.rare": "sad", "run.name": "r"}
+    )
+    assert records(learnt)[-1]["val/acc1"] > 0.9
+    assert records(prompted)[-1]["val/acc1"] > 0.5
+    assert records(rare)[-1]["val/auc"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data.rare": "activity"}, ["data.rare=activity", "Did you mean 'activities'"]),
+        ({"data.rare_per_batch": 30}, ["samples of activities", "data.rare_per_batch"]),
+        ({"data.rare_per_batch": 32}, ["data.rare_per_batch=32", "global_batch_size=32"]),
+        ({"objective": "clip", "objective.alpha": None}, ["objective=clip", "takes pairs, not scores"]),
+        ({"data.rare": "null", "data.rare_per_batch": None}, ["objective=partial_auc", "data.rare=CLASS"]),
+        (
+            {"data.rare": "null", "data.rare_per_batch": None, "objective": "simclr", "objective.alpha": None},
+            ["classes"],
+        ),
+        ({"data.label": "grupo"}, ["data.rare=activities", "data.label=grupo"]),
+    ],
+)
+def test_refusals(change: dict[str, Any], words: list[str], jobs: Jobs) -> None:
+    keys = {key: value for key, value in {**RARE, "data.train": SHARD, **change}.items() if value is not None}
+    outcome = jobs.start(1, keys).ends()
+    refused(type("Ended", (), {"code": outcome.codes[0], "out": outcome.out}), 2, *words)  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("recipe", "metric"), [("classes_emoji", "acc1"), ("rare_class", "partial_auc@0.05")])
+def test_recipes_beat_chance_and_what_is_untrained(
+    recipe: str, metric: str, commands: Commands, tmp_path: Path
+) -> None:
+    arguments = [f"experiment={recipe}", f"run.dir={tmp_path}", "run.name=a", "tracking=local"]
+    ended = commands.run("train", *arguments)
+    assert ended.code == 0, ended.out
+    ended = commands.run("eval", f"checkpoint={tmp_path / 'a'}", "baselines=[untrained]")
+    assert ended.code == 0, ended.out
+    result = json.loads((tmp_path / "a/eval/val.json").read_text())
+    low, _ = result["intervals"][metric]
+    ahead, _ = result["baselines"]["untrained"]["difference"][metric]["interval"]
+    majority = result["chance"].get("majority_class_share", 0)
+    assert ahead > 0 and low > max(result["chance"][metric], majority)

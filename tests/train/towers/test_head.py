@@ -1,0 +1,85 @@
+"""Projection heads: the layers of their papers, what is left out after training, and towers for two views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.dist import launch
+from torch import nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import ItemKind
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, validate
+from dyad.train.towers.build import (
+    ProjectionHead,
+    TwoTowerModel,
+    ViewsModel,
+    build_head,
+    build_model,
+    representation,
+)
+from dyad.train.towers.tower import Tower
+
+LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU
+# As in model_util.py of google-research/simclr, byol of deepmind-research, main_vicreg.py of facebookresearch/vicreg
+PUBLISHED = {
+    Head.linear: ([LINEAR, NORM], [48, 16]),
+    Head.simclr: ([LINEAR, NORM, RELU, LINEAR, NORM], [48, 48, 16]),
+    Head.simclr_v2: ([LINEAR, NORM, RELU, LINEAR, NORM, RELU, LINEAR, NORM], [48, 48, 48, 16]),
+    Head.byol: ([LINEAR, NORM, RELU, LINEAR], [48, 4096, 16]),
+    Head.vicreg: ([LINEAR, NORM, RELU, LINEAR, NORM, RELU, LINEAR], [48, 8192, 8192, 16]),
+}
+
+
+def pictures(head: Head = Head.none, **options: Any) -> TwoTowerModel:
+    image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
+    torch.manual_seed(0)
+    return build_model(ModelConfig(name=None, embed_dim=16, image=image, head=head, **options), Task.views)
+
+
+@pytest.mark.parametrize("head", PUBLISHED)
+def test_a_head_has_the_layers_of_its_paper(head: Head) -> None:
+    kinds, widths = PUBLISHED[head]
+    made = build_head(ModelConfig(head=head, embed_dim=16), 48)
+    assert [type(layer) for layer in made] == kinds
+    linear = [layer for layer in made if isinstance(layer, nn.Linear)]
+    assert [linear[0].in_features, *(layer.out_features for layer in linear)] == widths
+    assert all(layer.bias is None for layer in linear)
+    last = made[-1]
+    if isinstance(last, nn.BatchNorm1d):  # center=False
+        assert not last.bias.requires_grad and not last.bias.any() and last.weight.requires_grad
+    narrow = build_head(ModelConfig(head=head, embed_dim=16, head_width=8), 48)
+    assert {layer.out_features for layer in narrow[:-2] if isinstance(layer, nn.Linear)} <= {8}
+
+
+@pytest.mark.parametrize("head", Head)
+def test_one_tower_takes_both_views_and_is_used_without_its_head(head: Head) -> None:
+    model = pictures(head, head_width=8)
+    tower = model.towers.x_tower
+    assert isinstance(model, ViewsModel) and tower is model.towers.y_tower and isinstance(tower, Tower)
+    seen = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    assert tower(seen).shape == (4, 16)
+    used = representation(model).towers
+    assert used.x_tower is used.y_tower
+    want = tower.features(seen) if isinstance(tower.projection, ProjectionHead) else tower.eval()(seen)
+    assert torch.equal(used.x_tower.eval()(seen), want)
+    assert isinstance(tower.projection, ProjectionHead) is (head is not Head.none)
+
+
+def test_texts_take_a_transformers_encoder() -> None:
+    with pytest.raises(ConfigError, match=r"views take model\.text\.kind=transformers"):
+        build_model(ModelConfig(), Task.views, items=ItemKind.texts)
+
+
+def test_a_head_needs_a_width() -> None:
+    words = "task=views model=cnn data.train=x steps=1 objective=simclr model.embed_dim=null model.head=byol".split()
+    with pytest.raises(ConfigError, match=r"Set model\.embed_dim"):
+        validate(compose_config(words), 1)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_steps_on_two_views_equal_dense_autograd_for_every_head(world_size: int) -> None:
+    launch("dist_views.py", world_size)

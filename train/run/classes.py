@@ -1,0 +1,98 @@
+"""The classes of task=labelled: their names and prompts, found before the model is built, and their inputs."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, SampleError, nearest
+from dyad.data.config import PassageConfig
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.loading.classes import ClassNumbers
+from dyad.data.question_passage.dataset import TokenizeTexts, tokens
+from dyad.data.question_passage.labelled import text_label
+from dyad.data.question_passage.passages import Passage
+from dyad.data.question_passage.views import open_texts
+from dyad.data.shards.rows import Rows
+from dyad.data.shards.shards import Shards, open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import prepared_tables, table_options
+from dyad.eval.tasks.prompts import read_task
+from dyad.train.config import Classes, Task, TrainConfig
+from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.distributed.world import World
+from dyad.train.towers.build import TwoTowerModel
+
+
+@dataclass(frozen=True)
+class LabelledSamples:
+    """Samples with a class: the shards that hold them, of texts their rows, and what holds the class (data.label)."""
+
+    shards: Shards
+    rows: Rows | None
+    field: str
+
+    def label(self, i: int) -> str:
+        """Return the class of sample i. Raises SampleError for a sample without one."""
+        return text_label(self.rows, i, self.field) if self.rows else ShardSample.read(self.shards, i).label(self.field)
+
+    def label_or_none(self, i: int) -> str | None:
+        try:
+            return self.label(i)
+        except SampleError:  # the loader replaces it
+            return None
+
+
+def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
+    """Open samples with a class. value: shards, tables or texts, as data.train. Errors as of `open_shards`."""
+    if not config.has_pictures:
+        rows = open_texts(value, config.data)
+        return LabelledSamples(rows.shards, rows, config.data.label)
+    shards = open_shards(parse_sources(value, tables=prepared_tables(table_options(config.data))))
+    return LabelledSamples(shards, None, config.data.label)
+
+
+def with_classes(config: TrainConfig, world: World) -> TrainConfig:
+    """Return `config` with the classes of task=labelled in run.classes, and a prompt of each in run.prompts.
+
+    They are data.rare alone; or those of data.classes, of a task file the first prompt of each; or all labels of the
+    training data, sorted. Every rank must call it. Raises ConfigError if there are fewer than two, or no sample is of
+    data.rare.
+    """
+    if config.task is not Task.labelled:
+        return config
+    found = from_rank_0(world, lambda: _found(config))
+    return replace(config, run=replace(config.run, classes=[*found], prompts=[*found.values()]))
+
+
+def _found(config: TrainConfig) -> dict[str, str]:
+    """Return the name of each class → its prompt."""
+    data, rare = config.data, config.data.rare
+    if rare is None and isinstance(data.classes, str):
+        return {name: prompts[0] for name, prompts in read_task(Path(data.classes).expanduser()).classes.items()}
+    names: list[str] = [*map(str, data.classes or [])]
+    if not names or rare is not None:
+        samples = open_labelled(data.train, config)
+        labels = {label for i in range(len(samples.shards)) if (label := samples.label_or_none(i)) is not None}
+        names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))  # numbers by their values
+    if len(names) < 2 or (rare is not None and rare not in names):
+        wanted = "two classes" if rare is None else f"data.rare={rare} and of others"
+        hint = nearest(rare or "", names) or f" It has {', '.join(names[:10]) or 'none'}"
+        raise ConfigError(f"data.label={data.label}: data.train must have samples of {wanted}.{hint}")
+    template = "{}" if data.template is None or data.label == "txt" else data.template
+    return {name: template.replace("{}", name) for name in ([rare] if rare is not None else names)}
+
+
+def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], Any]:
+    """Return a text for each class, its name if classes are learnt, and what makes inputs of the y tower of them."""
+    if config.model.classes is Classes.learnt:
+        return config.run.classes or [], ClassNumbers(config.run.classes or [])
+    tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
+    return config.run.prompts or [], model.tokenize if config.has_pictures else tokenize
+
+
+def prompt_tokens(tokenize: TokenizeTexts, config: PassageConfig, texts: list[str]) -> Tensor:
+    """Tokenise n texts as passages, int64 (n, L), L tokens of the longest."""
+    return tokens(map(Passage, texts), tokenize, config)
