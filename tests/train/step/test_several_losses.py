@@ -1,0 +1,30 @@
+"""Several losses in one step: the weighted sum of what each is alone."""
+
+import pytest
+import torch
+from helpers.dist import launch
+from helpers.step import batch, towers
+
+from dyad.train.config import OptimConfig, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses import build_objective
+from dyad.train.step.loss_term import LossTerm
+from dyad.train.step.step import TrainStep
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_step_of_two_losses_has_the_gradient_of_their_sum(world_size: int) -> None:
+    launch("dist_several.py", world_size)
+
+
+def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
+    model, world = towers(normed=True), World()
+    config = TrainConfig(seed=1, global_batch_size=8, optim=OptimConfig(lr=1e-2))
+    term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
+    step = TrainStep(model, build_objective("clip").double(), config, 100, world, further=[term])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    own, further = batch(8), batch(8, 1)
+    further.x[0] = torch.inf
+    own.further = (further,)
+    assert step(own, 0)["skipped"] == 1 and step.skip_reason == "nonfinite"
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
