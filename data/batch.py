@@ -110,6 +110,11 @@ class Batch:
         return mapped(self, Tensor.pin_memory)
 
 
+def with_further(batch: Batch, *further: Batch) -> Batch:
+    """Return `batch` with those of further losses; it names their bad samples too."""
+    return replace(batch, further=further, bad=sum((of.bad for of in further), batch.bad))
+
+
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
     """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
 

@@ -212,6 +212,9 @@ class TrainConfig:
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
+    also: dict[str, Any] = described(
+        {}, "further losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
+    )
     experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
     plugins: list[str] = described([], PLUGINS_HELP)
     run: RunConfig = field(default_factory=RunConfig)

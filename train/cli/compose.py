@@ -34,7 +34,7 @@ from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
 # Group → what to write for a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}
 KEY_OF_GROUP |= {"objective": "plugins=[MODULE]", "optim": "optim.name={}"}
-OPEN_SECTIONS = ("optim.options.", "data.augment_y.")  # mappings with any keys
+OPEN_SECTIONS = ("optim.options.", "data.augment_y.", "also.")  # mappings with any keys
 # Keys, also of a source of data.train, whose values may have line breaks and tabs
 WITH_ESCAPES = ("data.question.prefix", "data.passage.prefix", "question_prefix", "passage_prefix")
 ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are typed: few shells pass a line break on

@@ -30,20 +30,22 @@ from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.tables.prepare import prepared_tables, table_options
-from dyad.eval.encode.encoder import Evaluator
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.index_spec import check_spec
+from dyad.train.cli.also import further_configs
 from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.run.classes import class_inputs, open_labelled
+from dyad.train.run.classes import class_inputs, open_labelled, with_classes
 from dyad.train.step.chunks import chunk_count
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model
+from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model, share_towers
 from dyad.train.towers.published import may_download
 
 
@@ -62,12 +64,24 @@ class TrainingData:
     manifest: Manifest
 
 
+@dataclass(frozen=True)
+class LossParts:
+    """What one loss of a run is made of: the run's own, or a further one (also.NAME)."""
+
+    config: TrainConfig
+    model: TwoTowerModel
+    data: TrainingData
+    evaluators: Sequence[Evaluator]
+    objective: Objective
+
+
 @dataclass
 class Parts:
     """The components of a training run.
 
     modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
     if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
+    further: the parts of further losses by name; `data` and `evaluators` count theirs in.
     """
 
     model: TwoTowerModel
@@ -77,6 +91,7 @@ class Parts:
     evaluators: Sequence[Evaluator]
     step: TrainStep
     total_steps: int
+    further: dict[str, LossParts]
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
@@ -85,19 +100,74 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
+    own = _loss_parts(config, world)
+    of_further = {name: with_classes(of, world) for name, of in further_configs(config).items()}
+    further = {name: _loss_parts(of, world, own.model, name) for name, of in of_further.items()}
+    total_steps = config.steps or math.ceil((config.epochs or 0) * own.data.order.steps_per_epoch)
+
+    def build_step() -> TrainStep:
+        terms = [
+            LossTerm(of.model.towers, of.objective, of.config, total_steps, world, _pairs(of.config, world), name)
+            for name, of in further.items()
+        ]
+        return TrainStep(own.model.towers, own.objective, config, total_steps, world, _pairs(config, world), terms)
+
+    step = raise_on_all(world, build_step)
+    modules = {name: module for term in step.terms for name, module in term.modules.items()}
+    evaluators = [*own.evaluators, *(evaluator for of in further.values() for evaluator in of.evaluators)]
+    data = _with_further(own.data, {name: of.data for name, of in further.items()})
+    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further)
+
+
+def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None = None, name: str = "") -> LossParts:
+    """Build what one loss is made of. of_run: the model of the run, for a further loss with this name."""
     # open_clip writes a download straight to its place, where another process would read half of it
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: _model(config, world))
+    if of_run is not None:
+        raise_on_all(world, lambda: share_towers(model.towers, of_run.towers, f"also.{name}"))
     model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
-    modules = {"towers": model.towers, "objective": objective}
-    total_steps = config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
+    if of_run is not None:
+        encoder = Encoder.of(config, model, world)
+        evaluators = [OfFurtherLoss.named(name, evaluator, encoder) for evaluator in evaluators]
+    return LossParts(config, model, data, evaluators, objective)
+
+
+def _pairs(config: TrainConfig, world: World) -> tuple[int, ...] | None:
+    """Return how many pairs each rank has in every step; None if side y has items of its own."""
+    if config.task is Task.labelled:
+        return None
     ends = [rank * config.global_batch_size // world.size for rank in range(world.size + 1)]  # as the loaders share it
-    pairs = tuple(end - start for start, end in pairwise(ends))
-    known = pairs if config.task is not Task.labelled else None  # else side y has items of its own
-    step = raise_on_all(world, lambda: TrainStep(model.towers, objective, config, total_steps, world, known))
-    return Parts(model, modules, objective.memory, data, evaluators, step, total_steps)
+    return tuple(end - start for start, end in pairwise(ends))
+
+
+def _with_further(data: TrainingData, further: dict[str, TrainingData]) -> TrainingData:
+    """Return the run's data with the fingerprints and files of further losses."""
+    if not further:
+        return data
+    fingerprints = " ".join([data.fingerprint, *(of.fingerprint for of in further.values())])
+    files = {f"also.{name}.{key}": entries for name, of in further.items() for key, entries in of.manifest.items()}
+    fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
+
+
+@dataclass(frozen=True)
+class OfFurtherLoss(Evaluator):
+    """An evaluator of a further loss, which encodes with the towers of that."""
+
+    inner: Evaluator
+    encoder: Encoder
+
+    @staticmethod
+    def named(name: str, inner: Evaluator, encoder: Encoder) -> "OfFurtherLoss":
+        own = inner.name.removeprefix("eval/")
+        return OfFurtherLoss(f"eval/{name}_{own}", inner.source, inner, encoder)
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        own = self.encoder
+        return self.inner.report(replace(encode, towers=own.towers, cosine=own.cosine), examples)
 
 
 def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:

@@ -121,14 +121,29 @@ def check_arguments(arguments: list[str]) -> Path | None:
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
+    from dyad.train.cli.also import further_configs
+    from dyad.train.run_folder.folder import check_run
+    from dyad.train.tracking.trackers import check_tracking
+
+    _check_loss(config)
+    for name, of in further_configs(config).items():
+        try:
+            _check_loss(of)
+        except errors.ConfigError as error:
+            raise errors.ConfigError(f"also.{name}: {error}") from error
+    check_tracking(config.tracking)
+    _check_paths(config)
+    check_run(config)
+
+
+def _check_loss(config: TrainConfig) -> None:
+    """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.question_passage.views import text_sources
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.eval.run.suite import check_suite
     from dyad.train.config import Task, validate
-    from dyad.train.run_folder.folder import check_run
-    from dyad.train.tracking.trackers import check_tracking
 
     _check_task(config)
     validate(config, int(os.environ.get("WORLD_SIZE", "1")))
@@ -139,9 +154,6 @@ def check(config: TrainConfig) -> None:
     else:
         parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     check_suite(config)
-    check_tracking(config.tracking)
-    _check_paths(config)
-    check_run(config)
 
 
 def _check_task(config: TrainConfig) -> None:

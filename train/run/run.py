@@ -5,12 +5,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dyad.data.base.errors import Preempted
 from dyad.data.base.files import writable
-from dyad.data.batch import Batch
+from dyad.data.batch import Batch, with_further
 from dyad.data.config import Mode
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.ahead import copied_ahead
@@ -220,6 +221,10 @@ class TrainingRun:
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             yield norms
         yield from describe_choices(config)
+        for name, loss in self.parts.further.items():
+            of = loss.config
+            trained = f"task={of.task.value} objective={of.objective.name}, {of.global_batch_size} a step"
+            yield f"also.{name}: {trained}, its loss counts {of.weight:g} times"
         if config.data.rare is None and (classes := config.run.classes):
             yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
@@ -276,16 +281,21 @@ class TrainingRun:
         assert isinstance(order, Order)
 
         rank, world_size = self.world.rank, self.world.size
-        loader = partial(build_loader, order=order, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
+        loader = partial(build_loader, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
 
-        def load(dataset: BatchSource, first_step: int, last_step: int) -> Iterator[Batch]:
-            return ahead(loader(dataset, first_step=first_step, last_step=last_step))
+        def load(dataset: BatchSource, first_step: int, last_step: int, order: Order = order) -> Iterator[Batch]:
+            return ahead(loader(dataset, order=order, first_step=first_step, last_step=last_step))
 
-        if not config.data.negatives.refresh_every:
-            return load(dataset, first_step=plan.first_step, last_step=plan.total_steps)
-        assert isinstance(dataset, QuestionPassage)
-        refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
-        return refresh.batches(plan.first_step, plan.total_steps, load)
+        steps = {"first_step": plan.first_step, "last_step": plan.total_steps}
+        if config.data.negatives.refresh_every:
+            assert isinstance(dataset, QuestionPassage)
+            refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
+            own = refresh.batches(plan.first_step, plan.total_steps, load)
+        else:
+            own = load(dataset, **steps)
+        further: list[Any] = [of.data for of in self.parts.further.values()]
+        others = [load(data.dataset, order=data.order, **steps) for data in further]
+        return map(with_further, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
         """Compute diagnostic scalars of the last training step: of its embeddings, batch and loss.

@@ -58,6 +58,7 @@ ADDED = {
     "model.image.lora_alpha": 16.0,
     "model.image.lora_targets": None,
     "data.batches": "mixed",
+    "weight": 1.0,
     "target.kind": "none",
     "target.momentum": 0.996,
     "target.momentum_end": 1.0,

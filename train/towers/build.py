@@ -255,6 +255,32 @@ def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
     return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
+def share_towers(towers: TwoTower, of_run: TwoTower, name: str) -> None:
+    """Let `towers` use, in place of their own, what `of_run` has of equal architecture: whole towers, or trunks.
+
+    A trunk is shared with what prepares its inputs; the projections of two losses may differ. name: what the message
+    names. Raises ConfigError if nothing is shared.
+    """
+
+    def shapes(module: nn.Module) -> list[Any]:
+        return [(key, tensor.shape) for key, tensor in module.state_dict().items()]
+
+    shared = False
+    for side in ("x_tower", "y_tower"):
+        for own in (of_run.x_tower, of_run.y_tower):
+            tower = getattr(towers, side)
+            if shapes(tower) == shapes(own):
+                setattr(towers, side, own)
+            elif isinstance(tower, Tower) and isinstance(own, Tower) and shapes(tower.trunk) == shapes(own.trunk):
+                tower.prepare, tower.trunk = own.prepare, own.trunk
+            else:
+                continue
+            shared = True
+            break
+    if not shared:
+        raise ConfigError(f"{name}: shares no tower with the run: its model.* keys make others")
+
+
 def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
 

@@ -252,7 +252,7 @@ WRONG = {
     "empty folder": lambda folder: f"dpr:{folder}",
 }
 SAID = {
-    "wds:x": "must be one of beir:…, dpr:… (task=question_passage)",
+    "wds:x": "must be one of beir:…, dpr:…, probe:… (task=question_passage)",
     "no folder": "is no folder",
     "no split": "Splits are dev, test. Did you mean 'test'?",
     "a split elsewhere": "split=../x: the name of a split",

@@ -1,0 +1,75 @@
+"""Runs of several losses (also.NAME) by the command line: many processes, kills, evaluation, clear refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from signal import SIGKILL
+from typing import Any
+
+import pytest
+from harness import Jobs, digest
+from helpers.cli import Commands
+from helpers.tiny_runs import SHARD, VAL, losses, records, refused
+
+VIEWS = "task=views objective=simclr model.head=simclr model.head_width=16 model.embed_dim=8 data.augment.flip=0.5"
+CLASSES = "task=labelled objective=cross_entropy data.label=group global_batch_size=24"
+BOTH = {"also.views": f"'{VIEWS} weight=0.5'", "also.groups": f"'{CLASSES}'", "data": "emoji", "data.workers": 1}
+
+
+def test_the_same_losses_on_any_number_of_processes_and_after_a_stop(jobs: Jobs) -> None:
+    keys = {**BOTH, "steps": 8, "data.val": "null", "model.batch_norm": "global"}
+    runs = [jobs.run(w, {**keys, "run.name": f"on-{w}"}) for w in (1, 2)]
+    assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-5, rel=1e-5)
+    first = records(runs[0])[0]
+    parts = [first[f"train/{name}/loss"] for name in ("image_text", "views", "groups")]
+    assert first["train/loss"] == pytest.approx(parts[0] + 0.5 * parts[1] + parts[2], rel=1e-6)
+    assert (
+        "also.views: task=views objective=simclr, 32 a step, its loss counts 0.5 times"
+        in (runs[0] / "log.txt").read_text()
+    )
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(jobs: Jobs) -> None:
+    keys = {**BOTH, "steps": 30, "checkpoint.every": 3, "data.val": "null"}
+    whole = jobs.run(1, {**keys, "run.name": "whole"})
+    job = jobs.start(1, {**keys, "run.name": "killed"})
+    job.reaches(7)
+    job.signal(SIGKILL)
+    job.ends(within=60)
+    killed = jobs.run(1, {**keys, "run.name": "killed"})
+    assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
+
+
+def test_each_loss_is_evaluated_and_the_run_is_used_as_any_other(jobs: Jobs, commands: Commands) -> None:
+    run = jobs.run(1, {**BOTH, "steps": 3, "data.val": VAL})
+    last = records(run)[-1]
+    assert last["eval/views_val/view_R@10"] > 0 and last["eval/groups_val/acc5"] > 0 and "val/image_to_text_R@1" in last
+    assert json.loads((run / "eval/views_val.json").read_text())["metrics"]["num_images"] > 0
+    again = commands.run("eval", f"checkpoint={run}", f"suite=[retrieval:{VAL}]")
+    assert again.code == 0, again.out
+    assert "views_val" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("task=view", ["also.more: task=view: no such choice", "Did you mean 'views'"]),
+        ("task=views objective=simclr steps=3", ["also.more: steps is of the whole run"]),
+        ("task=views objective=sogclr", ["also.more:", "numbers of each sample"]),
+        ("task=views objective=simclr data.train=nowhere.tar", ["also.more:", "nowhere.tar"]),
+        ("task=views objective=simclr model.image.widths=[8,8]", ["also.more: shares no tower with the run"]),
+    ],
+)
+def test_refusals(text: str, words: list[str], jobs: Jobs) -> None:
+    outcome = jobs.start(1, {"also.more": f"'{text}'", "data": "emoji", "data.train": SHARD}).ends()
+    refused(type("Ended", (), {"code": outcome.codes[0], "out": outcome.out}), 2, *words)  # type: ignore[arg-type]
+
+
+@pytest.mark.soak
+def test_slip_beats_what_is_untrained(commands: Commands, tmp_path: Path) -> None:
+    arguments = ["experiment=slip_emoji", f"run.dir={tmp_path}", "run.name=a", "tracking=local"]
+    ended = commands.run("train", *arguments)
+    assert ended.code == 0, ended.out
+    last: dict[str, Any] = records(tmp_path / "a")[-1]
+    assert last["eval/views_val/view_R@1"] > 0.1 and last["val/image_to_text_R@1"] > 0.1

@@ -1,0 +1,53 @@
+"""Further losses of a run (also.NAME): each with a task, data, objective and weight of its own, over the run's towers.
+
+also.NAME is a text of arguments as on the command line: "task=views objective=simclr data.train=a.tar weight=0.5". Its
+configuration is that of the run with these arguments. Imports no torch.
+"""
+
+import re
+import shlex
+from dataclasses import replace
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import Mode
+from dyad.train.cli.compose import compose_config, words_for
+from dyad.train.cli.unread_keys import refuse_unread
+from dyad.train.config import TargetKind, TrainConfig
+
+# Keys, and sections of keys, that a further loss may have; all others are of the whole step or run
+OWN = "task objective data model weight global_batch_size chunk_size eval.suite".split()
+
+
+def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
+    """Return name → the configuration of each further loss of a run.
+
+    Raises ConfigError, naming also.NAME, for arguments that a run would refuse, and for those that a further loss
+    cannot have.
+    """
+    found: dict[str, TrainConfig] = {}
+    for name, text in config.also.items():
+        try:
+            found[name] = _further(config, name, shlex.split(str(text)))
+        except (ConfigError, ValueError) as error:
+            raise ConfigError(f"also.{name}: {error}") from error
+    return found
+
+
+def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
+    own = [word.partition("=")[0] for word in words]
+    if not re.fullmatch(r"[a-z]\w*", name):
+        raise ConfigError("its name must be small letters, digits and '_'")
+    if foreign := [key for key in own if not any(key == one or key.startswith(f"{one}.") for one in OWN)]:
+        raise ConfigError(f"{foreign[0]} is of the whole run. A further loss has keys of its own of {', '.join(OWN)}")
+    # what stands in a section that an argument chooses anew, such as objective=simclr, is not that of the run
+    replaced = tuple(f"{key}." for key in own if key in ("objective", "data", "model"))
+    of_run = words_for(replace(config, also={}, eval=replace(config.eval, suite=[])))
+    kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
+    result = compose_config([*kept, *words])
+    refuse_unread(words, [result])
+    if result.objective.by_sample_id or result.target.kind is not TargetKind.none or result.data.mode is Mode.stream:
+        raise ConfigError(
+            "only the run's own loss can have an objective with numbers of each sample, a target network, or "
+            "data.mode=stream"
+        )
+    return result
