@@ -13,14 +13,16 @@ that start with data/ are below the package data, all others below train.
                                    tokenized → data/batch.py `Batch` of the two views, x and y
  4. step/loop.py                   `fit` takes a batch and calls the step, then the monitor; logs, evaluates, saves
  5. step/step.py                   `TrainStep.__call__`: learning rate (step/optim.py), gradient, skip or apply
- 6. step/chunks.py                 `in_chunks` cuts the batch into chunks, which the towers embed one by one
- 7. step/step.py                   `_embed`: towers/tower.py embeds a chunk, under autocast, with dropout noise that
+ 6. step/loss_term.py              `LossTerm.gradient`, of each loss (one, or those of also.NAME too: cli/also.py);
+    step/chunks.py                 `in_chunks` cuts the batch into chunks, which the towers embed one by one
+ 7. step/loss_term.py              `_embed`: towers/tower.py embeds a chunk, under autocast, with dropout noise that
                                    step 9 repeats; step/graph_cache.py keeps the autograd graphs of some chunks
  8. losses/                        the objective: all embeddings → loss (losses/__init__.py has the route from there);
                                    its backward gives the gradient of the embeddings
- 9. step/step.py                   `_gradient`, chunk by chunk in reverse order: embeds again where no graph is cached,
+ 9. step/loss_term.py              chunk by chunk in reverse order: embeds again where no graph is cached,
                                    and runs backward from the gradient of the embeddings to the weights
-10. distributed/data_parallel.py   averages the gradients over ranks, in the last of these backward passes
+10. distributed/data_parallel.py   averages the gradients over ranks, in the last of these backward passes; those of
+                                   several losses after them
 11. step/step.py                   `_averaged` averages over ranks the objective's gradients and all scalars. If the
                                    loss or gradient is not finite or spikes (monitor/loss_spikes.py), the step is
                                    skipped; else clipping, the optimiser's step (optim.py, timm_optim.py), the clamp of

@@ -195,6 +195,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
     found = {
         "model": changed.get("model", ""),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
+        "target": changed.get("target", ""),
+        "further losses": changed.get("also", ""),
         "trained on": joined(options.get("data.train")),
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
         "began with": public_path(joined(options.get("init_from"))),

@@ -286,15 +286,15 @@ class TrainingRun:
         def load(dataset: BatchSource, first_step: int, last_step: int, order: Order = order) -> Iterator[Batch]:
             return ahead(loader(dataset, order=order, first_step=first_step, last_step=last_step))
 
-        steps = {"first_step": plan.first_step, "last_step": plan.total_steps}
+        first, last = plan.first_step, plan.total_steps
         if config.data.negatives.refresh_every:
             assert isinstance(dataset, QuestionPassage)
             refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
-            own = refresh.batches(plan.first_step, plan.total_steps, load)
+            own = refresh.batches(first, last, load)
         else:
-            own = load(dataset, **steps)
+            own = load(dataset, first, last)
         further: list[Any] = [of.data for of in self.parts.further.values()]
-        others = [load(data.dataset, order=data.order, **steps) for data in further]
+        others = [load(data.dataset, first, last, data.order) for data in further]
         return map(with_further, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
