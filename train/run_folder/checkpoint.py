@@ -363,9 +363,8 @@ def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, n
 
     Weights whose prefix is not a key of `modules` are ignored.
     """
-    own = named_tensors(modules)
-    prefixes = tuple(f"{key}." for key in modules)
-    given = {name: tensor for name, tensor in weights.items() if name.startswith(prefixes)}
+    own, ours = named_tensors(modules), tuple(f"{key}." for key in modules)
+    given = {name: tensor for name, tensor in weights.items() if name.startswith(ours)}
     problems = {
         "not in the checkpoint": [n for n in own if n not in given],
         "not in this model": [n for n in given if n not in own],
