@@ -72,6 +72,7 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
                     pictures[side] = torch.empty(rows, *found.shape[1:], dtype=found.dtype, pin_memory=pin)
                 pictures[side][firsts[-2] : firsts[-1]] = found
                 setattr(part, side, pictures[side])
+            del found  # frees the shared memory of the part
         taken.append(part)
     batch = _joined(taken, firsts, taken[0].padding)
     return batch.pin_memory() if pin else batch

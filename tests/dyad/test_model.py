@@ -153,7 +153,7 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, t
         r"uint8, \(H, W, 3\) of numpy": (dyad.DataError, lambda: model.encode_image([np.zeros((4, 4))])),
         "the list is empty": (dyad.ConfigError, lambda: model.encode_text([])),
         "encode_question and encode_passage": (dyad.ConfigError, lambda: of_texts.encode_text(["a"])),
-        "encode_image, encode_text": (dyad.ConfigError, lambda: model.encode_passage(["a"])),
+        "encode_image, and encode_text if it has captions": (dyad.ConfigError, lambda: model.encode_passage(["a"])),
         "another model": (dyad.ConfigError, lambda: of_texts.search(model.index(pictures), "a")),
         "is no index of ours": (dyad.DataError, lambda: dyad.Index.load(tmp_path)),
         "is no folder": (dyad.ConfigError, lambda: dyad.load("runs/nowhere")),
