@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
 from dyad.train.losses.gathered.sample_state import SampleState
@@ -135,6 +136,8 @@ class Objective(nn.Module):
         own_lists = getattr(self.options, "candidates", None) is CandidateSet.list
         inputs |= {"equal_is_positive": duplicates is Duplicates.positive, "gathers_ids": self.gathers_ids}
         inputs |= {"own_lists": own_lists}
+        if own_lists and columns is None:
+            raise ConfigError("objective.candidates=list: give each row further columns of its own, as negatives")
         return self.of_batch(gather_batch(x_bD, y_mD, **inputs))
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
