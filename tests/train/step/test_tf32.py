@@ -7,7 +7,7 @@ import torch
 from helpers.step import batch, towers, train_step
 from torch import Tensor
 
-import dyad.train.step.step
+import dyad.train.step.loss_term
 from dyad.train.towers.tower import tf32_products
 
 
@@ -27,7 +27,7 @@ class Noting(torch.autograd.Function):
 
 
 def test_towers_alone_multiply_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dyad.train.step.step, "tf32_products", lambda device: tf32_products(torch.device("cuda")))
+    monkeypatch.setattr(dyad.train.step.loss_term, "tf32_products", lambda device: tf32_products(torch.device("cuda")))
     model = towers().float()
     in_towers: list[str] = []
     in_loss: list[str] = []
