@@ -2,6 +2,8 @@
 
 import numpy as np
 
+MAX_FPR = 0.05  # of the partial AUC that evaluators report
+
 
 def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) -> np.ndarray:
     """Return (n,) values of n samples whose mean is the partial AUC up to the false-positive rate `max_fpr`, which

@@ -8,12 +8,10 @@ import numpy as np
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.eval.metrics.auc import auc_values
+from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.zero_shot import ZeroShot
-
-MAX_FPR = 0.05  # of the partial AUC, beside that of the objective
 
 
 @dataclass(frozen=True)

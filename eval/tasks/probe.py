@@ -33,14 +33,13 @@ from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards
 from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.metrics.auc import auc_values
+from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.search.index import Index
 from dyad.eval.tasks.classification import Classification, Scored, class_indices
 from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
 from dyad.eval.tasks.zero_shot import unit
 
-MAX_FPR = 0.05  # of the partial AUC
 TEMPERATURE = 0.07  # of the weighted vote
 
 

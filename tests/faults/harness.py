@@ -234,6 +234,14 @@ class Jobs:
         assert outcome.codes == [0] * world and not outcome.orphans, outcome.out
         return job.run
 
+    def run_killed(self, keys: Mapping[str, Any], after: int) -> Path:
+        """The run folder of a job that was killed after `after` steps, and gone on with by the same command."""
+        job = self.start(1, {**keys, "run.name": "killed"})
+        job.reaches(after)
+        job.signal(signal.SIGKILL)
+        job.ends(within=60)
+        return self.run(1, {**keys, "run.name": "killed"})
+
     def close(self) -> None:
         for job in self._started:
             job.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -44,12 +43,7 @@ def test_the_same_losses_on_any_number_of_processes(keys: dict[str, Any], jobs: 
 @pytest.mark.parametrize("keys", [CLASSES, RARE])
 def test_a_killed_run_goes_on_to_the_same_bits(keys: dict[str, Any], jobs: Jobs) -> None:
     keys = {**keys, "steps": 30, "checkpoint.every": 3, "data": "emoji", "data.workers": 1}
-    whole = jobs.run(1, {**keys, "run.name": "whole"})
-    job = jobs.start(1, {**keys, "run.name": "killed"})
-    job.reaches(7)
-    job.signal(SIGKILL)
-    job.ends(within=60)
-    killed = jobs.run(1, {**keys, "run.name": "killed"})
+    killed, whole = jobs.run_killed(keys, after=7), jobs.run(1, {**keys, "run.name": "whole"})
     assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
 
 

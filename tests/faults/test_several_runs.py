@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -32,12 +31,7 @@ def test_the_same_losses_on_any_number_of_processes_and_after_a_stop(jobs: Jobs)
 
 def test_a_killed_run_goes_on_to_the_same_bits(jobs: Jobs) -> None:
     keys = {**BOTH, "steps": 30, "checkpoint.every": 3, "data.val": "null"}
-    whole = jobs.run(1, {**keys, "run.name": "whole"})
-    job = jobs.start(1, {**keys, "run.name": "killed"})
-    job.reaches(7)
-    job.signal(SIGKILL)
-    job.ends(within=60)
-    killed = jobs.run(1, {**keys, "run.name": "killed"})
+    killed, whole = jobs.run_killed(keys, after=7), jobs.run(1, {**keys, "run.name": "whole"})
     assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
 
 
@@ -64,6 +58,11 @@ def test_each_loss_is_evaluated_and_the_run_is_used_as_any_other(jobs: Jobs, com
 def test_refusals(text: str, words: list[str], jobs: Jobs) -> None:
     outcome = jobs.start(1, {"also.more": f"'{text}'", "data": "emoji", "data.train": SHARD}).ends()
     refused(type("Ended", (), {"code": outcome.codes[0], "out": outcome.out}), 2, *words)  # type: ignore[arg-type]
+
+
+def test_a_weight_of_one_loss_alone_is_refused(jobs: Jobs) -> None:
+    outcome = jobs.start(1, {"weight": 2, "data.train": SHARD}).ends()
+    refused(type("Ended", (), {"code": outcome.codes[0], "out": outcome.out}), 2, "weight=2", "also.NAME")  # type: ignore[arg-type]
 
 
 @pytest.mark.soak

@@ -44,7 +44,7 @@ def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
     of_run = words_for(replace(config, also={}, eval=replace(config.eval, suite=[])))
     kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
     result = compose_config([*kept, *words])
-    refuse_unread(words, [result])
+    refuse_unread(words, [replace(result, also={name: ""})])  # its weight is read
     if result.objective.by_sample_id or result.target.kind is not TargetKind.none or result.data.mode is Mode.stream:
         raise ConfigError(
             "only the run's own loss can have an objective with numbers of each sample, a target network, or "

@@ -21,6 +21,7 @@ HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
 OF_TIMM = "an optim.name other than adamw"
+SEVERAL = "further losses, also.NAME=…"
 TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
@@ -57,6 +58,7 @@ READ_ONLY_WITH = {
     "optim.schedule=const-cooldown": "optim.cooldown",
     "optim.name=adamw": "optim.beta optim.eps",
     OF_TIMM: "optim.options",
+    SEVERAL: "weight",
     "target.kind=ema": "target.momentum",
     "target.kind=copy": "target.every",
     "objective.divergence=cvar": "objective.alpha",
@@ -132,6 +134,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     "data.rare=CLASS": lambda config: config.data.rare is not None,
     HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
+    SEVERAL: lambda config: bool(config.also),
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }
 
