@@ -22,10 +22,10 @@ that start with data/ are below the package data, all others below train.
  9. step/loss_term.py              chunk by chunk in reverse order: embeds again where no graph is cached,
                                    and runs backward from the gradient of the embeddings to the weights
 10. distributed/data_parallel.py   averages the gradients over ranks, in the last of these backward passes; those of
-                                   several losses after them
+                                   several losses after them; sharding.py: towers of which each rank holds a part
 11. step/step.py                   `_averaged` averages over ranks the objective's gradients and all scalars. If the
                                    loss or gradient is not finite or spikes (monitor/loss_spikes.py), the step is
-                                   skipped; else clipping, the optimiser's step (optim.py, timm_optim.py), the clamp of
+                                   skipped; else clipping, the optimiser's step (optim.py), the clamp of
                                    the temperature, the average of the weights (averaging.py), and that of the target
                                    network, which embeds each batch as well after step 7 (target.py)
 12. monitor/monitor.py             stragglers (stragglers.py), bad samples and skipped steps (run_folder/ledger.py),

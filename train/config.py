@@ -12,12 +12,13 @@ from typing import Any
 from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.plugins import HELP as PLUGINS_HELP
+from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
-from dyad.train.losses.options.common import Duplicates, ExpectedBatch, ObjectiveOptions
+from dyad.train.losses.options.choices import Duplicates, Setting
+from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
-from dyad.train.losses.options.robust import Setting
+from dyad.train.plan_config import PlanConfig
 
 Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
 ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
@@ -33,7 +34,7 @@ Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 TargetKind = StrEnum("TargetKind", ["none", "copy", "ema"])
 Head = StrEnum("Head", ["none", "linear", "simclr", "simclr_v2", "byol", "vicreg"])
 BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
-Parallel = StrEnum("Parallel", ["ddp"])  # fsdp2 comes here: nothing reads the value while there is one choice
+Parallel = StrEnum("Parallel", ["ddp", "fsdp2", "hsdp"])
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
@@ -161,7 +162,12 @@ class TargetConfig:
 
 @dataclass
 class DistConfig:
-    name: Parallel = described(Parallel.ddp, "every rank has the whole model; there is no other choice yet")
+    name: Parallel = described(
+        Parallel.ddp, "every rank has all weights (ddp), a part of each (fsdp2), or a part within its machine (hsdp)"
+    )
+    shard_size: int | None = described(
+        None, "ranks that share one copy of the weights; null: all (fsdp2), those of a machine (hsdp)", least=1
+    )
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
     start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
@@ -192,7 +198,7 @@ class ResumeConfig:
 
 @dataclass
 class TrainConfig:
-    task: Task = described(Task.image_text, "kind of pairs: pictures with texts, or questions with passages")
+    task: Task = described(Task.image_text, "pictures and texts, questions and passages, two views of each, or classes")
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
     steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
     epochs: float | None = described(None, "passes over the data when steps is null", above=0)
@@ -228,6 +234,12 @@ class TrainConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+
+    @property
+    def planned(self) -> bool:
+        """Whether to print a plan of the run in place of training: a key of `plan` is set."""
+        return self.plan != PlanConfig()
 
     @property
     def has_pictures(self) -> bool:
@@ -272,6 +284,11 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
         and config.model.embed_dim is None,
+        "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, or "
+        "set data.augment.…": config.task is Task.views
+        and config.has_pictures
+        and not config.model.image.patch_dropout
+        and all(augment == type(augment)() for augment in config.data.augments),
         f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
@@ -281,10 +298,25 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
         **_stream_rules(config),
+        **_sharding_rules(config),
         **_objective_rules(config),
     }
     if broken := [*broken, *(message for message, is_broken in rules.items() if is_broken)]:
         raise ConfigError("\n".join(broken[:5]))
+
+
+def _sharding_rules(config: TrainConfig) -> dict[str, bool]:
+    dist, is_sharded = config.dist, config.dist.name is not Parallel.ddp
+    start, way_out = f"dist.name={dist.name}", "Take dist.name=ddp, or"
+    return {
+        f"{start}: the towers of several losses cannot be sharded. {way_out} leave also.* out": is_sharded
+        and bool(config.also),
+        f"{start}, precision=fp16: {way_out} precision=bf16": is_sharded and config.precision is Precision.fp16,
+        f"{start}, optim.name={config.optim.name}: {way_out} optim.name=adamw": is_sharded
+        and config.optim.name != "adamw",
+        f"dist.shard_size={dist.shard_size}: dist.name=ddp shards nothing. Add dist.name=fsdp2 or hsdp": not is_sharded
+        and dist.shard_size is not None,
+    }
 
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that

@@ -10,19 +10,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import copy
-from dataclasses import MISSING, Field, field, fields, replace
+from dataclasses import Field, field, fields, replace
 from enum import Enum
 from math import inf
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from omegaconf import MISSING as NEEDED
-from omegaconf import OmegaConf
+from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ValidationError
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.base.plugins import HELP as PLUGINS_HELP
-from dyad.data.base.plugins import KEY as PLUGINS
+from dyad.data.base.plugins import PLUGINS, PLUGINS_HELP
 
 HELP = ("--help", "-h", "help")
 AT_COMMAS = re.compile(r"""(?:\{[^}]*\}|"[^"]*"|'[^']*'|[^,])+""")  # commas outside braces and quotes
@@ -36,13 +34,15 @@ EXPECTED = {  # message of OmegaConf about a value → what the value must be
 T = TypeVar("T")
 
 
-def command_options(schema: type[T], command: str, help_page: Callable[[], str]) -> T:
-    """Return the options on the command line of this process. With -h or --help, print help_page() and exit with 0.
+def command_options(
+    schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
+) -> T:
+    """Return the options on the command line of this process. With -h or --help, print its help and exit with 0.
 
-    Other arguments and errors as in `parse_options`.
+    notes: gives the text after the keys. Other arguments as in `help_text`, and as errors in `parse_options`.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(help_page())
+        print(help_text(purpose, examples, schema, notes()))
         sys.exit(0)
     return parse_options(schema, sys.argv[1:], command)
 
@@ -160,12 +160,10 @@ def key_table(schema: Any) -> list[str]:
 def _default(option: Field[Any]) -> str:
     """Convert the default of a dataclass field to the text by which it is written on the command line."""
     default = option.default
-    if default is MISSING:  # a field with a factory
+    if callable(option.default_factory):
         return "[]"
-    if default == NEEDED:
+    if default == MISSING:
         return "(needed)"
     if default is None or isinstance(default, bool):
         return json.dumps(default)
-    if isinstance(default, Enum):
-        return default.name
     return f"{default:g}" if isinstance(default, float) else str(default)

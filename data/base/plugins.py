@@ -13,8 +13,8 @@ from types import ModuleType
 
 from dyad.data.base.errors import ConfigError, first_line
 
-KEY = "plugins"
-HELP = "modules or .py files of your own code, imported first: plugins=[my_module]; see CONTRIBUTING.md"
+PLUGINS = "plugins"
+PLUGINS_HELP = "modules or .py files of your own code, imported first: plugins=[my_module]; see CONTRIBUTING.md"
 OURS = Path(__file__).parents[2]  # of what a traceback shows, not the plugin's
 _imported: dict[str, ModuleType] = {}  # by the names that the user typed
 
@@ -25,9 +25,9 @@ def import_typed_plugins(arguments: Iterable[str]) -> None:
     arguments: the texts of a command line. Raises ConfigError if the value is no list, and for a module that does not
     exist or that raises an error.
     """
-    for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{KEY}=")):
+    for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{PLUGINS}=")):
         if value[:1] + value[-1:] != "[]":
-            raise ConfigError(f"{KEY}={value}: must be a list of modules or .py files. Write {KEY}=[{value}]")
+            raise ConfigError(f"{PLUGINS}={value}: must be a list of modules or .py files. Write {PLUGINS}=[{value}]")
         import_plugins(name.strip("'\" ") for name in value[1:-1].split(","))
 
 
@@ -59,14 +59,14 @@ def plugins_needed(recorded: Sequence[str]) -> str:
 
     recorded: the key `plugins` of the run's config.yaml, which is never imported by itself.
     """
-    missing = [name for name in recorded if name not in _imported]
-    return f" The run was made with code beside Dyad. If you trust it, add {KEY}=[{','.join(recorded)}]" * bool(missing)
+    missing = any(name not in _imported for name in recorded)
+    return f" The run was made with code beside Dyad. If you trust it, add {PLUGINS}=[{','.join(recorded)}]" * missing
 
 
 def _import(name: str) -> ModuleType:
     path = Path(name).expanduser().absolute() if name.endswith(".py") else None
     if path is not None and not path.is_file():
-        raise ConfigError(f"{KEY}=[{name}]: no such file")
+        raise ConfigError(f"{PLUGINS}=[{name}]: no such file")
     folder, module = (Path.cwd(), name) if path is None else (path.parent, path.stem)
     if str(folder) not in sys.path:  # at the end: no file of the folder hides a package that others import
         sys.path.append(str(folder))
@@ -80,9 +80,9 @@ def _import(name: str) -> ModuleType:
     except Exception as error:
         name_of_error = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
         text = error.msg if isinstance(error, SyntaxError) else first_line(error)
-        raise ConfigError(f"{KEY}=[{name}]: {_where(error, root)}{name_of_error}{text}") from error
+        raise ConfigError(f"{PLUGINS}=[{name}]: {_where(error, root)}{name_of_error}{text}") from error
     if path is not None and Path(found.__file__ or "").resolve() != path.resolve():
-        raise ConfigError(f"{KEY}=[{name}]: {found.__file__} has the same name. Give your file another one")
+        raise ConfigError(f"{PLUGINS}=[{name}]: {found.__file__} has the same name. Give your file another one")
     return found
 
 

@@ -54,8 +54,7 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
     if kind is InputKind.passages:
         return print("fine: passages alone, for data.passage.corpus")
     paths = {"data.train": "::".join(arguments), **({"data.val": options.val} if options.val else {})}
-    how = train_command(arguments, options, paths, samples, options.split)
-    print_line(f"fine: train with\n  {how}")
+    print_line(f"fine: train with\n  {train_command(arguments, options, paths, samples, options.split)}")
 
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
@@ -153,11 +152,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     inputs.refuse_unknown(values, options)
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
-    tasks = [
-        (index, range(index.samples)[start : start + BLOCK], options)
-        for index in sound
-        for start in range(0, index.samples, BLOCK)
-    ]
+    starts = ((index, start) for index in sound for start in range(0, index.samples, BLOCK))
+    tasks = [(index, range(index.samples)[start : start + BLOCK], options) for index, start in starts]
     found = PictureFindings()
     with parallel_map(options.workers, len(tasks) // TASKS_PER_PROCESS) as run_all:
         for index, digest in zip(sound, run_all(sha256_of, [index.path for index in sound]), strict=True):

@@ -14,8 +14,7 @@ from dyad.data.cli.inputs import shards_of
 from dyad.data.cli.options import IndexOptions
 from dyad.data.shards.index import FORMAT, ShardIndex, fingerprint, index_shards
 from dyad.data.shards.rows import SUFFIXES
-from dyad.data.shards.sources import SUFFIXES as SHARDS
-from dyad.data.shards.sources import ShardSource
+from dyad.data.shards.sources import SHARDS, ShardSource
 
 MAX_ROWS = 40  # with more shards the table has only the broken ones
 IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_count")  # of each shard

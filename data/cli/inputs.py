@@ -26,8 +26,7 @@ from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.scan_tar import PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import PACKED, ShardSource, local_path, parse_sources, written_sources
-from dyad.data.shards.sources import SUFFIXES as SHARDS
+from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, local_path, parse_sources, written_sources
 from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
@@ -125,7 +124,7 @@ def _tables_and_files(
         tables.extend(here := tables_of(path, options.columns))
         return [table.path for table in here]
 
-    files = [file for each in parse_sources(source, key, (*SUFFIXES, *ALWAYS), found) for file in each.shards]
+    files = files_of(source, key, (*SUFFIXES, *ALWAYS), found)
     paths = {table.path for table in tables}
     return tables, [file for file in files if file not in paths]
 

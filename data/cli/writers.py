@@ -81,22 +81,20 @@ def _context(passage: Passage) -> Fields:
     return fields if passage.id is None else {**fields, "passage_id": passage.id}
 
 
-def tevatron_fields(
-    text: str, lists: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped
-) -> Fields:
+def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a row in one of the two Tevatron formats.
 
-    text: name of the field for the question's text. lists: ending of the names of the two fields for passages, which
+    key: name of the field for the question's text. kind: ending of the names of the two fields for passages, which
     begin with positive_ and negative_. entry: converts a passage to an entry of these fields. dropped: counts of the
     parts that the format cannot hold, which this function increases.
     """
     dropped["question groups"] += row.question.group is not None
     return {
         "query_id": question_id(row.question),
-        text: row.question.text,
+        key: row.question.text,
         "answers": [*row.question.answers],
-        f"positive_{lists}": [entry(passage) for passage in row.positives],
-        f"negative_{lists}": [entry(passage) for passage in _one_list(row, dropped)],
+        f"positive_{kind}": [entry(passage) for passage in row.positives],
+        f"negative_{kind}": [entry(passage) for passage in _one_list(row, dropped)],
     }
 
 
@@ -175,8 +173,7 @@ def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator
                 _refuse_in_table(part)
             new = written.add("question", name, row.question.key)
             if new:
-                content = json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)})
-                queries.write(content + b"\n")
+                queries.write(json_bytes({"_id": name, "text": row.question.text, **_metadata(row.question)}) + b"\n")
             for pair in (f"{name}\t{passage}" for passage in relevant):
                 if written.add("pair", pair, 1):
                     judged.write(f"{pair}\t1\n".encode())
@@ -250,11 +247,11 @@ def _json_line(id_key: str, passage: Passage, dropped: Dropped) -> bytes:
     return json_bytes(_document(id_key, passage)) + b"\n"
 
 
-CORPORA = {  # format → name of its file of passages, and what makes a line of a passage
-    Target.dpr: ("corpus.tsv", _table_line),
-    Target.tevatron: ("corpus.jsonl", partial(_json_line, "docid")),
-    Target.tevatron_ids: ("corpus.jsonl", partial(_json_line, "docid")),
-    Target.beir: ("corpus.jsonl", partial(_json_line, "_id")),
+CORPORA = {  # format → name of its file of passages, how the file begins, and what makes a line of a passage
+    Target.dpr: ("corpus.tsv", b"id\ttext\ttitle\n", _table_line),
+    Target.tevatron: ("corpus.jsonl", b"", partial(_json_line, "docid")),
+    Target.tevatron_ids: ("corpus.jsonl", b"", partial(_json_line, "docid")),
+    Target.beir: ("corpus.jsonl", b"", partial(_json_line, "_id")),
 }
 
 
@@ -328,10 +325,9 @@ def corpus_writer(
     to the file first, whose ids then count as written; None if there is none. dropped: counts of the parts that the
     file cannot hold, which the writer increases.
     """
-    name, line = CORPORA[target]
+    name, first_line, line = CORPORA[target]
     with (folder / name).open("wb") as file:
-        if line is _table_line:
-            file.write(b"id\ttext\ttitle\n")
+        file.write(first_line)
         yield CorpusWriter(file, line, written, source, dropped)
 
 

@@ -11,7 +11,7 @@ Shape letters: b pictures of a batch; S side of the tower's input in pixels; L t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from dyad.data.config import DataConfig
 from dyad.data.image_text import transforms
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.loading.classes import ClassNumbers
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
@@ -36,8 +37,7 @@ def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
-@dataclass(frozen=True)
-class TrainingPair:
+class TrainingPair(NamedTuple):
     """A picture and one caption of a sample.
 
     x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
@@ -57,6 +57,8 @@ class PairMaker:
     """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
 
     def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
+        """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
+        of the run, on which all random draws depend."""
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
@@ -80,17 +82,11 @@ class PairMaker:
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
         """Return the batch of the given training pairs: augments the pictures (as data.augment says) and tokenises the
         captions. bad: the unusable samples that were met while the pairs were made; the returned batch lists them."""
-        draws = np.stack([p.draws for p in pairs])[:, transforms.CROP_DRAWS :]
-        y = self.tokenize([p.text for p in pairs])
-        return Batch(
-            x=transforms.add_noise(torch.stack([p.x for p in pairs]), self.config.augment, draws),
-            y=y,
-            sample_ids=torch.tensor([p.sample_id for p in pairs]),
-            x_keys=torch.tensor([p.x_key for p in pairs]),
-            y_keys=torch.tensor([p.y_key for p in pairs]),
-            bad=bad,
-            y_lengths=lengths_by(self.tokenize, y),
-        )
+        pictures, texts, *numbers, draws = zip(*pairs, strict=True)
+        ids, x_keys, y_keys = map(torch.tensor, numbers)
+        noise, y = np.stack(draws)[:, transforms.CROP_DRAWS :], self.tokenize([*texts])
+        x = transforms.add_noise(torch.stack(pictures), self.config.augment, noise)
+        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths_by(self.tokenize, y))
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
@@ -104,25 +100,32 @@ class PairMaker:
         return sample.captions(name)
 
 
+class LabelMaker(PairMaker):
+    """Makes pairs of a picture and the name of its class, which data.label says. tokenize: the numbers of classes; so y
+    is the number of the class, int64 (b,)."""
+
+    tokenize: ClassNumbers
+
+    def texts(self, sample: ShardSample, name: str) -> list[str]:
+        label = sample.label(self.config.label)
+        self.tokenize([label], f"{sample.where}: its class ")
+        return [label]
+
+
 class ImageText:
     """The training data set of pictures and captions. A batch depends only on the seed, its positions (epoch, sample
     id) and the shards."""
 
-    Maker = PairMaker
-
-    def __init__(self, shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
-        """Set up the training data set of pictures and captions, and check its first samples.
-
-        spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed of
-        the run, on which all random draws depend.
+    def __init__(self, shards: Shards, maker: PairMaker) -> None:
+        """Set up the training data set of pictures and captions, and check its first samples. maker: makes the pairs
+        and batches of samples.
 
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
         reported before any loader process starts.
         """
-        self.shards, self._maker = shards, self.Maker(spec, tokenize, config, seed)
-        self._replacements = Replacements(shards.sizes, seed, config.tolerated)
-        checked = range(min(len(shards), max(config.tolerated, 1)))
-        check_any(checked, lambda i: self._maker.check(ShardSample.read(shards, i)))
+        self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
+        self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
+        check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).
@@ -153,15 +156,16 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
 
 
 class Items(Protocol):
-    """A list of inputs of a tower (encoder), such as pictures or tokens of texts. Loader processes read them."""
+    """A list of inputs of a tower (encoder), such as pictures or tokens of texts. Loader processes read them.
+
+    block: returns the tower (encoder) inputs of the k items at positions start … stop - 1. Pictures: uint8 (k, 3, S,
+    S), S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
+    number of items, the block ends with the last item.
+    """
 
     def __len__(self) -> int: ...
 
-    def block(self, start: int, stop: int) -> Tensor:
-        """Return the tower (encoder) inputs of the k items at positions start … stop - 1. Pictures: uint8 (k, 3, S, S),
-        S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
-        number of items, the block ends with the last item."""
-        ...
+    def block(self, start: int, stop: int) -> Tensor: ...
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Pictures that a program hands over, as inputs of a picture tower: paths, bytes of files, PIL pictures, pixels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike

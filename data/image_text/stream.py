@@ -11,8 +11,6 @@ part; here a shard is parsed as strictly as by the index. Its shuffle buffer may
 shard is ever known to be used up; here samples are mixed block by block, and a resumed run restarts only a few shards.
 """
 
-import hashlib
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
 from dyad.data.loading.workers import begin_item
+from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import open_sequential, shard_name
@@ -123,8 +122,7 @@ class Stream:
         # the samples of this order are shards, and each step is one draw
         self._draws = Order(sizes, weights, seed=seed, global_batch_size=1, shuffle="full")
         self.draws_per_pass = self._draws.steps_per_epoch
-        identity = [[shard_name(shard) for shard in self.shards], weights]
-        self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        self.fingerprint = json_digest([[shard_name(shard) for shard in self.shards], weights])
         self.progress = StreamProgress()
         self._rank, self._world_size, self._readers = 0, 1, 1
         self._reader: Reader | None = None
@@ -173,8 +171,7 @@ class Stream:
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
         options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
-        ready = batches_of_parts(self._part, steps, count, workers, **options)
-        for batch in ahead(ready):
+        for batch in ahead(batches_of_parts(self._part, steps, count, workers, **options)):
             self.progress.add(batch)
             yield batch
 

@@ -20,8 +20,7 @@ import simplejpeg
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.pictures import JPEG_MAGIC, check_size, opened_picture, refuse_many_scans
@@ -93,8 +92,7 @@ def to_rgb(picture: Image) -> Image:
         picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
     if picture.has_transparency_data:
         picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(white, picture)
+        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
     return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 

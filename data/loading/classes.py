@@ -33,8 +33,7 @@ class ClassNumbers:
         return {name: place for place, name in enumerate(self.names)}
 
     def __call__(self, names: Sequence[str], where: str = "") -> Tensor:
-        strangers = [name for name in names if len(self.names) > 1 and name not in self.places]
-        if strangers:
+        if strangers := [name for name in names if len(self.names) > 1 and name not in self.places]:
             raise SampleError(f"{where}'{strangers[0]}' is none of the classes.{nearest(strangers[0], self.names)}")
         return torch.tensor([self.places.get(name, 1) for name in names], dtype=torch.int64)
 
@@ -99,8 +98,7 @@ class RareOrder(Order):
                     "Set data.rare_per_batch, or global_batch_size, to less"
                 )
             own = {**how, "seed": f"{self.seed}/{what}", "global_batch_size": len(rows)}
-            sizes = np.diff(np.searchsorted(ids, ends)).tolist()
-            self._orders.append((rows, ids, Order(sizes, shards.weights, **own)))
+            self._orders.append((rows, ids, Order(np.diff(np.searchsorted(ids, ends)).tolist(), shards.weights, **own)))
         self.steps_per_epoch = self._orders[1][2].steps_per_epoch
 
     def ids(self, step: int) -> Ids:

@@ -11,7 +11,7 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import TypeVar
 
 from dyad.data.base.errors import DataError, SampleError
@@ -57,8 +57,8 @@ class Replacements:
         loaded: list[T] = []
         bad: list[BadSample] = []
         for row, (epoch, sample_id) in enumerate(positions):
-            tried, attempts = sample_id, 0
-            while True:
+            tried = sample_id
+            for attempt in count(1):
                 begin_item(tried)
                 try:
                     loaded.append(read(epoch, tried))
@@ -66,12 +66,11 @@ class Replacements:
                 except SampleError as error:
                     if not self.limit:
                         raise
-                    attempts += 1
-                    replacement = self.id(epoch, sample_id, attempts)
+                    replacement = self.id(epoch, sample_id, attempt)
                     bad.append(BadSample(row, tried, *origin(tried), str(error), replacement))
                     tried = replacement
-                if attempts == self.limit:
-                    raise too_many_in_a_row(self.limit, bad[-attempts:])
+                if attempt == self.limit:
+                    raise too_many_in_a_row(self.limit, bad[-attempt:])
         return loaded, tuple(bad)
 
 

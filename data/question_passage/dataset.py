@@ -106,8 +106,7 @@ class QuestionPassage:
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
         told = [(one.positive, one.prefix) for one in drawn] + [(one, drawn[row].prefix) for row, one, _ in extra]
-        passages = [replace(passage, prefix=prefix) for passage, prefix in told]
-        y = tokens(passages, self.tokenize, config.passage)
+        y = tokens([replace(passage, prefix=prefix) for passage, prefix in told], self.tokenize, config.passage)
         questions = [one.question for one in drawn]
         x = tokens(questions, self.tokenize, config.question)
         known = [(row, key) for row, one in enumerate(drawn) for key in one.positive_keys]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import Any
 
-from dyad.data.base.errors import BadRow
+from dyad.data.base.errors import BadRow, nearest
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.passages import Passage, Question
 
@@ -154,6 +154,13 @@ def group_of(fields: Fields) -> str | None:
     metadata = fields.get("metadata")
     topic = metadata.get("topic") if isinstance(metadata, Mapping) else None
     return text_of(topic, "metadata.topic") if isinstance(topic, str) else None
+
+
+def label_of(fields: Fields, name: str) -> str:
+    """Return the class of a row, its field `name`, as text. Raises BadRow for a row without it."""
+    if fields.get(name) is None:
+        raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
+    return str(fields[name])
 
 
 def named(fields: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ SIDES = ("question", "passage")  # of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
 Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
+Found = tuple[list[Unknown], Int64s, Int64s, Int64s]  # as find_judged returns it
 
 
 def queries_of(qrels: str) -> str:
@@ -73,9 +74,7 @@ def judgements(path: str) -> Iterator[Judgement]:
                 raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
 
 
-def find_judged(
-    judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]
-) -> tuple[list[Unknown], Int64s, Int64s, Int64s]:
+def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
     """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once.
     corpora: the questions and the passages.
 

@@ -3,8 +3,6 @@
 Shape letter: n rows of a source.
 """
 
-import hashlib
-import json
 import os
 import shlex
 from bisect import bisect_right
@@ -21,19 +19,11 @@ from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
 from dyad.data.question_passage.passages import InlinePassages, Passage, Question
-from dyad.data.shards.content_keys import Int64s, hash_ids, key_name
+from dyad.data.shards.content_keys import Int64s, hash_ids, json_digest, key_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import FileEntry, file_entries
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
-from dyad.data.shards.sources import (
-    Tables,
-    WrittenSource,
-    local_path,
-    parse_sources,
-    refuse_prefixes,
-    refuse_twice,
-    written_sources,
-)
+from dyad.data.shards.sources import WrittenSource, files_of, local_path, refuse_prefixes, refuse_twice, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.folders import JUDGED
 from dyad.data.tables.pictures import TableOptions
@@ -70,7 +60,8 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
     if key != "data.train":
         refuse_prefixes(written, key)
     for path in (source.path for source in written):
-        named += [_qrels_of(path, config.question.split, key)] if is_beir(path) else _files(path, key, tables)
+        beir = is_beir(path)
+        named += [_qrels_of(path, config.question.split, key)] if beir else files_of([path], key, SUFFIXES, tables)
     refuse_twice(named, key)
     return named
 
@@ -89,13 +80,9 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     def opened(path: str) -> QuestionSource:
         if is_beir(path):
             return BeirQuestions(local_path(path), config.question.split, shared, key)
-        return RowQuestions(open_rows(_files(path, key, prepared)), config.passage, shared)
+        return RowQuestions(open_rows(files_of([path], key, SUFFIXES, prepared)), config.passage, shared)
 
     return QuestionRows([opened(source.path) for source in written], written, shared)
-
-
-def _files(path: str, key: str, tables: Tables) -> list[str]:
-    return [file for source in parse_sources([path], key, SUFFIXES, tables) for file in source.shards]
 
 
 def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
@@ -121,7 +108,7 @@ class QuestionRows:
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
         pairs = list(zip(sources, written, strict=True))
-        self.fingerprint = _digest([each.digest(source.fingerprint) for source, each in pairs])
+        self.fingerprint = json_digest([each.digest(source.fingerprint) for source, each in pairs])
         self.files = [replace(file, digest=each.digest(file.digest)) for source, each in pairs for file in source.files]
         own = {source.corpus.fingerprint: source.corpus for source in sources if source.corpus is not None}
         self.corpus = shared or (next(iter(own.values())) if len(own) == 1 else None)
@@ -163,10 +150,6 @@ class QuestionRows:
         return self.sources[number], i - self._starts[number], self._written[number]
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
 # ---- rows of files -------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +164,7 @@ class RowQuestions:
     def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
         self.rows, self.config, self.corpus = rows, config, corpus
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
-        self.fingerprint = _digest(state)
+        self.fingerprint = json_digest(state)
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
@@ -249,8 +232,7 @@ def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> Quest
             raise KeyError(ids[int(np.argmin(positions))])
         return CorpusPassages(corpus, positions)
 
-    lists = (record.positives, record.negatives, record.hard_negatives)
-    return QuestionRow(record.question, *map(passages, lists))
+    return QuestionRow(record.question, *map(passages, (record.positives, record.negatives, record.hard_negatives)))
 
 
 def _names(corpus: Corpus) -> str:
@@ -274,7 +256,7 @@ class BeirQuestions:
         self.queries = open_corpus(judgements.queries_of(qrels), key)
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
-        self.fingerprint = _digest(state)
+        self.fingerprint = json_digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
         self._count = int(self._mapped.array[0])

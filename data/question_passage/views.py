@@ -1,30 +1,36 @@
-"""Two views of one text as a training pair: both are its tokens, and the dropout of the tower makes them differ
-(SimCSE, Gao et al. 2021).
+"""Texts alone, for two views of each, or each with its class.
 
-A text is a row with a `text` and perhaps a `title`, read as a passage. Texts of equal content have equal keys.
+Both views of a text are its tokens, and the dropout of the tower makes them differ (SimCSE, Gao et al. 2021). A text is
+a row with a `text` and perhaps a `title`, read as a passage. Texts of equal content have equal keys.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dyad.data.base.errors import BadRow, SampleError
 from dyad.data.batch import Batch, lengths_by
-from dyad.data.config import DataConfig
+from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
+from dyad.data.image_text.dataset import Captions, LabelledSet, Tokenize
+from dyad.data.loading.classes import ClassNumbers
 from dyad.data.loading.replacement import Replacements, check_any
+from dyad.data.question_passage import formats
 from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
-from dyad.data.question_passage.formats import passage_of
+from dyad.data.question_passage.formats import Fields, label_of, passage_of
 from dyad.data.question_passage.passages import Passage
+from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.rows import SUFFIXES, Rows
-from dyad.data.shards.shards import open_shards
+from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.pictures import TableOptions
 from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
-def text_of(fields: Mapping[str, Any]) -> Passage:
+def text_of(fields: Fields) -> Passage:
     """Return the text of a row, as a passage; of a table whose column the user named, that column. Raises BadRow for a
     row without one."""
     passage = passage_of({"text": fields["anchor"]} if "anchor" in fields else fields)
@@ -52,32 +58,76 @@ def open_texts(value: Any, config: DataConfig) -> Rows:
     return Rows(open_shards(text_sources(value, config, prepared_tables)))
 
 
-class TextViews:
-    """The training data set of two views of each text. A batch depends only on its positions (epoch, row) and the
-    rows."""
+class SingleTexts:
+    """The training data set of two views of each text, or of texts and their classes. A batch depends only on its
+    positions (epoch, row) and the rows."""
 
-    def __init__(self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int) -> None:
-        """Set up the data set and check its first rows. seed: chooses replacements of bad rows. Raises SampleError when
-        all checked rows are unusable."""
-        self.rows, self.tokenize, self.config = rows, tokenize, config
+    def __init__(
+        self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int, numbers: ClassNumbers | None = None
+    ) -> None:
+        """Set up the data set and check its first rows. seed: chooses replacements of bad rows. numbers: of the classes
+        that data.label says; None: two views. Raises SampleError when all checked rows are unusable."""
+        self.rows, self.tokenize, self.config, self.numbers = rows, tokenize, config, numbers
         self._replacements = Replacements(rows.shards.sizes, seed, config.tolerated)
         check_any(range(min(len(rows), max(config.tolerated, 1))), lambda i: self._text(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index): x and y the same tokens,
-        int64 (b, L). Bad (unusable) rows are replaced. Errors as of `PictureViews`."""
+        int64 (b, L), or y the number of the class, int64 (b,). Bad (unusable) rows are replaced. Errors as of
+        `PictureViews`."""
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
-        ids, texts = zip(*found, strict=True)
+        ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
         ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
         n, pad = lengths_by(self.tokenize, x), self.tokenize.pad
-        return Batch(x, x.clone(), ids, keys, keys.clone(), bad=bad, padding=pad, x_lengths=n, y_lengths=n)
+        y, m = (self.numbers(labels), None) if self.numbers else (x.clone(), n)
+        return Batch(x, y, ids, keys, keys.clone(), bad=bad, padding=pad, x_lengths=n, y_lengths=m)
 
     def where(self, sample_id: int) -> str:
         return self.rows.where(sample_id)
 
-    def _text(self, epoch: int, i: int) -> tuple[int, Passage]:
-        try:
-            return i, text_of(self.rows.parse(i))
-        except BadRow as bad:
-            raise SampleError(f"{self.rows.where(i)}: {bad}.") from bad
+    def _text(self, epoch: int, i: int) -> tuple[int, Passage, str]:
+        """Return i, text i and its class, "" for two views."""
+
+        def text_and_label(fields: Fields) -> tuple[Passage, str]:
+            return text_of(fields), label_of(fields, self.config.label) if self.numbers else ""
+
+        text, label = self.rows.read(i, text_and_label, SampleError)
+        if self.numbers:
+            self.numbers([label], f"{self.rows.where(i)}: its class ")
+        return i, text, label
+
+
+# Evaluation -----------------------------------------------------------------------------------------------------------
+
+
+def text_tokens(
+    kind: Callable[[str], Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig, texts: list[str]
+) -> Tensor:
+    """Tokenise n texts, each made a passage or a question by `kind`, int64 (n, L), L tokens of the longest."""
+    return tokens(map(kind, texts), tokenize, config)
+
+
+def plain_text(fields: Fields) -> str:
+    """Return the field "text" of a row. Raises BadRow for a row without it."""
+    return formats.text_of(fields.get("text"), "'text'")
+
+
+def titled_text(fields: Fields) -> str:
+    """Return the text of a row after its title, if it has one. Errors as of `text_of`."""
+    passage = text_of(fields)
+    return f"{passage.title} {passage.text}".strip()
+
+
+def labelled_texts(
+    shards: Shards, label: str, tokenize: Tokenize, text: Callable[[Fields], str] = plain_text
+) -> LabelledSet:
+    """Read texts and labels from files of rows. label: the field of a row with its class. text: gives its text.
+
+    tokenize: of the tower. Raises DataError, with the line, for a row that lacks one of them.
+    """
+    rows = Rows(shards)
+    pairs = [rows.read(i, lambda fields: (text(fields), label_of(fields, label))) for i in range(len(rows))]
+    texts, labels = [text for text, _ in pairs], [found for _, found in pairs]
+    keys = np.array([content_key(text.encode()) for text in texts], dtype=np.int64)
+    return LabelledSet(Captions(texts, tokenize), labels, keys)

@@ -1,7 +1,10 @@
-"""Compute content keys (64-bit hashes of the bytes of an item, such as a picture or a text) and hashes of ids."""
+"""Compute content keys (64-bit hashes of the bytes of an item, such as a picture or a text), hashes of ids, and digests
+of JSON values."""
 
 import hashlib
+import json
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -26,3 +29,8 @@ def hash_ids(ids: Iterable[str]) -> Int64s:
     for name in ids:
         digests += hashlib.blake2b(name.encode(), digest_size=16).digest()
     return np.frombuffer(digests, "<i8").reshape(-1, 2).T
+
+
+def json_digest(value: Any) -> str:
+    """Return the SHA-256 of a value written as JSON, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()

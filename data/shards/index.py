@@ -10,7 +10,6 @@ the index (see index_cache.py). An index without a valid seal is made anew.
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ import numpy as np
 
 from dyad.data.base.errors import DataError
 from dyad.data.base.parallel import parallel_map
+from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
@@ -145,8 +145,7 @@ def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[S
 def fingerprint(indexes: Iterable[ShardIndex]) -> str:
     """Return a SHA-256 over the names, sizes, contents and sample counts of shards. It does not depend on their
     folders, so copies in another folder have the same fingerprint."""
-    facts = [[index.name, index.size, index.sha256, index.samples] for index in indexes]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json_digest([[index.name, index.size, index.sha256, index.samples] for index in indexes])
 
 
 # ---- scanning ------------------------------------------------------------------------------------------------------

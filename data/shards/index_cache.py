@@ -28,7 +28,7 @@ import numpy as np
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import whole_file
 from dyad.data.base.json_text import read_json
-from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
 
 FOLDER = ".index"
@@ -133,7 +133,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _folders_seal(folder: Path, facts: dict[str, Any]) -> str:
     """Return the seal which proves that a cache entry was written in this very folder: a hash of the folder's inode
     number and of `facts`, the entry's JSON description. It is not valid in a copy of the folder."""
-    return hashlib.sha256(json.dumps([folder.stat().st_ino, facts]).encode()).hexdigest()
+    return json_digest([folder.stat().st_ino, facts])
 
 
 def _users_seal(facts: dict[str, Any]) -> str | None:
@@ -191,8 +191,7 @@ def cached_array(
     """
     here = "/" if scheme_of(paths[0]) else os.path.dirname(os.path.realpath(paths[0]))
     relative = (other if scheme_of(other) else os.path.relpath(os.path.realpath(other), here) for other in others)
-    files = json.dumps([*map(shard_name, paths), *relative])
-    name = f"{shard_name(paths[0])}.{kind}-{hashlib.sha256(files.encode()).hexdigest()[:8]}"
+    name = f"{shard_name(paths[0])}.{kind}-{json_digest([*map(shard_name, paths), *relative])[:8]}"
     facts: dict[str, Any] = {"name": name, "made_of": list(made_of)}
     for array, _ in read_cached(paths[0], name, facts):
         return MemmapArray(array)

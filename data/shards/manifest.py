@@ -6,12 +6,11 @@ not list single files: it summarises each block of consecutive files. A configur
 most BLOCKS (32) blocks, so that the record takes a few KB for any number of files.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index import ShardIndex
 
 BLOCKS = 32  # summaries of one list, at most
@@ -84,13 +83,12 @@ def changes(before: Summary, now: Manifest) -> Changes:
 def _block(files: Sequence[FileEntry]) -> dict[str, Any]:
     """Summarise a block of consecutive training files as a JSON object: name of the first file, counts of files,
     samples and bytes, and a SHA-256 (digest) over all entries of `files`."""
-    content = json.dumps([astuple(entry) for entry in files])
     return {
         "name": files[0].name if files else "",
         "files": len(files),
         "samples": sum(entry.samples for entry in files),
         "bytes": sum(entry.size for entry in files),
-        "digest": hashlib.sha256(content.encode()).hexdigest(),
+        "digest": json_digest([astuple(entry) for entry in files]),
     }
 
 

@@ -53,13 +53,13 @@ class Rows:
         object."""
         return self.read(i, dict)
 
-    def read(self, i: int, convert: Callable[[dict[str, Any]], T]) -> T:
+    def read(self, i: int, convert: Callable[[dict[str, Any]], T], error: type[DataError] = DataError) -> T:
         """Return convert(fields), where `fields` is row i as a dict. i counts the rows of all opened files. Raises
-        DataError when the row cannot be read, or when `convert` raises BadRow."""
+        `error` when the row cannot be read, or when `convert` raises BadRow."""
         try:
             return convert(self.parse(i))
         except BadRow as bad:
-            raise DataError(f"{self.where(i)}: {bad}") from bad
+            raise error(f"{self.where(i)}: {bad}") from bad
 
     def parse(self, i: int) -> dict[str, Any]:
         """Read row i and return it as a dict, field name -> value. i counts the rows of all opened files. Raises BadRow

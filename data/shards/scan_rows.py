@@ -76,12 +76,11 @@ def scan_lines(stream: BinaryIO) -> RowScan:
 def _line_error(text: bytes) -> str:
     """Return the reason why a line is no valid row of JSON-lines; "" for a JSON object."""
     try:
-        value = parse_json(text.decode("utf-8"))
+        return _type_error(parse_json(text.decode("utf-8")))
     except UnicodeDecodeError as error:
-        return f"is not UTF-8: {error.reason} at byte {error.start}"
+        return _reason(error)
     except ValueError as error:
         return f"is not JSON: {error}" if text.strip() else "is empty"
-    return _type_error(value)
 
 
 def _type_error(value: Any) -> str:

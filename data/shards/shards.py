@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.shards.index import OffsetTable, ShardIndex, fingerprint, index_shards
-from dyad.data.shards.sources import SUFFIXES, ShardSource
+from dyad.data.shards.sources import SHARDS, ShardSource
 from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, with_retries
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "
         first = f"{broken[0].path}: {broken[0].problems[0]}"
         # the command finds shards in folders, other files by their names
         files = [index.path for index in broken]
-        inputs = dict.fromkeys(os.path.dirname(f) or "." if f.endswith(SUFFIXES) else f for f in files)
+        inputs = dict.fromkeys(os.path.dirname(f) or "." if f.endswith(SHARDS) else f for f in files)
         hint = f"All of them are listed by: python -m data index {shlex.join(inputs)}"
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n{hint}")
     return Shards(sources, indexes)
@@ -88,8 +88,7 @@ class Shards:
             except OSError as error:
                 raise DataError(f"{self._where(shard, row)}: cannot be read: {error}") from error
             if reduce(lambda crc, content: zlib.crc32(content, crc), payloads, 0) == table.rows[row]["crc32"]:
-                suffixes = (index.suffixes[number] for _, _, number in ranges)
-                return dict(zip(suffixes, payloads, strict=True))
+                return dict(zip((index.suffixes[number] for _, _, number in ranges), payloads, strict=True))
         if _stat_now(index) != (index.size, index.mtime):
             raise _changed(index)
         raise SampleError(f"{self._where(shard, row)}: its CRC32 is not as indexed: the shard is damaged.")

@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.secrets import HIDDEN
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 
-SUFFIXES = (".tar", ".jsonl")
+SHARDS = (".tar", ".jsonl")
 PACKED = (".gz", ".zst", ".tgz")
 LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # http servers cannot be asked what they hold
 Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; none for a path of no table
@@ -52,7 +52,7 @@ class ShardSource:
 def parse_sources(
     value: str | Sequence[Any],
     key: str = "data.train",
-    suffixes: Sequence[str] = SUFFIXES,
+    suffixes: Sequence[str] = SHARDS,
     tables: Tables = lambda path: (),
 ) -> list[ShardSource]:
     """Parse a configuration value into sources (lists of shards with a weight).
@@ -68,6 +68,11 @@ def parse_sources(
     sources = [ShardSource(tuple(_shards(each.path, key, tuple(suffixes), tables)), each.weight) for each in written]
     refuse_twice([shard for source in sources for shard in source.shards], key)
     return sources
+
+
+def files_of(value: str | Sequence[Any], key: str, suffixes: Sequence[str], tables: Tables) -> list[str]:
+    """Return the files of all sources that `value` names. Arguments and errors as of `parse_sources`."""
+    return [file for source in parse_sources(value, key, suffixes, tables) for file in source.shards]
 
 
 def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
@@ -183,8 +188,7 @@ def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...])
 
 def _shard(path: str, key: str, suffixes: tuple[str, ...]) -> str:
     if not shard_name(path).endswith(suffixes):
-        packed = shard_name(path).endswith(PACKED)
-        why = _how_to_unpack(path) if packed else f"shards end in {_either(suffixes)}."
+        why = _how_to_unpack(path) if shard_name(path).endswith(PACKED) else f"shards end in {_either(suffixes)}."
         raise ConfigError(f"{key}={path}: {why}")
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
-from dyad.data.shards.storage import filesystem, list_remote, scheme_of, shard_name
+from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.tables.pictures import CAPTION_FIELDS, LABEL_FIELDS, content, picture_column
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
@@ -65,10 +65,7 @@ def _files_of(folder: str) -> list[str]:
 
 def _hub_files(url: str) -> list[str]:
     """Return the URLs of the Parquet files of a data set on the hub, at any depth."""
-    fs, path = filesystem(url)
-    return _one_split(
-        sorted(str(fs.unstrip_protocol(str(name))) for name in fs.glob(f"{path.rstrip('/')}/**/*.parquet"))
-    )
+    return _one_split(list_remote(f"{url.rstrip('/')}/**/*.parquet"))
 
 
 def _one_split(files: list[str]) -> list[str]:

@@ -144,10 +144,9 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
     image = picture_column(table, named)
     if image is None:
         return None
+    key = f"{options.prefix}columns"
     if len(named) > 2:
-        raise ConfigError(
-            f"{options.prefix}columns=[{','.join(named)}]: '{image}' has pictures. Name it and one caption"
-        )
+        raise ConfigError(f"{key}=[{','.join(named)}]: '{image}' has pictures. Name it and one caption")
     known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
     caption = next((name for name in (named[1:] or known) if name in table.columns), None)
     label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)
@@ -155,7 +154,7 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
         hint = f", or {options.prefix}template='a photo of a {{}}' for captions of '{label}'" if label else ""
         raise ConfigError(
             f"{table.path}: pictures in '{image}', no captions in {', '.join(known) if caption is None else caption}. "
-            f"Its columns are {', '.join(table.columns)}: set {options.prefix}columns=[{image},…]{hint}"
+            f"Its columns are {', '.join(table.columns)}: set {key}=[{image},…]{hint}"
         )
     return PictureTable(table, image, caption, options)
 

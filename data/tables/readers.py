@@ -1,7 +1,5 @@
 """Read the rows of a table from first to last: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
@@ -284,8 +282,7 @@ def _captions(coco: Fields, folder: str) -> list[Fields]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     names = {image["id"]: image["file_name"] for image in coco["images"]}
     first = next(iter(names.values()), "")
-    roots = (Path(folder), Path(folder, os.pardir))
-    places = (place for root in roots for place in (root, *sorted(root.iterdir())))
+    places = (place for root in (Path(folder), Path(folder, os.pardir)) for place in (root, *sorted(root.iterdir())))
     place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
     relative = os.path.relpath(place, folder or ".")
     return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]

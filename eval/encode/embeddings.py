@@ -36,7 +36,7 @@ from dyad.eval.encode.encoder import Encoder, check_finite
 from dyad.eval.encode.process_memory import trim_heap
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.world import World
-from dyad.train.run_folder.checkpoint import named_tensors
+from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.run_state import locked
 
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
@@ -50,7 +50,8 @@ class SizedItems(Protocol):
     """Items that a tower can encode (its inputs), with random access and known lengths. Must be picklable, since loader
     processes (which load tower inputs) read them.
 
-    lengths: (N,) the length of each of N items, in any unit; items are sorted by length to save padding.
+    lengths: (N,) the length of each of N items, in any unit; items are sorted by length to save padding. take: returns
+    the inputs of the items with the indices `rows` as one tensor (len(rows), …), padded to one length.
     """
 
     @property
@@ -58,9 +59,7 @@ class SizedItems(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, rows: Sequence[int], /) -> Tensor:
-        """Return the inputs of the items with the indices `rows` as one tensor (len(rows), …), padded to one length."""
-        ...
+    def take(self, rows: Sequence[int], /) -> Tensor: ...
 
 
 def encode_corpus(
@@ -291,17 +290,15 @@ class _Folder:
                 file.writelines(_line(name) for name in ids(start, min(start + step, items)))
 
     def _write(self, start: int, vectors: np.ndarray) -> None:
-        path, rows, row_bytes = self.folder / VECTORS, self.settings["items"], vectors[0].nbytes
+        path, rows, nbytes = self.folder / VECTORS, self.settings["items"], vectors[0].nbytes
         with writable(self.folder):
             if start == 0:
                 free = shutil.disk_usage(self.folder).free
-                if free < rows * row_bytes:
-                    raise ConfigError(
-                        f"{self.folder}: the embeddings need {rows * row_bytes:,} bytes, {free:,} are free"
-                    )
+                if free < rows * nbytes:
+                    raise ConfigError(f"{self.folder}: the embeddings need {rows * nbytes:,} bytes, {free:,} are free")
                 np.lib.format.open_memmap(path, "w+", vectors.dtype, (rows, vectors.shape[1]))  # header and length
             with path.open("r+b") as file:  # through a memory map, a full disk would end the process with SIGBUS
-                file.seek(-(rows - start) * row_bytes, os.SEEK_END)
+                file.seek(-(rows - start) * nbytes, os.SEEK_END)
                 file.write(vectors.data)
             sync(path)
             self._save(windows=start // self.settings["window"] + 1)

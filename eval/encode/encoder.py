@@ -33,7 +33,7 @@ from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.signals import Stopped
 from dyad.train.distributed.world import World
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.towers.build import TwoTowerModel
 from dyad.train.towers.tower import Tower, tf32_products

@@ -1,12 +1,12 @@
 """95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn again and again, with
-replacement. `summary` and `differences` make the numbers of a system and of its lead over another one.
+replacement. `summary` and `comparison` make the numbers of a system and of its lead over another one.
 
 Results of queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
 2007). Two systems are compared by the interval of their differences per query, because a difficulty that both share
 cancels in the difference.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,22 +31,15 @@ def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
     }
 
 
-def differences(values: Values, others: Mapping[str, np.ndarray], groups: Groups) -> dict[str, dict[str, Any]]:
-    """Compare two systems on the same queries: return metric → {"value", "interval"}.
-
-    "value" is the mean of `values` − `others`, "interval" its 95 % interval. values, others: of the one and of
-    the other system, metric → (n,) its value for each of n queries. groups: function from the name of a metric to the
-    group of each query.
-    """
-    by_query = {name: v - others[name] for name, v in values.items()}
-    return {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
-
-
 def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict[str, Any]]:
     """Return what a result says of a baseline: the `summary` of `others`, its values, and the "difference" of the
-    model's `values` to it, from `differences`.
+    model's `values` to it, as metric → {"value", "interval"}: the mean of `values` − `others` and its 95 % interval.
+
+    values, others: metric → (n,) its value for each of the same n queries. groups: as in `summary`.
     """
-    return {**summary(others, groups), "difference": differences(values, others, groups)}
+    by_query = {name: v - others[name] for name, v in values.items()}
+    ahead = {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
+    return {**summary(others, groups), "difference": ahead}
 
 
 def interval(

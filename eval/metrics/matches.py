@@ -13,9 +13,7 @@ def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
     keys_m, (m,): keys such as content ids (hashes); may be a memory-mapped array. wanted: the keys to find.
     """
-    parts = [
-        start + np.flatnonzero(np.isin(keys_m[start : start + SCAN], wanted)) for start in range(0, len(keys_m), SCAN)
-    ]
+    parts = [at + np.flatnonzero(np.isin(keys_m[at : at + SCAN], wanted)) for at in range(0, len(keys_m), SCAN)]
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 

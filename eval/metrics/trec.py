@@ -104,8 +104,7 @@ def write_run(path: Path, run: Run, tag: str) -> None:
     with whole_file(path) as file:
         for query, scores in run.items():
             for rank, (document, score) in enumerate(ranked(scores), 1):
-                line = f"{_column(query, path)} Q0 {_column(document, path)} {rank} {score:.9g} {tag}\n"
-                file.write(line.encode())
+                file.write(f"{_column(query, path)} Q0 {_column(document, path)} {rank} {score:.9g} {tag}\n".encode())
 
 
 def write_qrels(path: Path, qrels: Qrels) -> None:

@@ -271,10 +271,8 @@ def _labelled(source: MiningInput, groups: Sequence[list[int]], queries_bD: np.n
     found = positions_with(keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64))
     first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first one stays
     by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
-    return [
-        replace(question, positions=np.union1d(question.positions, np.array(positions, np.int64)))
-        for question, positions in zip(asked, by_text, strict=True)
-    ]
+    pairs = zip(asked, by_text, strict=True)
+    return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]
 
 
 def _question_of(source: MiningInput, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuestion:

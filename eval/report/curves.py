@@ -217,8 +217,5 @@ def _series(history: History, label: str, *names: str) -> Series:
 
 def _drawable(charts: Charts) -> Charts:
     """Return the charts, by title, without lines of fewer than two points; a chart that has no line left is dropped."""
-    shown = {
-        title: replace(chart, series=[line for line in chart.series if len(line.steps) > 1])
-        for title, chart in charts.items()
-    }
-    return {title: chart for title, chart in shown.items() if chart.series}
+    shown = {title: [line for line in chart.series if len(line.steps) > 1] for title, chart in charts.items()}
+    return {title: replace(charts[title], series=lines) for title, lines in shown.items() if lines}

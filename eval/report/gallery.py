@@ -34,8 +34,7 @@ def shortened(view: View) -> View:
 
     If the answers are texts, only the first two are kept.
     """
-    ours = list(view["systems"].items())[:1]
-    few = {name: answers if view["pictured"] else answers[:2] for name, answers in ours}
+    few = {name: answers if view["pictured"] else answers[:2] for name, answers in list(view["systems"].items())[:1]}
     return {**view, "systems": few, "right": []}
 
 

@@ -1,9 +1,8 @@
 """The command `python -m eval.report run=runs/x`: writes report.html, an HTML report of a run in a single file."""
 
-from functools import partial
 from pathlib import Path
 
-from dyad.data.base.command_line import command_options, help_text
+from dyad.data.base.command_line import command_options
 from dyad.data.base.files import writable, write_bytes
 from dyad.eval.config import ReportCommand
 from dyad.eval.report.page import render
@@ -20,8 +19,7 @@ NAME = "report.html"
 
 
 def main() -> None:
-    page = partial(help_text, PURPOSE, EXAMPLES, ReportCommand)
-    command = command_options(ReportCommand, "python -m eval.report", page)
+    command = command_options(ReportCommand, "python -m eval.report", PURPOSE, EXAMPLES)
     out = None if command.out is None else Path(command.out).expanduser()
     print(f"Written: {write_report(Path(command.run).expanduser(), out)}")
 

@@ -129,10 +129,8 @@ def _rows(result: Result, metric: str, name: str) -> Iterator[Number]:
 def _retrieval_groups(result: Result) -> Groups:
     """Return one table of image–text retrieval for each direction of the search (text → picture, picture → text)."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
-    return {
-        words.strip(): _numbers(result, (metric for metric in shown if metric.startswith(start)), words)
-        for start, words in DIRECTIONS.items()
-    }
+    of_ways = {words: [metric for metric in shown if metric.startswith(start)] for start, words in DIRECTIONS.items()}
+    return {words.strip(): _numbers(result, metrics, words) for words, metrics in of_ways.items()}
 
 
 def _class_groups(title: str, result: Result) -> Groups:
@@ -282,18 +280,18 @@ class ResultKind:
     tables: Callable[[Sequence[Result]], Iterable[Any]]
 
 
-OF_ZERO_SHOT = partial(_class_groups, "picture → class"), partial(_class_tables, "zero-shot", ZERO_SHOT)
-OF_CLASSES = partial(_class_groups, "sample → class"), partial(_class_tables, "classes", ZERO_SHOT)
-OF_RARE = partial(_class_groups, "rare class"), partial(_class_tables, "rare class", RARE)
-OF_PROBES = partial(_class_groups, "features → class"), partial(_class_tables, "probe", PROBE)
+def _classes(hub_task: str, shown: str, printed: str, columns: Mapping[str, str]) -> ResultKind:
+    return ResultKind(hub_task, partial(_class_groups, shown), partial(_class_tables, printed, columns))
+
+
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
     "view_retrieval": ResultKind("image-feature-extraction", _retrieval_groups, _retrieval_tables),
-    "zeroshot_classification": ResultKind("zero-shot-image-classification", *OF_ZERO_SHOT),
-    "linear_probe": ResultKind("image-classification", *OF_PROBES),
-    "text_linear_probe": ResultKind("text-classification", *OF_PROBES),
-    "classification": ResultKind("image-classification", *OF_CLASSES),
-    "text_classification": ResultKind("text-classification", *OF_CLASSES),
-    "rare_class": ResultKind("image-classification", *OF_RARE),
+    "zeroshot_classification": _classes("zero-shot-image-classification", "picture → class", "zero-shot", ZERO_SHOT),
+    "linear_probe": _classes("image-classification", "features → class", "probe", PROBE),
+    "text_linear_probe": _classes("text-classification", "features → class", "probe", PROBE),
+    "classification": _classes("image-classification", "sample → class", "classes", ZERO_SHOT),
+    "text_classification": _classes("text-classification", "sample → class", "classes", ZERO_SHOT),
+    "rare_class": _classes("image-classification", "rare class", "rare class", RARE),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -68,11 +68,9 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
     """Return (class, accuracy, number of pictures) for each class that has pictures, lowest accuracy first."""
-    found = [
-        (name, accuracy, scores.get("num_samples") or 0)
-        for name, scores in part(result, "per_class").items()
-        if (accuracy := finite(scores.get("accuracy"))) is not None
-    ]
+    scores = part(result, "per_class").items()
+    known = [(name, finite(of.get("accuracy")), of.get("num_samples") or 0) for name, of in scores]
+    found = [(name, accuracy, samples) for name, accuracy, samples in known if accuracy is not None]
     return sorted(found, key=lambda one: (one[1], -one[2]))
 
 

@@ -96,7 +96,7 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
     def load() -> LoadedModel:
         from dyad.train.towers.build import build_model
 
-        model = build_model(config.model, task)
+        model = build_model(config)
         return LoadedModel("", config, model, getattr(model, "logit_scale", None) if scale is None else scale)
 
     return FoundModel(config, load)

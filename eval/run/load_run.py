@@ -76,14 +76,13 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     Raises DataError if the checkpoint is damaged, ConfigError if it does not fit the configuration.
     """
     from dyad.data.image_text.dataset import image_spec
-    from dyad.train.run_folder.checkpoint import load_weights, restore_weights, step_of
+    from dyad.train.run_folder.checkpoint import load_weights, step_of
+    from dyad.train.run_folder.named_tensors import restore_weights
     from dyad.train.towers.build import PictureModel, build_model
 
     config = read_config(run)
     weights = load_weights(checkpoint)
-    model = build_model(
-        config.model, config.task, load_pretrained=False, items=config.data.items, classes=config.run.classes
-    )
+    model = build_model(config, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))

@@ -6,7 +6,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dyad.data.base.command_line import command_options, help_text, overridden
+from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError
 from dyad.eval.config import Baseline, EvalCommand
 
@@ -48,16 +48,16 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 """
 
 
-def _help() -> str:
+def _notes() -> str:
     from dyad.eval.run.load_model import FORMS
     from dyad.eval.run.suite import forms_help
     from dyad.eval.tasks.prompts import FORMAT
 
-    return help_text(PURPOSE, EXAMPLES, EvalCommand, f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}")
+    return f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}"
 
 
 def main() -> None:
-    command = command_options(EvalCommand, "python -m eval", _help)
+    command = command_options(EvalCommand, "python -m eval", PURPOSE, EXAMPLES, _notes)
     if bool(command.checkpoint) == bool(command.model):
         raise ConfigError("give one of checkpoint= (a run, runs/NAME) and model=. See: python -m eval --help")
 
@@ -150,4 +150,4 @@ def untrained(config: "TrainConfig") -> "TwoTowerModel":
     from dyad.train.towers.build import build_model
 
     torch.manual_seed(config.seed)
-    return build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)
+    return build_model(config)

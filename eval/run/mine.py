@@ -8,11 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dyad.data.base.command_line import command_options, help_text, overridden
+from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
@@ -55,8 +54,7 @@ REASONS = {
 
 
 def main() -> None:
-    page = partial(help_text, PURPOSE, EXAMPLES, MineCommand, NOTES)
-    command = command_options(MineCommand, "python -m eval.mine", page)
+    command = command_options(MineCommand, "python -m eval.mine", PURPOSE, EXAMPLES, lambda: NOTES)
 
     from dyad.eval.run.load_run import find_run, read_config
     from dyad.eval.search.index_spec import check_spec

@@ -31,12 +31,13 @@ from typing import TYPE_CHECKING, Any, cast
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.config import ItemKind
+from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
 from dyad.eval.search.index_spec import check_spec
 from dyad.eval.tasks.prompts import read_probe, read_task
-from dyad.eval.tasks.question_sets import check_beir, check_dpr, is_beir, open_beir, open_dpr
+from dyad.eval.tasks.question_sets import check_beir, check_dpr, names_beir, open_beir, open_dpr
 from dyad.eval.tasks.wds import PICTURES, read_wds
 from dyad.train.config import Task
 
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from dyad.data.config import DataConfig
     from dyad.data.shards.shards import Shards
     from dyad.eval.encode.encoder import Encoder, Evaluator
-    from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
+    from dyad.eval.tasks.passage_retrieval import PassageSide
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
@@ -131,7 +132,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
     if val is not None:
-        kind = VAL.get(task) or ("beir" if is_beir(val) else "dpr")
+        kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
     legal = {name: kind for name, kind in KINDS.items() if kind.task in (task, None)}
     names = ["val"]
@@ -234,20 +235,16 @@ def _classification(
 
 
 def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
-    import numpy as np
-
-    from dyad.data.image_text.dataset import Captions, LabelledSet, labelled_set
-    from dyad.data.question_passage.views import text_of
+    from dyad.data.image_text.dataset import labelled_set
+    from dyad.data.question_passage.views import labelled_texts, text_tokens, titled_text
     from dyad.eval.tasks.labelled import RareClass, TrainedClasses
-    from dyad.train.run.classes import class_inputs, open_labelled, prompt_tokens
+    from dyad.train.run.classes import class_inputs, open_labelled
 
     config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
     found = open_labelled(entry.target, config)
-    if rows := found.rows:
-        texts, numbers = [rows.read(i, text_of) for i in range(len(rows))], range(len(rows))
-        tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
-        items = Captions([f"{text.title} {text.text}".strip() for text in texts], tokenize)
-        data = LabelledSet(items, [found.label(i) for i in numbers], np.array(numbers))
+    if found.rows:
+        tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
+        data = labelled_texts(found.shards, config.data.label, tokenize, titled_text)
     else:
         data = labelled_set(found.shards, model.image, config.data, config.data.label)
     if rare is not None:
@@ -269,9 +266,7 @@ def _check_labelled(entry: SuiteEntry) -> None:
 # ---- questions and passages ------------------------------------------------------------------------------------------
 
 
-def _passages(
-    open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs
-) -> PassageRetrieval:
+def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
 
     data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
@@ -296,15 +291,18 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
 
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
+    from dyad.data.question_passage.views import labelled_texts, text_tokens
     from dyad.data.shards.shards import open_shards
-    from dyad.eval.tasks.probe import Probe, labelled_texts, question_tokens
+    from dyad.eval.tasks.probe import Probe
 
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
     picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
     has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
-        tokenize = model.tokenize if picture else partial(question_tokens, model.tokenize, data.question)
+        questions = inputs.config.task is Task.question_passage  # other tasks take texts as passages
+        kind, lengths = (partial(Question, ""), data.question) if questions else (Passage, data.passage)
+        tokenize = model.tokenize if picture else partial(text_tokens, kind, model.tokenize, lengths)
         train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
     else:
         train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
@@ -345,7 +343,5 @@ KINDS = {
 
 def forms_help() -> str:
     """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
-    forms = {
-        task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task
-    }
-    return "suite entries " + "".join(f"of {task.name}: {'  '.join(listed)}\n" for task, listed in forms.items())
+    rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task}
+    return "suite entries " + "".join(f"of {task.name}: {'  '.join(forms)}\n" for task, forms in rows.items())

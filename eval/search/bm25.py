@@ -8,8 +8,6 @@ underscores, in lower case. Lucene's 33 stop words are left out: on the developm
 and .298 with them.
 """
 
-import hashlib
-import json
 import re
 import secrets
 from array import array
@@ -26,6 +24,7 @@ from bm25s.stopwords import STOPWORDS_EN
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import whole_folder, writable
+from dyad.data.shards.content_keys import json_digest
 
 K1, B = 0.9, 0.4  # Anserini's
 FORMAT = 1
@@ -81,8 +80,8 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
     k1, b: the two constants of BM25's formula. `texts` is not read if the index exists. Several processes may open an
     index at the same time. The files are JSON and arrays without pickle. Raises DataError for a damaged index.
     """
-    name = hashlib.sha256(json.dumps([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()]).encode())
-    path = folder / f"bm25-{name.hexdigest()[:16]}"
+    name = json_digest([FORMAT, identity, k1, b, bm25s.__version__, Stemmer.version()])
+    path = folder / f"bm25-{name[:16]}"
     if not path.exists():
         built = build_bm25(texts, k1, b)
         try:

@@ -1,7 +1,6 @@
 """Reciprocal rank fusion of several rankings (Cormack, Clarke and Buettcher, SIGIR 2009)."""
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 from dyad.eval.metrics.trec import Run, ranked
@@ -17,9 +16,9 @@ def reciprocal_rank_fusion(runs: Sequence[Run], k: int = 60, depth: int | None =
     """
     fused: Run = {}
     for query in dict.fromkeys(query for run in runs for query in run):
-        parts: dict[str, list[float]] = defaultdict(list)
+        parts: dict[str, list[float]] = {}
         for run in runs:
             for rank, (document, _) in enumerate(ranked(run.get(query, {}), depth), 1):
-                parts[document].append(1 / (k + rank))
+                parts.setdefault(document, []).append(1 / (k + rank))
         fused[query] = dict(ranked({document: math.fsum(part) for document, part in parts.items()}, depth))
     return fused

@@ -181,9 +181,6 @@ def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -
     wrong = target != predicted
     pairs, times = np.unique(target[wrong] * count + predicted[wrong], return_counts=True)
     most = np.argsort(-times, kind="stable")[:CONFUSED]
-    return {
-        "confused": [
-            {"true": names[pair // count], "predicted": names[pair % count], "count": time}
-            for pair, time in zip(pairs[most].tolist(), times[most].tolist(), strict=True)
-        ]
-    }
+    found = zip(pairs[most].tolist(), times[most].tolist(), strict=True)
+    mistakes = [{"true": names[pair // count], "predicted": names[pair % count], "count": time} for pair, time in found]
+    return {"confused": mistakes}

@@ -237,21 +237,16 @@ class Retrieval(Evaluator):
         data, picture, caption = self.data, partial(self._picture, thumbnails), self._caption
         images, texts = encode("x", data.images), encode("y", data.texts)
         to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
-        keys, of_owner = data.image_keys, data.image_keys[data.owner]
+        keys, of_captions = data.image_keys, (data.text_keys, data.image_keys[data.owner])
         directions = {
             "image_to_text": Direction("picture → texts", images, texts, to_text, picture, caption, keys, keys),
-            "text_to_image": Direction(
-                "text → pictures", texts, images, to_image, caption, picture, data.text_keys, of_owner
-            ),
+            "text_to_image": Direction("text → pictures", texts, images, to_image, caption, picture, *of_captions),
         }
         return {name: (direction, direction.ranking(encode.world)) for name, direction in directions.items()}
 
     def _metrics(self, searched: Searched) -> dict[str, float]:
-        return {
-            f"{name}_{metric}": value
-            for name, (_, found) in searched.items()
-            for metric, value in rank_metrics(found.rank, self.recall_k).items()
-        }
+        of_ways = {name: rank_metrics(found.rank, self.recall_k) for name, (_, found) in searched.items()}
+        return {f"{name}_{metric}": value for name, of in of_ways.items() for metric, value in of.items()}
 
     def _values(self, searched: Searched) -> Values:
         """Return metric → whether each query is a hit, for R@K of both directions."""

@@ -1,6 +1,7 @@
 """Evaluators of task=labelled: accuracies over all classes, and AUC and partial AUC of one rare class."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.classification import class_indices
 from dyad.eval.tasks.zero_shot import ZeroShot
 
 
@@ -22,6 +24,9 @@ class TrainedClasses(ZeroShot):
     """
 
     task: ClassVar[str] = "classification"
+
+    def __post_init__(self) -> None:  # before the first step: a run would fail at its end
+        class_indices(self.data.labels, list(self.classes), self.name)
 
     def _weights(self, encode: Encoder) -> np.ndarray:
         return encode("y", Captions([text for (text,) in self.classes.values()], self.tokenize))
@@ -38,21 +43,28 @@ class RareClass(Evaluator):
     rare: str
     max_fpr: float
 
-    def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        positive = np.array([label == self.rare for label in self.data.labels])
+    def __post_init__(self) -> None:  # before the first step: a run would fail at its end
+        positive = self.positive
         if not 0 < positive.sum() < len(positive):
             of_all = f"{positive.sum()} of {len(positive)} samples are of class '{self.rare}'"
             hint = nearest(self.rare, set(self.data.labels))
             raise DataError(f"{self.name}: {of_all}, and both kinds are needed.{hint}")
-        values, details = self._values(encode, positive), dict[str, Any]()
-        found = summary(values, lambda metric: range(len(positive)))
-        if before := before_training(self.untrained, encode.world):
-            others = self._values(before, positive)
-            details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(positive)))}
-        metrics = {**found["metrics"], "num_samples": float(len(positive)), "num_rare": float(positive.sum())}
-        return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details | {"intervals": found["intervals"]})
 
-    def _values(self, encode: Encoder, positive: np.ndarray) -> Values:
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        values, groups = self._values(encode), lambda metric: range(len(self.positive))
+        found = summary(values, groups)
+        details: dict[str, Any] = {"intervals": found["intervals"]}
+        if before := before_training(self.untrained, encode.world):
+            details["baselines"] = {"untrained": comparison(values, self._values(before), groups)}
+        metrics = {**found["metrics"], "num_samples": float(len(self.positive)), "num_rare": float(self.positive.sum())}
+        return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details)
+
+    @cached_property
+    def positive(self) -> np.ndarray:
+        """(n,) bool: which samples are of the rare class."""
+        return np.array([label == self.rare for label in self.data.labels])
+
+    def _values(self, encode: Encoder) -> Values:
         score = encode("x", self.data.items)[:, 0]
         limits = {"auc": 1.0, **{f"partial_auc@{limit:g}": limit for limit in (MAX_FPR, self.max_fpr)}}
-        return {name: auc_values(score, positive, limit) for name, limit in limits.items()}
+        return {name: auc_values(score, self.positive, limit) for name, limit in limits.items()}

@@ -80,10 +80,8 @@ class PassageSide:
         if system not in self._indexes or self._indexes[system][0] != identity:
             self._indexes.pop(system, None)  # frees its memory before the new one is made
             folder, dtype = self._folder and self._folder / identity[:16], str(self._options.embedding_type)
-            embeddings = encode_corpus(
-                encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype
-            )
-            self._indexes[system] = (identity, Index(embeddings, self._options.index, world=encode.world))
+            y_mD = encode_corpus(encode, "y", self._texts, folder, ids=self.corpus.ids, identity=identity, dtype=dtype)
+            self._indexes[system] = (identity, Index(y_mD, self._options.index, world=encode.world))
         return self._indexes[system][1]
 
     @cached_property
@@ -134,8 +132,7 @@ class PassageRetrieval(Evaluator):
         """
         index = self.side.index(system, encode)
         lengths = np.array([len(question.text.encode()) for question in self.data.questions])
-        texts = TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question)
-        queries = encode("x", texts)
+        queries = encode("x", TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question))
         hits = index.search(queries, self._depth)
         how: dict[str, Any] = {**index.how, "depth": self.options.depth}
         if how["index"] != EXACT:
@@ -246,14 +243,11 @@ class PassageRetrieval(Evaluator):
         return [self._case(kind, asked[i], {metric: float(quality[i])}, runs) for kind, i in chosen]
 
     def _case(self, kind: str, question: Question, value: dict[str, float], runs: Mapping[str, Run]) -> Case:
-        systems = {
-            name: [
-                answer(self._item(question, passage), score, self._judge.right(question.id, passage))
-                for passage, score in ranked(runs[name][question.id], ANSWERS)
-            ]
-            for name in SYSTEMS
-            if name in runs
-        }
+        def answers(run: Run) -> list[Item]:
+            best, right = ranked(run[question.id], ANSWERS), self._judge.right
+            return [answer(self._item(question, name), score, right(question.id, name)) for name, score in best]
+
+        systems = {name: answers(runs[name]) for name in SYSTEMS if name in runs}
         right = [self._item(question, passage) for passage in self._right(question.id, runs["model"])[:RIGHT]]
         query = item(question.id, question.text)
         return {"kind": kind, "query": query, "value": {**value}, "systems": systems, "right": right}

@@ -13,24 +13,14 @@ against all others, as roc_auc_score(multi_class="ovr", average="macro"). Of two
 there.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from scipy.special import softmax
-from torch import Tensor
 
-from dyad.data.base.errors import BadRow, DataError
-from dyad.data.config import QuestionConfig
-from dyad.data.image_text.dataset import Captions, LabelledSet
-from dyad.data.question_passage.dataset import TokenizeTexts, tokens
-from dyad.data.question_passage.formats import named, text_of
-from dyad.data.question_passage.passages import Question
-from dyad.data.shards.content_keys import content_key
-from dyad.data.shards.rows import Rows
-from dyad.data.shards.shards import Shards
+from dyad.data.base.errors import DataError
+from dyad.data.image_text.dataset import LabelledSet
 from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
@@ -41,29 +31,6 @@ from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
 from dyad.eval.tasks.zero_shot import unit
 
 TEMPERATURE = 0.07  # of the weighted vote
-
-
-def labelled_texts(shards: Shards, label: str, tokenize: Callable[[list[str]], Tensor]) -> LabelledSet:
-    """Read texts and labels from .jsonl files. label: the field of a row with its class; its text is in "text".
-
-    tokenize: of the tower. Raises DataError, with the line, for a row that lacks one of them.
-    """
-    rows = Rows(shards)
-    pairs = [rows.read(i, partial(_text_and_label, label)) for i in range(len(rows))]
-    texts, labels = [text for text, _ in pairs], [found for _, found in pairs]
-    keys = np.array([content_key(text.encode()) for text in texts], dtype=np.int64)
-    return LabelledSet(Captions(texts, tokenize), labels, keys)
-
-
-def question_tokens(tokenize: TokenizeTexts, config: QuestionConfig, texts: list[str]) -> Tensor:
-    """Tokenise n texts as the questions of a model of questions and passages, int64 (n, L), L tokens of the longest."""
-    return tokens([Question("", text) for text in texts], tokenize, config)
-
-
-def _text_and_label(label: str, fields: dict[str, Any]) -> tuple[str, str]:
-    if fields.get(label) is None:
-        raise BadRow("no label", f"it has no '{label}'; its fields are {named(fields)}")
-    return text_of(fields.get("text"), "'text'"), str(fields[label])
 
 
 @dataclass(frozen=True)

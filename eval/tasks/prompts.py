@@ -77,9 +77,8 @@ def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dic
         raise ConfigError(f"{path}: must be an object with {', '.join(kinds)}")
     if "source" in content:
         content.setdefault("test", content["source"])
-    spare = set(content) - set(kinds)
     if faults := [
-        f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, spare)}"
+        f"'{key}' {f'must be {form}' if key in content else 'is missing'}.{nearest(key, set(content) - set(kinds))}"
         for key, (kind, form) in kinds.items()
         if not isinstance(content.get(key), kind)
     ]:
@@ -106,6 +105,4 @@ def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: P
     for name, prompts in classes.items():
         if not isinstance(prompts, list) or not all(isinstance(p, str) for p in prompts):
             raise ConfigError(f"{path}: the prompts of class '{name}' must be a list of texts ([]: the name itself)")
-    return {
-        c: [PLACE.sub(lambda _, p=p: p, t) for p in prompts or [c] for t in templates] for c, prompts in classes.items()
-    }
+    return {c: [PLACE.sub(lambda _, p=p: p, t) for p in own or [c] for t in templates] for c, own in classes.items()}

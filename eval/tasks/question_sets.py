@@ -29,8 +29,7 @@ from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.formats import format_of
 from dyad.data.question_passage.judgements import judgements, qrels_file
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.data.question_passage.questions import QuestionRow, QuestionRows, named_files, open_questions
-from dyad.data.question_passage.questions import is_beir as has_judgements
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows, is_beir, named_files, open_questions
 from dyad.data.shards.content_keys import Int64s, key_name
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.tables.folders import tables_of
@@ -77,9 +76,9 @@ class QuestionSet:
 # ---- BEIR ------------------------------------------------------------------------------------------------------------
 
 
-def is_beir(target: Any) -> bool:
+def names_beir(target: Any) -> bool:
     """Whether `target` is a BEIR folder, written as FOLDER or FOLDER@SPLIT."""
-    return isinstance(target, str) and has_judgements(str(_folder_and_split(target)[0]))
+    return isinstance(target, str) and is_beir(str(_folder_and_split(target)[0]))
 
 
 def check_beir(target: str) -> tuple[Path, str]:
@@ -149,7 +148,7 @@ def check_dpr(target: Any, config: DataConfig) -> tuple[Any, str | None]:
         if not _has_answers(target, config):
             named_files(target, config, "dpr")
         return target, None
-    if is_beir(target):
+    if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
     files = sorted(p for p in Path(target).expanduser().iterdir() if p.suffix in QUESTION_FILES)
     passages = [p for p in files if re.fullmatch(PASSAGE_FILES, p.name)]

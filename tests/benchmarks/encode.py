@@ -29,7 +29,7 @@ from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs, passage_texts
 from dyad.eval.encode.embeddings import encode_corpus
 from dyad.eval.encode.encoder import Encoder
-from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.towers.build import TextPairModel, build_model
 
@@ -66,7 +66,7 @@ def main() -> None:
     texts = [corpus[i].text for i in positions.tolist()]
     config = ModelConfig(name=None, embed_dim=None)
     config.text.kind, config.text.name = TextTower.transformers, MINILM
-    model = build_model(config, Task.question_passage)
+    model = build_model(TrainConfig(task=Task.question_passage, model=config))
     assert isinstance(model, TextPairModel)
     items = Some(passage_texts(corpus, model.tokenize, PassageConfig(length=LENGTH)), positions)
     encode = Encoder({"y": model.towers.y_tower}, World(), block=block)

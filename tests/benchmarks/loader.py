@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from dyad.data.config import AugmentConfig, DataConfig
-from dyad.data.image_text.dataset import ImageText
+from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
@@ -73,7 +73,7 @@ def no_tokens(texts: list[str]) -> Tensor:
 def ours(shard: Path) -> Callable[[], Iterator[Tensor]]:
     shards = open_shards(parse_sources(str(shard)), workers=0)
     config = DataConfig(augment=AugmentConfig(crop_scale=[0.9, 1.0]))
-    dataset = ImageText(shards, ImageSpec(224, HALF, HALF), no_tokens, config, seed=0)
+    dataset = ImageText(shards, PairMaker(ImageSpec(224, HALF, HALF), no_tokens, config, seed=0))
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=BATCH)
     steps = order.steps_per_epoch
     return lambda: (
@@ -102,7 +102,7 @@ def emoji() -> Callable[[], Iterator[Tensor]]:
         parse_sources(str(EMOJI / "{noto,fluent-flat,noto-v1,emojione,fxemoji}-trained.tar")), workers=0
     )
     config = DataConfig(captions=["caption"], text_key="concept", augment=EMOJI_NOISE)
-    dataset = ImageText(shards, ImageSpec(64, HALF, HALF), no_tokens, config, seed=0)
+    dataset = ImageText(shards, PairMaker(ImageSpec(64, HALF, HALF), no_tokens, config, seed=0))
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=256)
     return lambda: (
         batch.x for batch in build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=4, workers=0)

@@ -32,6 +32,7 @@ RECIPES = {
     "nce": "temperature=0.05",
     "spectral": "",
     "pca_penalty": "penalty=0.1",
+    "vicreg": "",
     "sogclr": "temperature=0.05",
     "isogclr": "temperature=0.05",
     "fastclip_v3": "temperature=0.05",

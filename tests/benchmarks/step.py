@@ -19,6 +19,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.optim import build_optimizer
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
@@ -70,7 +71,7 @@ def by_hand(pairs: Batch) -> Callable[[int], object]:
 
 def ours(pairs: Batch, chunks: int, kept: int | None) -> Callable[[int], object]:
     config = TrainConfig(global_batch_size=len(pairs), chunk_size=-(-len(pairs) // chunks), keep_graphs=kept)
-    step = TrainStep(model(), build_objective("clip"), config, 10**6, World())
+    step = TrainStep([LossTerm(model(), build_objective("clip"), config, 10**6, World())])
     return lambda index: step(pairs, index)
 
 

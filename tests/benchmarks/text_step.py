@@ -27,6 +27,7 @@ from dyad.data.question_passage.questions import open_questions
 from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import TextPairModel, build_model
 
@@ -63,7 +64,7 @@ def ours(pairs: Pairs, precision: Precision, device: torch.device = CPU, chunks:
     """A step in that many chunks, all of which keep their graphs."""
     config = ModelConfig(name=None, embed_dim=None)
     config.text.kind, config.text.name = TextTower.transformers, MINILM
-    model = build_model(config, Task.question_passage)
+    model = build_model(TrainConfig(task=Task.question_passage, model=config))
     assert isinstance(model, TextPairModel)
     dataset = QuestionPassage(pairs.questions, model.tokenize, data_config(), 0, None)
     count = pairs.order.global_batch_size
@@ -71,7 +72,8 @@ def ours(pairs: Pairs, precision: Precision, device: torch.device = CPU, chunks:
     training = TrainConfig(global_batch_size=count, precision=precision, optim=OptimConfig(lr=1e-5))
     if chunks > 1:
         training.chunk_size, training.keep_graphs = count // chunks, chunks
-    step = TrainStep(model.towers.to(device), objective.to(device), training, 10**6, World(device=device))
+    term = LossTerm(model.towers.to(device), objective.to(device), training, 10**6, World(device=device))
+    step = TrainStep([term])
     return lambda index: step(dataset.__getitems__(pairs.positions(index)), index)
 
 

@@ -15,8 +15,7 @@ import pytest
 import torch
 from helpers.eval import ROOT
 from helpers.export import near
-from helpers.passages import make_run as make_text_run
-from helpers.passages import write_beir
+from helpers.passages import make_run as make_text_run, write_beir
 from helpers.runs import EMOJI, distinct_emoji, make_run
 from PIL import Image
 

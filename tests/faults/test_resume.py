@@ -1,12 +1,13 @@
 """The same command again, or from a checkpoint: where it goes on, on how many processes, and what stays the same."""
 
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
 from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
-from helpers.tiny_runs import QUIET, SHARD, losses, records, without_timings
+from helpers.cli import Commands
+from helpers.tiny_runs import QUIET, SHARD, VAL, losses, records, without_timings
 
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
@@ -35,11 +36,12 @@ def test_from_the_middle_of_an_epoch_twice_from_one_checkpoint(jobs: Jobs) -> No
     assert {path.name: path.read_bytes() for path in middle.iterdir()} == before
 
 
-def test_on_other_numbers_of_processes_and_loader_workers(jobs: Jobs) -> None:
+def test_on_other_numbers_of_processes_and_loader_workers_and_in_other_layouts(jobs: Jobs) -> None:
     keys = {**QUIET, "steps": 60}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
-    for world, workers, step in ((2, 0, 5), (4, 0, 18), (2, 2, 30)):
-        run = stopped(jobs, world, {**keys, "data.workers": workers}, step)
+    hsdp, fsdp2 = {"dist.name": "hsdp", "dist.shard_size": 2}, {"dist.name": "fsdp2"}
+    for world, workers, step, dist in ((2, 0, 5, {}), (4, 0, 18, hsdp), (2, 2, 30, fsdp2)):
+        run = stopped(jobs, world, {**keys, **dist, "data.workers": workers}, step)
     jobs.run(1, {**keys, "data.workers": 3}, observed=True)
     every_sample_once_an_epoch(run, 60)
     assert ids_of_steps(run) == ids_of_steps(one)
@@ -95,3 +97,16 @@ def test_at_the_end_of_an_epoch(jobs: Jobs) -> None:
     assert ids_of_steps(again) == {step: ids for step, ids in ids_of_steps(run).items() if step >= EPOCH}
     assert digest(again) == digest(run)
     every_sample_once_an_epoch(run, 2 * EPOCH)
+
+
+def test_sharded_towers_go_on_after_a_killed_rank_and_are_used_by_one_process(jobs: Jobs, commands: Commands) -> None:
+    keys = {"steps": 24, "checkpoint.every": 3, "dist.name": "fsdp2", "optim.ema": 0.5, "model.batch_norm": "global"}
+    job = jobs.start(2, {**keys, "run.name": "killed"})
+    job.reaches(7)
+    job.signal(SIGKILL, rank=1)
+    assert not job.ends().orphans
+    killed, whole = (jobs.run(2, {**keys, "run.name": name}) for name in ("killed", "whole"))
+    assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
+    assert not [path for path in (killed / "checkpoints").iterdir() if path.name.startswith(".")]
+    used = commands.run("eval", f"checkpoint={killed}", f"suite=[retrieval:{VAL}]")
+    assert used.code == 0, used.out

@@ -20,6 +20,7 @@ from dyad.train.config import ModelConfig, OptimConfig, Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.monitor.telemetry import peak_tflops
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import Tower, TwoTower
 from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
@@ -57,7 +58,7 @@ def pairs(count: int) -> Batch:
 def step_of(model: Any, count: int, **options: Any) -> TrainStep:
     world = World(device=torch.device("cuda", 0))
     config = TrainConfig(global_batch_size=count, precision=Precision.bf16, optim=OptimConfig(), **options)
-    return TrainStep(model.cuda(), build_objective("clip").cuda(), config, 10**6, world)
+    return TrainStep([LossTerm(model.cuda(), build_objective("clip").cuda(), config, 10**6, world)])
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +150,7 @@ def test_the_loss_takes_one_percent_of_a_large_step(record_property: Any) -> Non
 def test_the_loader_keeps_up(record_property: Any) -> None:
     """Pictures of the emoji: 95 % of the pairs a second of one batch again and again."""
     from dyad.data.config import DataConfig
-    from dyad.data.image_text.dataset import ImageText
+    from dyad.data.image_text.dataset import ImageText, PairMaker
     from dyad.data.loading.loader import build_loader
     from dyad.data.loading.order import Order
     from dyad.data.shards.shards import open_shards
@@ -161,7 +162,7 @@ def test_the_loader_keeps_up(record_property: Any) -> None:
         parse_sources(str(EMOJI / "{noto,fluent-flat,noto-v1,emojione,fxemoji}-trained.tar")), workers=0
     )
     config = DataConfig(captions=["caption"])
-    dataset = ImageText(shards, model.image, model.tokenize, config, seed=0)
+    dataset = ImageText(shards, PairMaker(model.image, model.tokenize, config, seed=0))
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=256)
     cores = len(os.sched_getaffinity(0)) - 1
     loader = build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=60, workers=cores)
@@ -213,7 +214,7 @@ def test_a_locked_picture_tower_trains_at_the_speed_of_a_plain_frozen_one(record
 
 def _locked(model: Any) -> Any:
     """Both towers made anew, so that the frozen one knows it when it is built; without a cache of features."""
-    image = Tower(model.x_tower.trunk, model.x_tower.projection, prepare=model.x_tower.prepare, cache_bytes=0)
+    image = Tower(model.x_tower.trunk, model.x_tower.projection, prepare=model.x_tower.prepare, cache_mb=0)
     return TwoTower(image, model.y_tower)
 
 

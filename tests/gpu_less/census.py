@@ -34,9 +34,9 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.step import sizes
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
-from dyad.train.towers.image import NormalizePixels
-from dyad.train.towers.patch_dropout import PatchDropout
+from dyad.train.towers.image import NormalizePixels, PatchDropout
 from dyad.train.towers.tower import TwoTower
 from tests.gpu_less.pretend_cuda import GPU, ROOT, environment, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
@@ -154,7 +154,7 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     optim = OptimConfig(lr=1e-2, clip_norm=1.0)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
     pairs = (PAIRS,) * case.world_size
-    step = TrainStep(towers, objective, config, 100, World(0, case.world_size, device), pairs)
+    step = TrainStep([LossTerm(towers, objective, config, 100, World(0, case.world_size, device), pairs)])
     state = step.state_dict()
     if state["scaler"]:
         step.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})  # no overflow, no skipped step

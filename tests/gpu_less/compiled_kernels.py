@@ -54,8 +54,7 @@ def resources(target: Target, dtype: str = "bf16", width: int = WIDTH) -> Resour
     """Compile; raises what Triton or ptxas raise."""
     from triton import knobs
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.compiler import compile as compile_
+    from triton.compiler import ASTSource, compile as compile_
 
     kernel, config = KERNELS[target.kernel].fn, target.config
     constants = {

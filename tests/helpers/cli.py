@@ -101,7 +101,8 @@ def serve() -> None:
     sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
     for module in HEAVY:
         import_module(module)
-    sys.modules["dyad.train.cli.compose"].register()
+    compose = sys.modules["dyad.train.cli.compose"]
+    compose.register(tuple(compose.OBJECTIVES))
     curves, plots = (sys.modules[f"dyad.eval.report.{name}"] for name in ("curves", "plots"))
     plots.line_chart("", curves.Chart("", [curves.Series("", [1, 2], [1, 2])]))  # Matplotlib looks for its font once
     gc.collect()

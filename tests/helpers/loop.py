@@ -25,7 +25,8 @@ from dyad.train.run_folder.checkpoint import capture, find, load, restore, tidy
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState, locked
 from dyad.train.run_folder.saving import CheckpointWriter
-from dyad.train.step.loop import Plan, fit
+from dyad.train.step.loop import fit
+from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import build_logger
 
 STEPS, BATCH, WIDTH = 20, 8, 64
@@ -82,19 +83,12 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
         if state:
             restore(state, toy.modules, toy.optimizer)
         first, owed = (state.step, state.facts["owed"]) if state else (0, False)
-        logger = build_logger(
-            run_dir,
-            TrackingConfig(wandb=Wandb.disabled),
-            run_config={},
-            first_step=first,
-            total_steps=STEPS,
-            steps_per_epoch=STEPS,
-            global_batch_size=BATCH,
-            evaluation_owed=owed,
+        plan = Plan(
+            first, STEPS, BATCH, 1, 1, evaluate_every=5, save_every=3, evaluation_owed=owed, steps_per_epoch=STEPS
         )
+        logger = build_logger(run_dir, TrackingConfig(wandb=Wandb.disabled), plan, {})
 
-        plan = Plan(first, STEPS, BATCH, 1, log_every=1, evaluate_every=5, save_every=3, evaluation_owed=owed)
-        writer = CheckpointWriter(run_dir, 2, logger.flush, plan.next_save, logger.print)
+        writer = CheckpointWriter(run_dir, 2, logger.flush, plan, logger.print)
 
         def write(step: int, evaluation_owed: bool, last: bool) -> None:
             writer.wait()

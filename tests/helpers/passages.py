@@ -50,7 +50,7 @@ def make_run(folder: Path, *overrides: str, seed: int = 0) -> Path:
 def save_checkpoint(run: Path, config: TrainConfig, seed: int) -> Path:
     """As the run began, with some noise, so that training has changed it."""
     torch.manual_seed(seed)
-    model = build_model(config.model, config.task)
+    model = build_model(config)
     with torch.no_grad():
         for parameter in model.towers.parameters():
             parameter += 0.02 * torch.randn_like(parameter)

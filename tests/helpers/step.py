@@ -17,6 +17,7 @@ from dyad.train.config import OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
 
@@ -108,7 +109,7 @@ def train_step(
     dtype = next(model.parameters()).dtype
     objective = (objective or build_objective("clip")).to(dtype)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim or OptimConfig(lr=1e-2), **options)
-    return TrainStep(model, objective, config, 100, world, pairs)
+    return TrainStep([LossTerm(model, objective, config, 100, world, pairs)])
 
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:

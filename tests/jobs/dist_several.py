@@ -41,7 +41,7 @@ def main() -> None:
         of_views = TrainConfig(global_batch_size=6, weight=WEIGHT, **options)
         term = LossTerm(views, build_objective("spectral").double(), of_views, 100, world, name="views")
         config = TrainConfig(global_batch_size=8, **options)
-        step = TrainStep(model, build_objective("clip").double(), config, 100, world, further=[term])
+        step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world), term])
         for index in range(3):
             whole, second = batch(8, index), batch(6, 100 + index)
             step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)

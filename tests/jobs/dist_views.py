@@ -27,6 +27,8 @@ def check(head: Head, sizes: tuple[int, ...], world: World) -> None:
     made, reference = towers(head), towers(head)
     set_batch_norms(made, BatchNorm["global"])
     step = train_step(made, B, world=world)
+    made.to(world.device)  # as an Encoder does: the buffers stay those whose means the step averages
+    assert {id(b) for b in made.buffers()} >= {id(b) for b in step.terms[0].statistics._buffers}
     for index in range(2):
         whole = batch(B, seed=index)
         reference.load_state_dict(made.state_dict())

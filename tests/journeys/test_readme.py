@@ -26,10 +26,12 @@ COMMANDS = [
 
 
 def shortened(command: str) -> str:
-    """The command as shown, trained for two steps only; a job for a cluster is only written out."""
+    """The command as shown, trained for two steps only; a job for a cluster is only written out, a plan as it is."""
     if command.startswith("sbatch "):
         return f"bash launch/slurm.sbatch --dry-run {command.partition('launch/slurm.sbatch ')[2]}"
-    if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and "--help" not in command:
+    if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and not {"--help", "plan.gpus=64"} & {
+        *command.split()
+    }:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
         return f"{without} {SHORT} {EMOJI if 'experiment=emoji' in command or 'demo.sh' in command else ''}"

@@ -22,11 +22,11 @@ from dyad.data.base.errors import ConfigError, DataError, printable
 from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.data.shards.sources import parse_sources
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import ModelConfig, Task
+from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
-from dyad.train.towers.published import package_folder
+from dyad.train.towers.published import location_of
 from dyad.train.towers.transformers_model import load_model
 from tests.journeys.test_slurm import sbatch, shell
 from tests.layout.test_layout import FILES, SOURCES
@@ -157,7 +157,7 @@ def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffi
     for write in (lambda: path.write_bytes(pickle.dumps(Canary(canary))), lambda: torch.save(Canary(canary), path)):
         write()
         with pytest.raises(ConfigError, match=str(path)):
-            build_model(config.model, Task.image_text)
+            build_model(config)
 
 
 def _load(name: str, pretrained: bool) -> Any:
@@ -209,7 +209,7 @@ def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
     text = {"hf_model_name": str(tmp_path / "bert"), "hf_tokenizer_name": str(tmp_path / "bert")}
     (tmp_path / "pair.json").write_text(json.dumps({"embed_dim": 8, "vision_cfg": {}, "text_cfg": text}))
     with pytest.raises(ConfigError, match="evil/kernel"):
-        build_model(ModelConfig(name=str(tmp_path / "pair.json")), Task.image_text)
+        build_model(TrainConfig(model=ModelConfig(name=str(tmp_path / "pair.json"))))
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
 def test_absurd_open_clip_configs_are_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "pair.json").write_text(content)
     with pytest.raises(ConfigError, match=r"pair\.json") as caught:
-        build_model(ModelConfig(name=str(tmp_path / "pair.json")), Task.image_text)
+        build_model(TrainConfig(model=ModelConfig(name=str(tmp_path / "pair.json"))))
     assert "\n" not in str(caught.value)
 
 
@@ -245,7 +245,7 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
 def test_a_package_is_looked_for_not_imported() -> None:
     """antigravity opens a browser when it is imported."""
     with pytest.raises(ConfigError, match=r"antigravity\.x"):
-        package_folder("pkg:antigravity.x/y")
+        location_of("pkg:antigravity.x/y")
 
 
 @pytest.mark.parametrize("read", [checkpoint.load, checkpoint.load_weights, checkpoint.step_of])

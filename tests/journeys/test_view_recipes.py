@@ -48,14 +48,16 @@ def test_mistakes_are_one_line(commands: Commands, tmp_path: Path) -> None:
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"text": "a"}\n{"text": "b"}\n')
     base = ["task=views", "objective=simclr", "steps=1", f"run.dir={tmp_path}", f"data.train={EMOJI}/noto-unseen.tar"]
+    base.append("data.augment.flip=0.5")
     cases = {
         ("model.text.frozen=true",): "data.items=texts",
-        ("data.items=texts", "model=minilm"): "data.items=pictures",
+        ("data.items=texts", "model=minilm", "data.augment.flip=0"): "data.items=pictures",
         ("model=cnn", "model.head=none", "model.head_width=8"): "a model.head with hidden layers",
         ("model=cnn", "eval.suite=[zero_shot:x.json]"): "task=views",
         ("model=cnn", "objective.views=interleaved"): "objective.views",
         ("model=cnn", "data.mode=stream"): "data.mode",
         ("model=cnn", f"data.train={texts}"): "data.items=texts",
+        ("model=cnn", "data.augment.flip=0"): "data=simclr",
         ("model=cnn", "data.augment_y.flipp=1"): "data.augment_y",
     }
     for words, said in cases.items():

@@ -12,10 +12,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import Mode
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.cli.unread_keys import refuse_unread
-from dyad.train.config import TargetKind, TrainConfig
+from dyad.train.config import TargetConfig, TrainConfig
 
 # Keys, and sections of keys, that a further loss may have; all others are of the whole step or run
 OWN = "task objective data model weight global_batch_size chunk_size eval.suite".split()
+TAKEN = ("towers", "objective")  # names of weights of the run
 
 
 def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
@@ -35,19 +36,21 @@ def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
 
 def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
     own = [word.partition("=")[0] for word in words]
-    if not re.fullmatch(r"[a-z]\w*", name):
-        raise ConfigError("its name must be small letters, digits and '_'")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*TAKEN, config.task):
+        taken = " and ".join([*TAKEN, config.task])
+        raise ConfigError(f"its name must be small letters, digits and '_'; {taken} are names of the run's own")
     if foreign := [key for key in own if not any(key == one or key.startswith(f"{one}.") for one in OWN)]:
         raise ConfigError(f"{foreign[0]} is of the whole run. A further loss has keys of its own of {', '.join(OWN)}")
     # what stands in a section that an argument chooses anew, such as objective=simclr, is not that of the run
     replaced = tuple(f"{key}." for key in own if key in ("objective", "data", "model"))
-    of_run = words_for(replace(config, also={}, eval=replace(config.eval, suite=[])))
+    run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
+    of_run = words_for(replace(config, also={}, weight=1.0, target=TargetConfig(), run=run, eval=evaluation))
     kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
     result = compose_config([*kept, *words])
     refuse_unread(words, [replace(result, also={name: ""})])  # its weight is read
-    if result.objective.by_sample_id or result.target.kind is not TargetKind.none or result.data.mode is Mode.stream:
+    if result.objective.by_sample_id or result.data.mode is Mode.stream or result.data.negatives.refresh_every:
         raise ConfigError(
-            "only the run's own loss can have an objective with numbers of each sample, a target network, or "
-            "data.mode=stream"
+            "only the run's own loss can have an objective with numbers of each sample, data.mode=stream, or "
+            "data.negatives.refresh_every"
         )
     return result

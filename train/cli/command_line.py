@@ -85,8 +85,9 @@ def _swept(word: str) -> list[str]:
 
 
 def in_full(arguments: Iterable[str]) -> list[str]:
-    """Return the arguments with the short key `resume` written in full, resume.mode."""
-    return [re.sub(r"^resume(?==|$)", "resume.mode", argument) for argument in arguments]
+    """Return the arguments with the short keys `resume` and `plan` written in full, resume.mode and plan.on."""
+    full = {"resume": "resume.mode", "plan": "plan.on"}
+    return [re.sub(r"^(resume|plan)(?==|$)", lambda found: full[found[1]], argument) for argument in arguments]
 
 
 def parsed(word: str) -> Override:

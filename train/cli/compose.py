@@ -8,8 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING as NO_DEFAULT, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,9 @@ ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}  # how these characters are t
 UNQUOTED = re.compile(r"[\w./:@+-]+|\[[\w.,+-]*\]")  # values that Hydra's grammar reads literally
 
 
-def register() -> None:
-    """Store the schemas of TrainConfig and of each objective's options in Hydra's ConfigStore."""
-    _register(tuple(OBJECTIVES))
-
-
 @cache
-def _register(objectives: tuple[str, ...]) -> None:
+def register(objectives: tuple[str, ...]) -> None:
+    """Store the schemas of TrainConfig and of the options of `objectives` in Hydra's ConfigStore."""
     store = ConfigStore.instance()
     store.store(name="schema", node=open_schema(TrainConfig))
     for name in objectives:
@@ -161,7 +156,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     overrides = in_full(overrides)
     recipe = recipe_of(overrides)
     _check_words(overrides, groups(recipe))
-    register()
+    register(tuple(OBJECTIVES))
     if recipe is not None:
         store_recipe(recipe, overrides)
     GlobalHydra.instance().clear()
@@ -314,7 +309,9 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
         hint = nearest(value, found[2].split(", "))
         return f"{key}={value}{where}: must be one of {found[2]}{hint and f'.{hint}'}"
     if key and lines[0].startswith(f"Key '{key.rpartition('.')[2]}' not in"):
-        return f"unknown key '{key}'{where}.{_nearest_key(key, {name for name, _, _ in keys()})}"
+        known = {name for name, _, _ in keys()}
+        hint = " It is of another objective" if key in known else _nearest_key(key, known)
+        return f"unknown key '{key}'{where}.{hint}"
     if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
         return f"{lines[0]}.{nearest(found[1], ' '.join(lines[1:]).split())} See: python -m train --help"
     return f"{key}: {lines[0]}" if key and key not in lines[0] else lines[0]

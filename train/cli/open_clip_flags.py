@@ -28,6 +28,7 @@ KEYS |= {
 # Flag without a value → the key=value that it stands for
 SWITCHES = {
     "siglip": "objective=siglip",
+    "fsdp": "dist=fsdp2",
     "lock-image": "model.image.frozen=true",
     "lock-text": "model.text.frozen=true",
     "grad-checkpointing": "model.grad_checkpointing=true",
@@ -110,8 +111,8 @@ OTHER_MODELS = {
 ABSENT = by_name(
     {
         "each tower is compiled, with torch's defaults": "torchcompile-strategy torchcompile-backend torchcompile-mode",
-        "every GPU holds the whole model (dist=ddp)": "fsdp fsdp-no-reshard-after-forward fsdp-offload-cpu "
-        "fsdp-checkpoint",
+        "with dist=fsdp2 layers are gathered as they run, and all ranks write the checkpoint": "fsdp-checkpoint "
+        "fsdp-no-reshard-after-forward fsdp-offload-cpu",
         "write them in W&B": "wandb-notes",
         "config.yaml in the run folder says what ran": "copy-codebase",
         "copy the run folder; every file in it is whole or absent": "remote-sync remote-sync-frequency "
@@ -128,7 +129,7 @@ FORMER = {"image-interpolation": ["--interpolation"], "image-resize-mode": ["--r
 
 # How many words follow a flag: none, one or more up to the next flag, or (all others) one
 NO_VALUE = {*SWITCHES} | set(
-    """skip-scheduler save-most-recent dataset-resampled debug copy-codebase fsdp torchscript trace horovod local-loss
+    """skip-scheduler save-most-recent dataset-resampled debug copy-codebase torchscript trace horovod local-loss
     gather-with-grad lock-image-freeze-bn-stats lock-text-freeze-layer-norm force-custom-text log-local
     no-set-device-rank ddp-static-graph text-pooler-own-group use-bn-sync pretrained-image force-quick-gelu
     fsdp-no-reshard-after-forward fsdp-offload-cpu length-bucketing""".split()

@@ -4,8 +4,7 @@ The names come from open_clip, Tevatron, sentence-transformers, transformers and
 versions.
 """
 
-from dyad.train.cli.open_clip_flags import KEYS as OPEN_CLIP
-from dyad.train.cli.open_clip_flags import by_name
+from dyad.train.cli.open_clip_flags import KEYS as OPEN_CLIP, by_name
 
 # Key, or key=value → its names elsewhere and earlier: the last part of a dotted name, lower case, with underscores
 OTHER_NAMES = {

@@ -26,7 +26,8 @@ TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
-    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. eval.recall_k",
+    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y "
+    "eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
     "task=views": "data.augment_y model.head",

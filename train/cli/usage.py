@@ -18,17 +18,20 @@ EXAMPLES = {
     "experiment=mnrl model.text.name=bert-base-uncased data.train=train.json",
     "another objective, learning rate and batch, embedded 512 pairs at a time": "python -m train experiment=emoji "
     "objective=symmetric_dpm optim.lr=1e-3 global_batch_size=1024 chunk_size=512",
+    "what a run would take on 64 GPUs: memory, traffic, hours; nothing is trained": "python -m train plan.gpus=64 "
+    "plan.gpu=h100 model.name=ViT-L-14 global_batch_size=32768 chunk_size=256",
     "all GPUs of this machine": "bash launch/torchrun.sh experiment=emoji precision=bf16",
 }
 
-COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile objective.temperature
-objective.duplicates data.train data.val data.workers data.captions data.question.length data.passage.length
-data.passage.corpus data.negatives.per_row data.negatives.file data.negatives.refresh_every model.shared model.name
-model.pretrained model.image.kind model.text.kind model.text.frozen model.batch_norm optim.name optim.lr
-optim.layer_decay optim.weight_decay optim.ema optim.warmup optim.schedule optim.clip_norm
-target.kind target.momentum target.momentum_end target.every eval.every eval.suite
-checkpoint.every checkpoint.keep tracking.wandb
-resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins""".split()
+COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile also objective.temperature
+objective.duplicates data.train data.val data.items data.label data.rare data.augment_y data.workers data.captions
+data.question.length data.passage.length data.passage.corpus data.negatives.per_row data.negatives.file
+data.negatives.refresh_every model.shared model.name model.pretrained model.head model.classes model.image.kind
+model.text.kind model.text.frozen model.batch_norm optim.name optim.lr optim.layer_decay optim.weight_decay optim.ema
+optim.warmup optim.schedule optim.clip_norm target.kind target.momentum target.momentum_end target.every
+eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
+resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins
+plan.on plan.gpus plan.gpu plan.mfu plan.dry_run""".split()
 
 CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'

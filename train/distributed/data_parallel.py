@@ -1,10 +1,14 @@
-"""Data parallelism of the towers: gradients are averaged over ranks once per step, in the last backward of a tower."""
+"""Data parallelism of the towers: gradients are averaged over ranks once per step, in the last backward of a tower.
+
+Towers are wrapped in DistributedDataParallel, or sharded (sharding.py).
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dyad.train.distributed.world import World
@@ -22,11 +26,8 @@ def wrap_losses(losses: Sequence[TwoTower], compiled: bool, world: World) -> tup
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)
         return [pair], pair
-    pairs: list[Pair] = [(towers.x_tower, towers.y_tower) for towers in losses]
-    distinct = list(dict.fromkeys(tower for pair in pairs for tower in pair))
-    for tower in distinct if compiled else ():
-        tower.compile()
-    return pairs, [_wrapped(nn.ModuleList(distinct), world)]
+    whole = _wrapped(nn.ModuleList(_distinct(losses, compiled)), world)
+    return [(towers.x_tower, towers.y_tower) for towers in losses], [whole]
 
 
 def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
@@ -35,16 +36,22 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
     A shared tower is wrapped once. Towers without trainable parameters, and all towers of a single process, are
     returned unwrapped. compiled: whether to torch.compile them first.
     """
-    found = {tower: tower for tower in (towers.x_tower, towers.y_tower)}
-    for tower in found:
-        if compiled:
-            tower.compile()
-        found[tower] = _wrapped(tower, world)
+    found = {tower: _wrapped(tower, world) for tower in _distinct([towers], compiled)}
     return found[towers.x_tower], found[towers.y_tower]
 
 
+def _distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
+    """Return the towers of all losses, a shared one once. compiled: whether to torch.compile them."""
+    found = list(dict.fromkeys(tower for towers in losses for tower in (towers.x_tower, towers.y_tower)))
+    for tower in found:
+        if compiled and not isinstance(tower, FSDPModule):  # a sharded tower has compiled layers
+            tower.compile()
+    return found
+
+
 def _wrapped(tower: nn.Module, world: World) -> nn.Module:
-    if world.size == 1 or not any(p.requires_grad for p in tower.parameters()):
+    trained = any(p.requires_grad for p in tower.parameters())
+    if world.size == 1 or isinstance(tower, FSDPModule) or not trained:
         return tower
     devices = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
@@ -57,24 +64,39 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 
 @contextmanager
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """During the block, backward does not average gradients over ranks, except after `sync_in_next_backward`."""
+    """During the block, `backward` does not average gradients over ranks, except where it is the last of a step."""
     with ExitStack() as stack:
         for tower in towers:
             if isinstance(tower, DistributedDataParallel):
                 stack.enter_context(tower.no_sync())
+            elif isinstance(tower, FSDPModule):
+                tower.set_requires_gradient_sync(False)
         yield
 
 
-def sync_in_next_backward(towers: Iterable[nn.Module]) -> None:
-    """Make the next backward average gradients over ranks, although it is inside the block of `no_gradient_sync`.
+def backward(
+    towers: Sequence[nn.Module], embeddings: Sequence[Tensor], gradients: Sequence[Tensor], last: bool
+) -> None:
+    """Propagate the gradients of embeddings back to the weights of the towers that made them.
 
-    towers: as returned by wrap_towers. DistributedDataParallel prepares the averaging in a forward, for the backward
-    that follows. In a step with several chunks, forwards of other chunks may lie between the two, so this function
-    prepares it explicitly.
+    towers: as returned by wrap_towers. last: whether it is the last backward of the step: it averages the gradients
+    over ranks, although it is inside the block of `no_gradient_sync`.
+
+    DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
+    chunks, forwards of other chunks may lie between the two, so it is prepared explicitly. Of a sharded tower each
+    layer is averaged as soon as its gradient is complete; of a shared one that is after the whole backward.
     """
-    for tower in dict.fromkeys(towers):  # a shared tower once
+    distinct = list(dict.fromkeys(towers)) if last else []
+    for tower in distinct:
         if isinstance(tower, DistributedDataParallel):
             tower.reducer.prepare_for_backward([])
+        elif isinstance(tower, FSDPModule):
+            tower.set_requires_gradient_sync(len(distinct) == len(towers))
+    torch.autograd.backward(embeddings, gradients)
+    for tower in distinct:
+        if isinstance(tower, FSDPModule):
+            tower.set_requires_gradient_sync(True)
+            tower.finalize_backward()
 
 
 def average_now(towers: Iterable[nn.Module]) -> None:
@@ -86,6 +108,6 @@ def average_now(towers: Iterable[nn.Module]) -> None:
     """
     for tower in towers:
         if isinstance(tower, DistributedDataParallel):
-            sync_in_next_backward([tower])
+            tower.reducer.prepare_for_backward([])
             trained = [p for p in tower.parameters() if p.requires_grad]
             torch.autograd.backward([p.view_as(p) for p in trained], [torch.zeros_like(p) for p in trained])

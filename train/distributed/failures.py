@@ -18,26 +18,12 @@ from threading import Event, Thread, current_thread, main_thread
 import torch.distributed as dist
 
 from dyad.data.base.errors import ExitCode, HardwareError, UserError, first_line
-from dyad.train.distributed.listener import (
-    CONNECT_SECONDS,
-    STUCK_SECONDS,
-    Cause,
-    Listener,
-    connect_store,
-    count,
-    poll_interval,
-    raise_alarm,
-    read_cause,
-    register,
-    registered,
-)
+from dyad.train.distributed.listener import CONNECT_SECONDS, STUCK_SECONDS, Cause, Listener, ReportStore, poll_interval
 from dyad.train.distributed.signals import STARTUP_SIGNALS
 from dyad.train.distributed.world import World, abort_group, init_world, shutdown
 
 # Seconds to wait for other ranks to register. A broken collective fails on all ranks at about the same time.
 REGISTER_SECONDS = 2.0
-# The same when some rank has written a cause: other ranks may first have to finish the computation of a step.
-REGISTER_SECONDS_WITH_CAUSE = STUCK_SECONDS
 # Seconds in which a process leaves its groups after an error; NCCL may take longer, and the error is printed only then.
 SHUTDOWN_SECONDS = 5.0
 # Parts of the messages of a lost connection that gloo raises as plain RuntimeError
@@ -99,7 +85,9 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
         reported = isinstance(error, (PeerFailure, KeyboardInterrupt)) or getattr(error, "reported", False)
         if world.size == 1 or reported:
             raise
-        broken, lost = world.is_broken(), _is_connection_loss(error)
+        broken = world.is_broken()
+        lost = isinstance(error, dist.DistError)
+        lost |= isinstance(error, RuntimeError) and any(word in str(error) for word in CONNECTION_LOST)
         if getattr(error, "everywhere", False) and not broken:
             raise
         # torchrun sends SIGTERM to the ranks that survive a failure. That is no preemption, so it is ignored from here.
@@ -130,13 +118,6 @@ class RankReports:
     cause: Cause | None = None
 
 
-def _is_connection_loss(error: BaseException) -> bool:
-    """Whether an error says that communication with other ranks failed."""
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in CONNECTION_LOST)
-    )
-
-
 def _cause_of(error: BaseException, rank: int) -> Cause:
     if isinstance(error, UserError):
         return Cause(rank, int(error.exit_code), first_line(error))
@@ -154,26 +135,27 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     reports, alarm_raised, start, interval = RankReports(), Event(), time.monotonic(), poll_interval(world)
 
     def has_time(more: float = 0.0) -> bool:
-        limit = REGISTER_SECONDS_WITH_CAUSE if cause or reports.cause else REGISTER_SECONDS
+        # with a cause, other ranks may first have to finish the computation of a step
+        limit = STUCK_SECONDS if cause or reports.cause else REGISTER_SECONDS
         return time.monotonic() < start + limit + more
 
     def exchange() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
             try:
-                store = connect_store(CONNECT_SECONDS)
-                raise_alarm(store, cause)
+                store = ReportStore(CONNECT_SECONDS)
+                store.raise_alarm(cause)
             finally:
                 alarm_raised.set()
-            register(store, "registered", world.rank)
-            reports.cause = read_cause(store)
-            while count(store, "registered") < world.size and has_time():
+            store.register("registered", world.rank)
+            reports.cause = store.cause()
+            while store.count("registered") < world.size and has_time():
                 time.sleep(interval)
-                reports.cause = reports.cause or read_cause(store)
-            reports.answered = registered(store, "answered")
-            reports.registered = registered(store, "registered")
-            register(store, "read", world.rank)
+                reports.cause = reports.cause or store.cause()
+            reports.answered = store.registered("answered")
+            reports.registered = store.registered("registered")
+            store.register("read", world.rank)
             # Rank 0 may host the store, so it leaves after all registered ranks have read it.
-            while world.rank == 0 and count(store, "read") < len(reports.registered) and has_time():
+            while world.rank == 0 and store.count("read") < len(reports.registered) and has_time():
                 time.sleep(interval)
 
     thread = Thread(target=exchange, daemon=True)

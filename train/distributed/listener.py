@@ -13,11 +13,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import count as counter
+from itertools import count
 from threading import Event, Thread
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore
 
 from dyad.data.base.errors import ExitCode
 from dyad.train.distributed.signals import leave_now
@@ -41,6 +41,42 @@ class Cause:
     text: str
 
 
+class ReportStore(PrefixStore):
+    """A connection of its own to the TCPStore: that of the process group may be blocked by a waiting call.
+
+    seconds: how long connecting may take; RuntimeError after them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=seconds)
+        store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+        # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
+        super().__init__(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+    def raise_alarm(self, cause: Cause | None) -> None:
+        """Write the cause, unless the job has one, and set the alarm of all ranks."""
+        if cause:
+            self.compare_set("cause", "", json.dumps(asdict(cause)))
+        self.set("alarm", "1")
+
+    def cause(self) -> Cause | None:
+        """Return the first error that a rank of the job wrote, or None."""
+        return Cause(**json.loads(self.get("cause"))) if self.check(["cause"]) else None
+
+    def register(self, key: str, rank: int) -> None:
+        """Add `rank` to the list `key`, and count it."""
+        self.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
+        self.add(f"{key}/count", 1)
+
+    def registered(self, key: str) -> set[int]:
+        """Return the ranks in the list `key`."""
+        return {int(rank) for rank in self.get(key).decode().split(",") if rank} if self.check([key]) else set()
+
+    def count(self, key: str) -> int:
+        """Return how many ranks are in the list `key`, without reading it."""
+        return self.add(f"{key}/count", 0)
+
+
 class Listener:
     """Ends this process after a failure of another rank, also while its main thread is in a collective or busy.
 
@@ -49,13 +85,13 @@ class Listener:
     its process. Does nothing in a world of one rank. timeout: seconds that its connection to the store may take.
     """
 
-    _groups = counter()  # a sweep makes one after the other, and a rank may leave an old one late
+    _groups = count()  # a sweep makes one after the other, and a rank may leave an old one late
 
     def __init__(self, world: World, timeout: float) -> None:
         self._world, self._over, self._left = world, Event(), f"left/{next(self._groups)}"
         self._thread = Thread(target=self._listen, daemon=True)
         if world.size > 1:
-            self._store = connect_store(timeout)
+            self._store = ReportStore(timeout)
             self._thread.start()
 
     def stop(self) -> None:
@@ -90,13 +126,13 @@ class Listener:
         Thread(target=abort_group, args=(self._world,), daemon=True).start()  # NCCL's may take long
         code, rank, cause = ExitCode.HARDWARE, self._world.rank, None
         with suppress(RuntimeError):
-            register(self._store, "answered", rank)
-            if cause := read_cause(self._store):
+            self._store.register("answered", rank)
+            if cause := self._store.cause():
                 code = ExitCode(cause.code)
         if self._over.wait(STUCK_SECONDS):
             return
         with suppress(RuntimeError):
-            if rank in registered(self._store, "registered") and self._over.wait(LEAVE_SECONDS):
+            if rank in self._store.registered("registered") and self._over.wait(LEAVE_SECONDS):
                 return
             if cause and cause.rank == rank:  # the other ranks leave it to this one to print
                 print(f"error: {cause.text}", file=sys.stderr)
@@ -106,43 +142,3 @@ class Listener:
 def poll_interval(world: World) -> float:
     """Return the seconds between two questions to the store while all ranks wait: the store gets 400 a second."""
     return 0.02 * max(1.0, world.size / 8)
-
-
-def connect_store(seconds: float) -> Store:
-    """Open a new connection to the TCPStore: the process group's own connection may be blocked by a waiting call.
-
-    seconds: how long that may take; RuntimeError after them.
-    """
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    limit = timedelta(seconds=seconds)
-    store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
-    # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
-    return PrefixStore(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-
-
-def raise_alarm(store: Store, cause: Cause | None) -> None:
-    """Write the cause, unless the job has one, and set the alarm of all ranks."""
-    if cause:
-        store.compare_set("cause", "", json.dumps(asdict(cause)))
-    store.set("alarm", "1")
-
-
-def read_cause(store: Store) -> Cause | None:
-    """Return the first error that a rank of the job wrote, or None."""
-    return Cause(**json.loads(store.get("cause"))) if store.check(["cause"]) else None
-
-
-def register(store: Store, key: str, rank: int) -> None:
-    """Add `rank` to the list `key`, and count it."""
-    store.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
-    store.add(f"{key}/count", 1)
-
-
-def registered(store: Store, key: str) -> set[int]:
-    """Return the ranks in the list `key`."""
-    return {int(rank) for rank in store.get(key).decode().split(",") if rank} if store.check([key]) else set()
-
-
-def count(store: Store, key: str) -> int:
-    """Return how many ranks are in the list `key`, without reading it."""
-    return store.add(f"{key}/count", 0)

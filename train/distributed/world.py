@@ -85,8 +85,10 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
     finally:
         waiting.cancel()
     assert state.device is not None
+    # not cpu:1, as accelerate has it: Module.to would copy buffers, and who knows the old ones would see no change
+    own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
-        return World(device=state.device)
+        return World(device=own)
     if start_timeout:
         dist.set_timeout(timedelta(seconds=timeout))
     control: Any = None
@@ -96,7 +98,7 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
     # The connection to the TCPStore is left out of `links`: failure reports need it after the group is aborted.
     # NCCL ends its own connections.
     links = tuple(link for link in set(open_connections()) - before if int(os.environ["MASTER_PORT"]) not in link.ports)
-    return World(state.process_index, state.num_processes, state.device, control=control, links=links)
+    return World(state.process_index, state.num_processes, own, control=control, links=links)
 
 
 def _set_nccl_failure_handling() -> None:

@@ -31,7 +31,11 @@ LEAST_FILES, GOOD_FILES = 256, 1024
 
 def versions() -> Iterator[Finding]:
     """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others."""
-    required_python, required = _requirements()
+    if PROJECT.exists():
+        project = tomllib.loads(PROJECT.read_text())["project"]
+        required_python, required = project["requires-python"], project["dependencies"]
+    else:
+        required_python, required = metadata.metadata("dyad")["Requires-Python"], metadata.requires("dyad") or []
     python = platform.python_version()
     if python in SpecifierSet(required_python):
         yield ok("python", f"{python} on {platform.system()} {platform.machine()}")
@@ -50,14 +54,6 @@ def versions() -> Iterator[Finding]:
     elif not wrong:
         as_what = "in requirements.lock" if tested else "required"
         yield ok("packages", f"as {as_what}: {', '.join(f'{name} {metadata.version(name)}' for name in SHOWN)}")
-
-
-def _requirements() -> tuple[str, list[str]]:
-    """Return the Python version range and the packages that Dyad needs, from pyproject.toml or the installed wheel."""
-    if PROJECT.exists():
-        project = tomllib.loads(PROJECT.read_text())["project"]
-        return project["requires-python"], project["dependencies"]
-    return metadata.metadata("dyad")["Requires-Python"], metadata.requires("dyad") or []
 
 
 def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,18 @@ from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
-from dyad.data.question_passage.questions import named_files
-from dyad.data.question_passage.views import text_of, text_sources
+from dyad.data.question_passage.views import text_of
 from dyad.data.shards.index import SCANS, has_index, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
-from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
+from dyad.data.shards.sources import ShardSource, WrittenSource, written_sources
 from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
 from dyad.data.tables.folders import tables_of
-from dyad.data.tables.prepare import checked_tables, table_options
 from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
 from dyad.train.run.components import batch_norms
-from dyad.train.run.main import check_sweep
+from dyad.train.run.main import check_sweep, training_files
 from dyad.train.run_folder.folder import is_finished, run_folder
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
@@ -86,15 +85,9 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     """
     if config.data.train is None:
         return
+    shards = training_files(config)
     if config.task is Task.question_passage:
-        files = named_files(config.data.train, config.data)
-        shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in files]
-    elif config.has_pictures:
-        tables = checked_tables(table_options(config.data))
-        shards = [shard for source in parse_sources(config.data.train, tables=tables) for shard in source.shards]
-    else:
-        sources = text_sources(config.data.train, config.data, checked_tables)
-        shards = [file for source in sources for file in source.shards]
+        shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in shards]
     for source in written_sources(config.data.train, "data.train"):
         if source != WrittenSource(source.path):
             yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
@@ -210,8 +203,8 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
-            classes = some if config.task is Task.labelled else None
-            towers = [build_model(config.model, config.task, False, config.data.items, classes).towers]
+            own = replace(config.run, classes=some if config.task is Task.labelled else None)
+            towers = [build_model(replace(config, run=own), load_pretrained=False).towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
     yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")

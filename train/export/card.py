@@ -16,11 +16,12 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
 from dyad.data.shards.sources import written_sources
+from dyad.train.cli.also import further_configs
 from dyad.train.cli.unread_keys import is_read
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.export.library import ExportSource, Library
 from dyad.train.run_folder.folder import by_section, maths_keys
-from dyad.train.towers.published import package_folder
+from dyad.train.towers.published import location_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
@@ -53,7 +54,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         library=library,
         source=source,
         config=config,
-        data=", ".join(code(public_path(each.path)) for each in written_sources(config.data.train, "data.train")),
+        data=", ".join(code(public_path(path)) for path in _trained_on(config)),
         snippet=library.snippet(Path("THIS_FOLDER"), source),
         difference=difference,
         scores=scores,
@@ -70,18 +71,23 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
     return f"{written}\n"
 
 
+def _trained_on(config: TrainConfig) -> list[str]:
+    """Return the training data that `config` names, also for further losses."""
+    losses = [config, *further_configs(config).values()]
+    return [*dict.fromkeys(each.path for of in losses for each in written_sources(of.data.train, "data.train"))]
+
+
 def _origins(config: TrainConfig) -> Iterator[str]:
     """Yield the local paths of the training data and of the initial weights that `config` names.
 
     Licence files of the data and weights may lie there. Weights that are not on this machine are left out.
     """
-    yield from (source.path for source in written_sources(config.data.train, "data.train"))
+    yield from _trained_on(config)
     if config.data.passage.corpus:
         yield config.data.passage.corpus
     model, text = config.model, config.model.text
-    encoder = text.name if text.kind is TextTower.transformers and not text.from_scratch else None
-    if encoder and encoder.startswith("pkg:"):
-        encoder = package_folder(encoder)
+    named = text.name if text.kind is TextTower.transformers and not text.from_scratch else None
+    encoder = named and location_of(named)
     for weights in (encoder, model.pretrained, model.image.pretrained, text.pretrained):
         if weights and Path(weights).expanduser().exists():  # otherwise a published name
             yield weights

@@ -5,14 +5,13 @@ The export succeeds only if the other library has loaded the folder and computed
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import MISSING
 
-from dyad.data.base.command_line import command_options, help_text
+from dyad.data.base.command_line import command_options
 from dyad.data.base.errors import ConfigError, first_line
 from dyad.data.base.files import whole_folder, write_json
 from dyad.data.base.secrets import without_credentials
@@ -58,8 +57,7 @@ NOTES = "Installed by pip, the command is also: dyad export …"
 
 def main() -> None:
     """Run the command: read the options, load the run, export it, and print how to load the export."""
-    page = partial(help_text, PURPOSE, EXAMPLES, ExportCommand, NOTES)
-    command = command_options(ExportCommand, "python -m train.export", page)
+    command = command_options(ExportCommand, "python -m train.export", PURPOSE, EXAMPLES, lambda: NOTES)
 
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results

@@ -23,7 +23,7 @@ from dyad.data.base.files import write_json
 from dyad.train.export.encoder import TextSide, text_sides
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.export.to_tokenizers import to_tokenizers
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel
 from dyad.train.towers.pooled import Pooled
@@ -152,10 +152,7 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
     # A text tower of open_clip takes texts of one length only.
     length = {1: torch.export.Dim("length", max=context)} if isinstance(y_tower.trunk, Pooled) else {}
     example = _short(side) if length else model.tokenize(PROBES[:2])
-    return [
-        pictures,
-        TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side),
-    ]
+    return [pictures, TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side)]
 
 
 def _short(side: TextSide) -> Tensor:

@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import Pooling
 from dyad.train.export.encoder import encoder_sides
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, render
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.sentence_transformers import SentenceFolder, folder_of_config
 
 POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}

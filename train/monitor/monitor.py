@@ -8,11 +8,12 @@ from torch import nn
 
 from dyad.data.batch import Batch
 from dyad.train.distributed.consistency import check_same_weights
+from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.distributed.world import World, gather_objects
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.stragglers import Stragglers
-from dyad.train.run_folder.checkpoint import named_tensors
 from dyad.train.run_folder.ledger import Ledger
+from dyad.train.run_folder.named_tensors import named_tensors
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Monitor:
     """Observes the training steps of a run. Every rank has a Monitor and must call the same methods.
 
     modules: name → module whose weights are compared between ranks. digest_every: steps between two comparisons, 0 for
-    none. ledger: the run's event file.
+    none. ledger: the run's event file. shard_size: how many ranks share one copy of the weights.
     """
 
     stragglers: Stragglers
@@ -29,6 +30,7 @@ class Monitor:
     digest_every: int
     ledger: Ledger
     world: World
+    shard_size: int = 1
     _compared_at: int = field(default=-1, init=False)
 
     def observe(self, batch: Batch, waited: float, step: int) -> None:
@@ -74,5 +76,9 @@ class Monitor:
 
     def _compare_weights(self, step: int) -> None:
         if self.digest_every and self.world.size > 1 and step != self._compared_at:
-            check_same_weights(self.world, named_tensors(self.modules), step)
+            named = named_tensors(self.modules)
+            whole = {name: tensor for name, tensor in named.items() if own_rows(tensor) is None}
+            check_same_weights(self.world, whole, step)
+            if parts := {name: local(tensor) for name, tensor in named.items() if name not in whole}:
+                check_same_weights(self.world, parts, step, self.shard_size)
             self._compared_at = step

@@ -21,11 +21,12 @@ from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.tower import TwoTower
 
 # Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
-# NVIDIA's data sheets, whose figures "with sparsity" are halved. The peak of a slice of a GPU (MIG) is not known.
+# NVIDIA's data sheets, whose figures "with sparsity" are halved; of GPUs without TF32 in FP32, and in FP16 alone. The
+# peak of a slice of a GPU (MIG) is not known.
 PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200 NVL": (835.5, 417.5)}
 PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "A100": (312, 156)}
 PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35), "A10": (125, 62.5)}
-PEAKS |= {"RTX 4090": (165.2, 82.6), "H200": (989.4, 494.7)}
+PEAKS |= {"RTX 4090": (165.2, 82.6), "H200": (989.4, 494.7), "V100": (125, 15.7), "Tesla T4": (65, 8.1)}
 
 
 @dataclass

@@ -1,20 +1,17 @@
 """The classes of task=labelled: their names and prompts, found before the model is built, and their inputs."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from dyad.data.base.errors import ConfigError, SampleError, nearest
-from dyad.data.config import PassageConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.loading.classes import ClassNumbers
-from dyad.data.question_passage.dataset import TokenizeTexts, tokens
-from dyad.data.question_passage.labelled import text_label
+from dyad.data.question_passage.formats import label_of
 from dyad.data.question_passage.passages import Passage
-from dyad.data.question_passage.views import open_texts
+from dyad.data.question_passage.views import open_texts, text_tokens
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -34,15 +31,12 @@ class LabelledSamples:
     rows: Rows | None
     field: str
 
-    def label(self, i: int) -> str:
-        """Return the class of sample i. Raises SampleError for a sample without one."""
-        return text_label(self.rows, i, self.field) if self.rows else ShardSample.read(self.shards, i).label(self.field)
-
-    def label_or_none(self, i: int) -> str | None:
-        try:
-            return self.label(i)
-        except SampleError:  # the loader replaces it
-            return None
+    def label(self, i: int) -> str | None:
+        """Return the class of sample i; None for a sample without one, which the loader replaces."""
+        with suppress(SampleError):
+            if self.rows:
+                return self.rows.read(i, partial(label_of, name=self.field), SampleError)
+            return ShardSample.read(self.shards, i).label(self.field)
 
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
@@ -75,7 +69,7 @@ def _found(config: TrainConfig) -> dict[str, str]:
     names: list[str] = [*map(str, data.classes or [])]
     if not names or rare is not None:
         samples = open_labelled(data.train, config)
-        labels = {label for i in range(len(samples.shards)) if (label := samples.label_or_none(i)) is not None}
+        labels = {label for i in range(len(samples.shards)) if (label := samples.label(i)) is not None}
         names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))  # numbers by their values
     if len(names) < 2 or (rare is not None and rare not in names):
         wanted = "two classes" if rare is None else f"data.rare={rare} and of others"
@@ -89,10 +83,5 @@ def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], 
     """Return a text for each class, its name if classes are learnt, and what makes inputs of the y tower of them."""
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])
-    tokenize = partial(prompt_tokens, model.tokenize, config.data.passage)
+    tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
     return config.run.prompts or [], model.tokenize if config.has_pictures else tokenize
-
-
-def prompt_tokens(tokenize: TokenizeTexts, config: PassageConfig, texts: list[str]) -> Tensor:
-    """Tokenise n texts as passages, int64 (n, L), L tokens of the longest."""
-    return tokens(map(Passage, texts), tokenize, config)

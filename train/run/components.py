@@ -4,8 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,19 +12,17 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Title
-from dyad.data.image_text.dataset import ImageText, PairMaker
-from dyad.data.image_text.labelled import LabelledPictures
+from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.loader import BatchSource
-from dyad.data.loading.order import Order
+from dyad.data.loading.order import Order, local_rows
 from dyad.data.question_passage.dataset import QuestionPassage
-from dyad.data.question_passage.labelled import LabelledTexts
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
-from dyad.data.question_passage.views import TextViews, open_texts
+from dyad.data.question_passage.views import SingleTexts, open_texts
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
@@ -34,8 +31,9 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.run.suite import build_evaluators
 from dyad.eval.search.index_spec import check_spec
 from dyad.train.cli.also import further_configs
-from dyad.train.config import Task, TrainConfig
+from dyad.train.config import BatchNorm, Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
+from dyad.train.distributed.sharding import shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
@@ -45,8 +43,9 @@ from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import ImageTextModel, TwoTowerModel, build_model, share_towers
+from dyad.train.towers.build import TwoTowerModel, build_model, on_meta, share_towers
 from dyad.train.towers.published import may_download
+from dyad.train.towers.tower import Tower, TwoTower
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,7 @@ class Parts:
 
     modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
     if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
+    whole: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
     further: the parts of further losses by name; `data` and `evaluators` count theirs in.
     """
 
@@ -92,6 +92,7 @@ class Parts:
     step: TrainStep
     total_steps: int
     further: dict[str, LossParts]
+    whole: TwoTower
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
@@ -101,22 +102,23 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     """
     torch.manual_seed(config.seed)
     own = _loss_parts(config, world)
-    of_further = {name: with_classes(of, world) for name, of in further_configs(config).items()}
-    further = {name: _loss_parts(of, world, own.model, name) for name, of in of_further.items()}
+    configs = {name: with_classes(own_config, world) for name, own_config in further_configs(config).items()}
+    further = {name: _loss_parts(own_config, world, own.model, name) for name, own_config in configs.items()}
     total_steps = config.steps or math.ceil((config.epochs or 0) * own.data.order.steps_per_epoch)
 
-    def build_step() -> TrainStep:
-        terms = [
-            LossTerm(of.model.towers, of.objective, of.config, total_steps, world, _pairs(of.config, world), name)
-            for name, of in further.items()
-        ]
-        return TrainStep(own.model.towers, own.objective, config, total_steps, world, _pairs(config, world), terms)
+    def loss_term(name: str, loss: LossParts) -> LossTerm:
+        pairs = _pairs(loss.config, world)
+        return LossTerm(loss.model.towers, loss.objective, loss.config, total_steps, world, pairs, name)
 
-    step = raise_on_all(world, build_step)
+    losses = {"": own, **further}
+    whole = own.model.towers
+    if shard_size(config.dist, world.size) > 1:
+        whole = TwoTower(on_meta(cast(Tower, whole.x_tower)), on_meta(cast(Tower, whole.y_tower)))
+    step = raise_on_all(world, lambda: TrainStep([loss_term(name, loss) for name, loss in losses.items()]))
     modules = {name: module for term in step.terms for name, module in term.modules.items()}
-    evaluators = [*own.evaluators, *(evaluator for of in further.values() for evaluator in of.evaluators)]
-    data = _with_further(own.data, {name: of.data for name, of in further.items()})
-    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further)
+    evaluators = [evaluator for loss in losses.values() for evaluator in loss.evaluators]
+    data = _with_further(own.data, {name: loss.data for name, loss in further.items()})
+    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole)
 
 
 def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None = None, name: str = "") -> LossParts:
@@ -125,13 +127,18 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: _model(config, world))
     if of_run is not None:
-        raise_on_all(world, lambda: share_towers(model.towers, of_run.towers, f"also.{name}"))
-    model.towers.to(world.device)
+        whole = config.data.rare is None  # the projection to one number is the score of one class
+        raise_on_all(world, lambda: share_towers(model.towers, of_run.towers, f"also.{name}", whole))
+    if shard_size(config.dist, world.size) == 1:  # what is sharded is moved layer by layer, part by part
+        model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
-        evaluators = [OfFurtherLoss.named(name, evaluator, encoder) for evaluator in evaluators]
+        evaluators = [
+            OfFurtherLoss(f"eval/{name}_{inner.name.removeprefix('eval/')}", inner.source, inner, encoder)
+            for inner in evaluators
+        ]
     return LossParts(config, model, data, evaluators, objective)
 
 
@@ -139,16 +146,16 @@ def _pairs(config: TrainConfig, world: World) -> tuple[int, ...] | None:
     """Return how many pairs each rank has in every step; None if side y has items of its own."""
     if config.task is Task.labelled:
         return None
-    ends = [rank * config.global_batch_size // world.size for rank in range(world.size + 1)]  # as the loaders share it
-    return tuple(end - start for start, end in pairwise(ends))
+    of_ranks = [local_rows(config.global_batch_size, rank, world.size) for rank in range(world.size)]
+    return tuple(rows.stop - rows.start for rows in of_ranks)
 
 
 def _with_further(data: TrainingData, further: dict[str, TrainingData]) -> TrainingData:
     """Return the run's data with the fingerprints and files of further losses."""
     if not further:
         return data
-    fingerprints = " ".join([data.fingerprint, *(of.fingerprint for of in further.values())])
-    files = {f"also.{name}.{key}": entries for name, of in further.items() for key, entries in of.manifest.items()}
+    fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in further.values())])
+    files = {f"also.{name}.{key}": entries for name, own in further.items() for key, entries in own.manifest.items()}
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 
@@ -159,11 +166,6 @@ class OfFurtherLoss(Evaluator):
 
     inner: Evaluator
     encoder: Encoder
-
-    @staticmethod
-    def named(name: str, inner: Evaluator, encoder: Encoder) -> "OfFurtherLoss":
-        own = inner.name.removeprefix("eval/")
-        return OfFurtherLoss(f"eval/{name}_{own}", inner.source, inner, encoder)
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         own = self.encoder
@@ -177,8 +179,12 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
     example with statistics of the global batch when each rank embeds its pairs in several chunks.
     """
     chunks = chunk_count(config.global_batch_size, world_size, config.chunk_size)
-    rows = config.global_batch_size // world_size
-    return check_batch_norms(towers, config.model.batch_norm, rows, chunks, world_size)
+    rows, choice = config.global_batch_size // world_size, config.model.batch_norm
+    line = check_batch_norms(towers, choice, rows, chunks, world_size)
+    if line and config.data.rare is not None and choice is not BatchNorm.frozen:
+        problem = f"model.batch_norm={choice}: with data.rare each side has statistics of its own, which hide its kind"
+        raise ConfigError(f"{problem}. Set model.batch_norm=frozen, or take a tower without batch norm, such as cnn")
+    return line
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
@@ -190,7 +196,7 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 
 
 def _model(config: TrainConfig, world: World) -> TwoTowerModel:
-    model = build_model(config.model, config.task, items=config.data.items, classes=config.run.classes)
+    model = build_model(config)
     batch_norms(config, model.towers, world.size)
     return model
 
@@ -198,7 +204,9 @@ def _model(config: TrainConfig, world: World) -> TwoTowerModel:
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     options = asdict(config.objective)
     if isinstance(order := data.order, Order):  # the run's own numbers, where the options leave them open
-        own = {"num_samples": sum(order.sizes), "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
+        of_classes = config.task is Task.labelled and config.data.rare is None
+        samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
+        own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
         options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
     objective = build_objective(**options)
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
@@ -212,10 +220,11 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
+    maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
     if config.data.mode is Mode.stream:
-        return _stream(config, model)
+        return _stream(config, maker)
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    return _of_shards(config, shards, ImageText(shards, model.image, model.tokenize, config.data, config.seed))
+    return _of_shards(config, shards, ImageText(shards, maker))
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
@@ -226,8 +235,11 @@ def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
 def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     passage = config.data.passage
     model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    if not any(isinstance(m, nn.Dropout) and m.p > 0 and m.training for m in model.towers.modules()):
+        problem = "data.items=texts: no dropout of the text tower is on, and both views of a text would be equal"
+        raise ConfigError(f"{problem}. Take an encoder that has dropout, and model.text.frozen=false")
     rows = open_texts(config.data.train, config.data)
-    return _of_shards(config, rows.shards, TextViews(rows, model.tokenize, config.data, config.seed))
+    return _of_shards(config, rows.shards, SingleTexts(rows, model.tokenize, config.data, config.seed))
 
 
 def _of_shards(config: TrainConfig, shards: Shards, dataset: BatchSource) -> TrainingData:
@@ -235,9 +247,8 @@ def _of_shards(config: TrainConfig, shards: Shards, dataset: BatchSource) -> Tra
     return TrainingData(dataset, _order(config, shards.sizes, shards.weights), shards.fingerprint, manifest)
 
 
-def _stream(config: TrainConfig, model: ImageTextModel) -> TrainingData:
+def _stream(config: TrainConfig, maker: PairMaker) -> TrainingData:
     assert config.steps
-    maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
     sources = parse_sources(config.data.train, suffixes=(".tar",))
     stream = Stream(sources, maker, config.data, seed=config.seed, global_batch_size=config.global_batch_size)
     whole = FileEntry(f"a stream of {len(stream.shards)} shards", 0, 0, stream.fingerprint)
@@ -266,12 +277,12 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     found, data, numbers = open_labelled(config.data.train, config), config.data, ClassNumbers(config.run.classes or [])
     if found.rows:
-        samples = LabelledTexts(found.rows, model.tokenize, data, config.seed, numbers)
+        samples = SingleTexts(found.rows, model.tokenize, data, config.seed, numbers)
     else:
-        samples = LabelledPictures(found.shards, model.image, numbers, data, config.seed)
+        samples = ImageText(found.shards, LabelMaker(model.image, numbers, data, config.seed))
     if data.rare is None:
         return _of_shards(config, found.shards, Labelled(samples, *class_inputs(config, model)))
-    is_rare = np.array([found.label_or_none(i) == data.rare for i in range(len(found.shards))])
+    is_rare = np.array([found.label(i) == data.rare for i in range(len(found.shards))])
     how = {"seed": config.seed, "shuffle": data.shuffle.name, "global_batch_size": config.global_batch_size}
     order = RareOrder(found.shards, is_rare, data, **how)
     return replace(_of_shards(config, found.shards, Labelled(samples)), order=order)

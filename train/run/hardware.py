@@ -63,14 +63,9 @@ def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]
     except torch.OutOfMemoryError as error:
         pairs = math.ceil(config.global_batch_size / world.size)
         now = min(config.chunk_size or pairs, pairs)
-        smaller = next_smaller(pairs, now)
+        smaller = next((size for size in range(now - 1, 0, -1) if pairs % size == 0), None)  # chunks stay equal
         fix = f"Set chunk_size={smaller}" if smaller else "Take fewer pairs (global_batch_size) or more GPUs"
         raise HardwareError(
             f"rank {world.rank}: CUDA out of memory, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at the peak. "
             f"chunk_size is {now} of {pairs} pairs per rank. {fix}, or model.grad_checkpointing=true"
         ) from error
-
-
-def next_smaller(pairs: int, chunk_size: int) -> int | None:
-    """Return the largest divisor of `pairs` below `chunk_size`, so that all chunks are equal; None if there is none."""
-    return next((size for size in range(chunk_size - 1, 0, -1) if pairs % size == 0), None)

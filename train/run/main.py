@@ -60,7 +60,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     for config in configs:
         check(config)
     refuse_unread(arguments, configs)
-    folders = [run_folder(config) for config in configs]
+    folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
 
@@ -68,10 +68,18 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 def run(config: TrainConfig) -> None:
     """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
 
+    With a key of `plan`, print the plan, or take the step of a dry run, and train nothing.
+
     Raises Preempted when a stop was requested (by a signal such as SIGTERM).
     """
     from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
 
+    if config.planned:
+        if _is_rank_0():
+            from dyad.train.plan.plan import print_plan
+
+            print_plan(config)
+        return
     if is_finished(config):
         if _is_rank_0():
             from dyad.eval.results.write import print_tables, saved_results
@@ -122,13 +130,17 @@ def check_arguments(arguments: list[str]) -> Path | None:
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.train.cli.also import further_configs
+    from dyad.train.config import check_values
     from dyad.train.run_folder.folder import check_run
     from dyad.train.tracking.trackers import check_tracking
 
+    if config.planned and config.plan.dry_run is None:  # without data, for other devices
+        check_values(config, config.plan.gpus or 1)
+        return
     _check_loss(config)
-    for name, of in further_configs(config).items():
+    for name, further in further_configs(config).items():
         try:
-            _check_loss(of)
+            _check_loss(further)
         except errors.ConfigError as error:
             raise errors.ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)
@@ -138,22 +150,30 @@ def check(config: TrainConfig) -> None:
 
 def _check_loss(config: TrainConfig) -> None:
     """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
+    from dyad.eval.run.suite import check_suite
+    from dyad.train.config import validate
+
+    _check_task(config)
+    validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
+    training_files(config)
+    check_suite(config)
+
+
+def training_files(config: TrainConfig) -> list[str]:
+    """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.question_passage.views import text_sources
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
-    from dyad.eval.run.suite import check_suite
-    from dyad.train.config import Task, validate
+    from dyad.train.config import Task
 
-    _check_task(config)
-    validate(config, int(os.environ.get("WORLD_SIZE", "1")))
     if config.task is Task.question_passage:
-        named_files(config.data.train, config.data)
-    elif not config.has_pictures:
-        text_sources(config.data.train, config.data, checked_tables)
+        return named_files(config.data.train, config.data)
+    if config.has_pictures:
+        sources = parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     else:
-        parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
-    check_suite(config)
+        sources = text_sources(config.data.train, config.data, checked_tables)
+    return [file for source in sources for file in source.shards]
 
 
 def _check_task(config: TrainConfig) -> None:

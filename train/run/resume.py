@@ -23,6 +23,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.run.components import Parts
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import check_run
+from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
 
 
@@ -99,7 +100,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
     """
     if source.weights:
         try:
-            checkpoint.restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
+            restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
         parts.step.target.load({})

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import torch
@@ -23,14 +24,15 @@ from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.results.write import print_tables
 from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
-from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from dyad.train.distributed.agreement import from_rank_0, only_on, raise_on_all, rank_0_only
 from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
+from dyad.train.distributed.sharding import shard_size
 from dyad.train.distributed.signals import StopRequest
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.postmortem import record_allocations
@@ -48,9 +50,10 @@ from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, 
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
-from dyad.train.step.loop import Plan, fit
+from dyad.train.step.loop import fit
 from dyad.train.step.optim import learning_rate, warmup_steps
 from dyad.train.step.target import describe_target
+from dyad.train.step_plan import Plan
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
@@ -94,26 +97,23 @@ def train_run(world: World, config: TrainConfig) -> None:
             log(line)
         run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
-
-        def should_stop() -> bool:
-            return any_rank(stop.requested, world)
-
         parts.step.stop_requested = lambda: stop.requested
 
         def before_save() -> None:  # a checkpoint must never know more than the logs
             logger.flush()
             ledger.sync()
 
-        encoder = replace(Encoder.of(config, parts.model, world, should_stop), weights=parts.step.average.applied)
+        encoder = Encoder.of(config, parts.model, world, lambda: any_rank(stop.requested, world))
+        encoder = replace(encoder, weights=parts.step.average.applied)
         evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, log)
         ledger = stack.enter_context(Ledger(own_folder, plan.first_step, log))
         monitor = run.build_monitor(ledger, log)
-        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan.next_save, log))
+        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan, log))
         save = partial(run.save, writer, monitor, logger)
 
         # Train
         copies = LocalTimer(world.device)
-        telemetry = Telemetry(parts.model.towers, config.precision, copies, world)
+        telemetry = Telemetry(parts.whole, config.precision, copies, world)
         take_step = parts.step
         if config.profile:
             of_profile = (folder / "profile", world.rank, telemetry.once.update, log)
@@ -174,6 +174,7 @@ class TrainingRun:
             evaluate_every=config.eval.every if self.parts.evaluators else 0,
             save_every=config.checkpoint.every,
             evaluation_owed=restored.facts.get("evaluation_owed", False),
+            steps_per_epoch=self.parts.data.order.steps_per_epoch,
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
@@ -182,17 +183,8 @@ class TrainingRun:
             open_run(self.config)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)
-            return build_logger(
-                self.folder,
-                tracking,
-                run_config=plain(self.config),
-                first_step=self.plan.first_step,
-                total_steps=self.plan.total_steps,
-                steps_per_epoch=self.parts.data.order.steps_per_epoch,
-                global_batch_size=self.config.global_batch_size,
-                evaluation_owed=self.plan.evaluation_owed,
-                wandb_id=self.restored.facts.get("wandb_id"),
-            )
+            wandb_id = self.restored.facts.get("wandb_id")
+            return build_logger(self.folder, tracking, self.plan, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
         """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data.
@@ -222,9 +214,9 @@ class TrainingRun:
             yield norms
         yield from describe_choices(config)
         for name, loss in self.parts.further.items():
-            of = loss.config
-            trained = f"task={of.task.value} objective={of.objective.name}, {of.global_batch_size} a step"
-            yield f"also.{name}: {trained}, its loss counts {of.weight:g} times"
+            own = loss.config
+            what = f"task={own.task.value} objective={own.objective.name}, {own.global_batch_size} a step"
+            yield f"also.{name}: {what}, its loss counts {own.weight:g} times"
         if config.data.rare is None and (classes := config.run.classes):
             yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
@@ -261,7 +253,15 @@ class TrainingRun:
         config, world, step = self.config, self.world, self.parts.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
         bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
-        monitor = Monitor(stragglers, bad_samples, self.parts.modules, config.dist.digest_every, ledger, world)
+        monitor = Monitor(
+            stragglers,
+            bad_samples,
+            self.parts.modules,
+            config.dist.digest_every,
+            ledger,
+            world,
+            shard_size(config.dist, world.size),
+        )
         if self.source.resume:
             bad_samples.load_state_dict(self.restored.facts["substituted"])
         step.on_skip = monitor.record_skipped
@@ -302,11 +302,12 @@ class TrainingRun:
 
         Every rank must call it.
         """
-        step, cosine = self.parts.step, self.config.objective.similarity is Similarity.cosine
-        if step.pairs is None:  # no diagonal
-            return saturation(step.scalars)
-        of_embeddings = diagnose(*step.terms[0].embeddings, step.scalars.get("logit_scale"), cosine)
-        return {**of_embeddings, **duplicates(*step.terms[0].keys), **saturation(step.scalars)}
+        own, scalars = self.parts.step.terms[0], self.parts.step.scalars
+        if own.pairs is None:  # no diagonal
+            return saturation(scalars)
+        cosine = self.config.objective.similarity is Similarity.cosine
+        of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine)
+        return {**of_embeddings, **duplicates(*own.keys), **saturation(scalars)}
 
     def save(
         self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
@@ -336,12 +337,16 @@ class TrainingRun:
         writer.wait()  # the thread may still read the per-sample state that is gathered next
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
+        # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
+        size = shard_size(self.config.dist, world.size)
+        part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
+
         def write() -> None:
             copies = parts.step.average.tensors, parts.step.target.tensors
-            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies)
+            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies, part)
             (writer.save if last else writer.save_in_background)(state)
 
-        rank_0_only(world, write)
+        only_on(world, world.rank < size, write)
 
     def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
         """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.

@@ -10,19 +10,23 @@
                            chooses (samples seen, data, scaler, tracker id)
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
 
+With sharded towers each rank that has a part of the weights writes files of its own, model-00001-of-00008.safetensors
+and so on. A tensor is cut by rows; the metadata of a file says where its rows begin (tensor_files.py). So any layout of
+ranks reads any other. Ranks write into a folder beside; rank 0 moves their files to its own and writes the manifest.
+
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 
 The format number (also of the run folder: FORMAT in folder.py) goes up when an older program would read a new file
 wrongly. A program reads every number up to its own, refuses higher ones in one line, and writes the lowest number that
 describes what it writes: 2; 3 with an average of the weights or numbers of the optimiser that are no tensors; 4 with
-a target network.
+a target network; 5 in parts.
 """
 
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,15 +36,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
+from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
+from dyad.train.run_folder.parts import PARTS, Part, collect, parts_folder
+from dyad.train.run_folder.tensor_files import SavedTensors, save_tensors
 
-OLDEST, FORMAT = 2, 4
+OLDEST, FORMAT = 2, 5
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
 OPTIONAL = (MEMORY, AVERAGE, TARGET)
@@ -61,37 +68,27 @@ class CheckpointState:
     objective's per-sample state, one entry per training sample; empty if it has none. scalars: numbers of the optimiser
     that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average: the moving average of
     the trained weights by name; empty if there is none. target: the weights of the target network, likewise.
+    part: of sharded towers, which of how many parts this rank writes, counted from 0, and a name of the attempt that
+    all ranks share; None: everything is here. rows: of each sharded weight, by name, which of its rows are.
     """
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     facts: dict[str, Any]
-    memory: dict[str, Tensor]
+    memory: Mapping[str, Tensor]
     scalars: dict[str, float | None] = field(default_factory=dict)
-    average: dict[str, Tensor] = field(default_factory=dict)
-    target: dict[str, Tensor] = field(default_factory=dict)
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+    target: Mapping[str, Tensor] = field(default_factory=dict)
+    part: Part | None = None
+    rows: Mapping[str, slice] = field(default_factory=dict)
 
     @property
-    def tensors(self) -> dict[str, dict[str, Tensor]]:
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """The tensors of each file that is written, by the name of the file."""
-        found = {MODEL: self.model, OPTIMIZER: self.optimizer}
+        found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
         found |= {MEMORY: self.memory, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
-
-
-def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Return the parameters and persistent buffers of `modules` by name, "<key of the module>.<path in it>".
-
-    A tensor that is shared is returned once, under its first name. Pass the modules without their
-    DistributedDataParallel wrappers, so that the names are the same for any number of ranks.
-    """
-    found: dict[int, tuple[str, Tensor]] = {}
-    for part, module in modules.items():
-        # keep_vars: the tensors themselves. Detached ones would be other objects, which do not show what is shared.
-        for name, tensor in module.state_dict(prefix=f"{part}.", keep_vars=True).items():
-            found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
 
 
 def capture(
@@ -102,13 +99,15 @@ def capture(
     memory: Mapping[str, Tensor] | None = None,
     average: Mapping[nn.Parameter, Tensor] | None = None,
     target: Mapping[nn.Parameter, Tensor] | None = None,
+    part: Part | None = None,
 ) -> CheckpointState:
     """Collect the tensors and entries that `save` writes, as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
     weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
     one entry per training sample; None if it has none. average: the moving average of the weights by parameter. target:
-    the weights of the target network by parameter. Raises TypeError for an optimiser whose state is neither tensors
+    the weights of the target network by parameter. part: as in CheckpointState.
+    Raises TypeError for an optimiser whose state is neither tensors
     nor numbers.
     """
     assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
@@ -127,9 +126,11 @@ def capture(
     scalars = {key: value for key, value in slots.items() if not isinstance(value, Tensor)}
     if foreign := [key for key, value in scalars.items() if not isinstance(value, int | float | None)]:
         raise TypeError(f"no checkpoint holds what this optimiser keeps as '{foreign[0].rpartition('/')[2]}'")
-    tensors = {key: value for key, value in slots.items() if key not in scalars}
-    copies = ({name_of[id(p)]: tensor for p, tensor in (copy or {}).items()} for copy in (average, target))
-    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies)
+    tensors = {key: local(value) for key, value in slots.items() if key not in scalars}
+    copies = ({name_of[id(p)]: local(tensor) for p, tensor in (copy or {}).items()} for copy in (average, target))
+    rows = {name: own for name, tensor in model.items() if (own := own_rows(tensor)) is not None}
+    model = {name: local(tensor) for name, tensor in model.items()}
+    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies, part=part, rows=rows)
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
@@ -139,43 +140,38 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
     checkpoint has none. `state.memory` (per-sample state of the objective) is not restored here: each rank loads its
     own part. Raises ConfigError, with nothing changed, for a checkpoint of another model.
     """
-    _refuse_another_model(state.model, modules)
+    refuse_another_model(state.model, modules)
     named = named_tensors(modules)
     # torch numbers optimiser state by the position of its parameter; the checkpoint names it
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     groups = optimizer.state_dict()["param_groups"]
     slots: dict[int, dict[str, Any]] = {}
-    for entry, value in {**state.optimizer, **state.scalars}.items():
+    for entry in (*state.optimizer, *state.scalars):
         name, _, key = entry.rpartition("/")
         if name.isdecimal() and int(name) < len(groups):
-            groups[int(name)][key] = value
+            groups[int(name)][key] = state.scalars[entry]
             continue
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
-        own = _like(named[name], value) if isinstance(value, Tensor) else value
+        own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
         slots.setdefault(position[id(named[name])], {})[key] = own
     copies = state.average, state.target
     if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
-    return [{named[n]: torch.empty_like(named[n]).copy_(value) for n, value in copy.items()} for copy in copies]
+    return [{named[n]: filled(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
 
 
-def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Copy `weights` (name → tensor) into `modules` (prefix of the names → module).
-
-    Weights whose prefix is not among `modules` are ignored. Raises ConfigError with the names that are missing,
-    unexpected or of another shape, before anything is changed.
-    """
-    _refuse_another_model(weights, modules)
-    with torch.no_grad():
-        for name, tensor in named_tensors(modules).items():
-            tensor.copy_(weights[name])
-
-
-def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable[[], None] = lambda: None) -> Path:
-    """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0.
+def save(
+    run_dir: Path,
+    state: CheckpointState,
+    keep: int,
+    before_save: Callable[[], None] = lambda: None,
+    wait: float = 600.0,
+) -> Path:
+    """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0,
+    and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
 
     Of this checkpoint and all older ones the newest `keep` stay, the others are deleted. before_save: called first; it
     flushes the logs, so that the logs on the disk never end before the step of a checkpoint. Raises HardwareError when
@@ -184,10 +180,19 @@ def save(run_dir: Path, state: CheckpointState, keep: int, before_save: Callable
     assert keep >= 1
     final = folder_of(run_dir, state.step)
     try:
+        if state.part and state.part[0] > 0:
+            parts = parts_folder(final, state.part)
+            parts.mkdir(parents=True, exist_ok=True)
+            write_json(parts / f"{state.part[0]}.json", _write(parts, state))
+            return final
         before_save()
         # The folder may exist: damaged, so that the run went on from an older one, or this step was saved before.
         with whole_folder(final, replace=True) as partial:
-            _write(partial, state)
+            entries = _write(partial, state)
+            if state.part:
+                entries |= collect(partial, final, state.part, wait)
+            version = 5 if state.part else 4 if state.target else 3 if state.scalars or state.average else OLDEST
+            write_json(partial / MANIFEST, {"format": version, "files": entries})
         sync(final.parent)
     except (OSError, SafetensorError) as error:
         needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
@@ -256,8 +261,9 @@ def load(folder: Path) -> CheckpointState:
         facts = json.loads((folder / STATE).read_text())
         step = int(facts.pop("step"))
         scalars = dict(facts.pop(SCALARS))
-        model, optimizer, memory, *copies = (_tensors(folder, name) for name in (MODEL, OPTIMIZER, *OPTIONAL))
-        return CheckpointState(step, model, optimizer, facts, memory, scalars, *copies)
+        names = {"model": MODEL, "optimizer": OPTIMIZER, "memory": MEMORY, "average": AVERAGE, "target": TARGET}
+        tensors: dict[str, Any] = {part: _tensors(folder, name) for part, name in names.items()}
+        return CheckpointState(step=step, facts=facts, scalars=scalars, **tensors)
 
 
 def step_of(folder: Path) -> int:
@@ -269,19 +275,25 @@ def step_of(folder: Path) -> int:
         return int(json.loads((folder / STATE).read_text())["step"])
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
+def load_weights(folder: Path) -> SavedTensors:
     """Verify and read the weights of a checkpoint: tensors by name ("towers.x_tower.…", "objective.logit_scale").
 
     With optim.ema those that train are their moving average. Raises DataError naming the damaged file, ConfigError
     for another format version.
     """
     with _verified(folder, MODEL, AVERAGE):
-        return {**_tensors(folder, MODEL), **_tensors(folder, AVERAGE)}
+        return _tensors(folder, MODEL) | _tensors(folder, AVERAGE)
 
 
-def _tensors(folder: Path, name: str) -> dict[str, Tensor]:
-    """Read the tensors of one file of a checkpoint; {} if it is an optional file, which this checkpoint lacks."""
-    return load_file(folder / name) if name not in OPTIONAL or name in _listed(folder) else {}
+def _tensors(folder: Path, name: str) -> SavedTensors:
+    """Return the tensors of one of FILES, whole or in parts; none if it is an optional file, which is not there."""
+    return SavedTensors(folder / file for file in _files(_listed(folder), name))
+
+
+def _files(listed: Iterable[str], name: str) -> list[str]:
+    """Return which files of a checkpoint hold the content of `name`, one of FILES: itself, or its parts."""
+    parts = re.compile(re.escape(Path(name).stem) + r"-\d+-of-\d+\.safetensors")
+    return [file for file in listed if file == name or parts.fullmatch(file)]
 
 
 @contextmanager
@@ -305,9 +317,8 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
     version.
     """
     files = _listed(folder)
-    for name in names:
-        if name in OPTIONAL and name not in files and not (folder / name).exists():
-            continue
+    absent = [name for name in OPTIONAL if not _files(files, name) and not (folder / name).exists()]
+    for name in chain.from_iterable(_files(files, name) or [name] for name in names if name not in absent):
         path, expected = folder / name, files.get(name) or {}
         if not path.is_file():
             raise DataError(f"{path} is missing")
@@ -320,25 +331,15 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
 def tidy(run_dir: Path) -> None:
     """Clean up after saves that were killed half-way. Call on rank 0 when a run starts, before `find`.
 
-    Deletes .partial folders (half written) and .old folders (a replaced checkpoint; earlier versions called them
-    .aside). If only the .old folder of a checkpoint is left, it is renamed back.
+    Deletes .partial and .parts folders (half written) and .old folders (a replaced checkpoint; earlier versions called
+    them .aside). If only the .old folder of a checkpoint is left, it is renamed back.
     """
     for left in sorted((run_dir / "checkpoints").glob(".step_*.*")):
         final = left.with_name(left.stem.removeprefix("."))
-        if left.suffix == ".partial" or final.exists():
+        if left.suffix in (".partial", PARTS) or final.exists():
             remove(left)
         else:  # killed between the two renames of whole_folder: the old checkpoint counts
             os.rename(left, final)
-
-
-def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Copy `value` to the CPU, with the memory format (for example channels last) of `parameter` if shapes are equal.
-
-    A copy is needed, because `value` is memory-mapped from a file that may be deleted. The memory format is needed,
-    because the fused AdamW ignores strides.
-    """
-    same = value.shape == parameter.shape
-    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value) if same else value.clone()
 
 
 def _listed(folder: Path) -> dict[str, Any]:
@@ -358,36 +359,20 @@ def _listed(folder: Path) -> dict[str, Any]:
     return files
 
 
-def _refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError unless `weights` have the names and shapes of the tensors of `modules`.
-
-    Weights whose prefix is not a key of `modules` are ignored.
-    """
-    own, ours = named_tensors(modules), tuple(f"{key}." for key in modules)
-    given = {name: tensor for name, tensor in weights.items() if name.startswith(ours)}
-    problems = {
-        "not in the checkpoint": [n for n in own if n not in given],
-        "not in this model": [n for n in given if n not in own],
-        "of another shape": [
-            f"{n} {tuple(given[n].shape)} there, {tuple(own[n].shape)} here"
-            for n in own
-            if n in given and given[n].shape != own[n].shape
-        ],
-    }
-    if shown := "".join(
-        f"\n  {what}: {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4)
-        for what, names in problems.items()
-        if names
-    ):
-        raise ConfigError(f"the checkpoint is of another model:{shown}")
-
-
-def _write(folder: Path, state: CheckpointState) -> None:
-    files = state.tensors
-    for name, tensors in files.items():
-        save_file({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}, folder / name)
-    (folder / STATE).write_text(json.dumps({"step": state.step, **state.facts, SCALARS: state.scalars}, indent=1))
-    names = (*files, STATE)
+def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
+    """Write the files of a checkpoint that this rank has; return the manifest's entries of them."""
+    number, count, _ = state.part or (0, 1, "")
+    names = []
+    for name, tensors in state.tensors.items():
+        cut = {key: own.start for key, tensor in tensors.items() if (own := _rows(state, key, tensor)) is not None}
+        own = {key: tensor for key, tensor in tensors.items() if key in cut or number == 0}
+        if not own and number:
+            continue
+        names.append(name if state.part is None else f"{Path(name).stem}-{number + 1:05}-of-{count:05}.safetensors")
+        save_tensors(folder / names[-1], own, cut)
+    if number == 0:
+        (folder / STATE).write_text(json.dumps({"step": state.step, **state.facts, SCALARS: state.scalars}, indent=1))
+        names.append(STATE)
 
     def described(name: str) -> dict[str, Any]:
         path = folder / name
@@ -395,6 +380,10 @@ def _write(folder: Path, state: CheckpointState) -> None:
         return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
     with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
-        entries = dict(zip(names, pool.map(described, names), strict=True))
-    version = 4 if state.target else 3 if state.scalars or state.average else OLDEST
-    write_json(folder / MANIFEST, {"format": version, "files": entries})
+        return dict(zip(names, pool.map(described, names), strict=True))
+
+
+def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
+    """Return which rows of the whole a tensor has, "<parameter name>" or "<parameter name>/<key>"; None: all."""
+    own = state.rows.get(key) or state.rows.get(key.rpartition("/")[0])
+    return own if own and tensor.dim() and len(tensor) == own.stop - own.start else None

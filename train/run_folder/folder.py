@@ -36,7 +36,7 @@ RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in it
 # enter the run's name.
 NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
-    data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins""".split()
+    data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
 
 # Keys that have had another name, in config.yaml of older runs

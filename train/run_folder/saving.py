@@ -22,6 +22,7 @@ from torch import Tensor
 from dyad.data.base.errors import HardwareError
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.train.step_plan import Plan
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
@@ -30,20 +31,14 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     Leaving its `with` block waits for a checkpoint that is still being written.
 
     keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
-    logs. next_save(step): the step of the next checkpoint, for the error message. Attribute seconds: time spent writing
+    logs. plan: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
     so far, in the background or not.
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        keep: int,
-        before_save: Callable[[], None],
-        next_save: Callable[[int], int],
-        log: Callable[[str], None],
+        self, run_dir: Path, keep: int, before_save: Callable[[], None], plan: Plan, log: Callable[[str], None]
     ) -> None:
-        self._run_dir, self._keep, self._before_save = run_dir, keep, before_save
-        self._next_save, self._log = next_save, log
+        self._run_dir, self._keep, self._before_save, self._plan, self._log = run_dir, keep, before_save, plan, log
         # copies in host memory, by field of CheckpointState
         self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "target": {}}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -85,7 +80,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         try:
             self.save(state)
         except HardwareError as error:
-            self._log(f"{error}. The run goes on; the next is due at step {self._next_save(state.step)}")
+            self._log(f"{error}. The run goes on; the next is due at step {self._plan.next_save(state.step)}")
 
 
 def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from dyad.train.distributed.sharding import local
+
 WARMUP = 10
 
 
@@ -35,18 +37,22 @@ class WeightAverage:
         if not self.tensors:
             self.tensors = {p: p.detach().clone() for p in self._parameters}
         decay = min(self._decay, (1 + self.updates) / (WARMUP + self.updates))
-        get_ema_multi_avg_fn(decay)([self.tensors[p] for p in self._parameters], [*self._parameters], 0)
+        average = [local(self.tensors[p]) for p in self._parameters]
+        get_ema_multi_avg_fn(decay)(average, [*map(local, self._parameters)], 0)
         self.updates += 1
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """In the block the parameters hold the average, without a copy; after it the trained weights again."""
+        """In the block the parameters hold the average; after it the trained weights again."""
         self._exchange()
         try:
             yield
         finally:
             self._exchange()
 
+    @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, average in self.tensors.items():
-            self.tensors[parameter], parameter.data = parameter.data, average
+        for parameter, average in self.tensors.items():  # by copies: a sharded tower reads its weights at their place
+            weights = local(parameter).clone()
+            local(parameter).copy_(local(average))
+            local(average).copy_(weights)

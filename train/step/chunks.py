@@ -80,7 +80,11 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
         lengths = None if lengths is None or extra.lengths is None else np.concatenate([lengths, extra.lengths])
     x, y = _side(batch.x, batch.x_lengths, count), _side(rows, lengths, count)
     parts = enumerate(zip(x.parts, y.parts, strict=True))
-    return [Chunk(i, (a, b), (m, n), (p, q)) for i, ((a, m, p), (b, n, q)) in parts], (x, y)
+    chunks = [
+        Chunk(i, (x_rows, y_rows), (x_lengths, y_lengths), (x_size, y_size))
+        for i, ((x_rows, x_lengths, x_size), (y_rows, y_lengths, y_size)) in parts
+    ]
+    return chunks, (x, y)
 
 
 def _side(rows: Tensor, lengths: Lengths | None, count: int) -> Side:
@@ -94,9 +98,10 @@ def _side(rows: Tensor, lengths: Lengths | None, count: int) -> Side:
         order = index_on(rows.device, places)
         lengths = lengths[places]
     parts = (rows if order is None else rows[order]).tensor_split(count)
+    dummy = rows[:1] if len(rows) else rows.new_zeros(1, *rows.shape[1:])  # so that a tower can always run
     own = [None] * count if lengths is None else np.array_split(lengths, count)
     own = [n if n is None or len(n) else np.array(rows.shape[1:]) for n in own]  # a dummy row is not cut
-    return Side([(_at_least_one(part, rows), n, len(part)) for part, n in zip(parts, own, strict=True)], order)
+    return Side([(part if len(part) else dummy, n, len(part)) for part, n in zip(parts, own, strict=True)], order)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -117,13 +122,3 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
         return y_nD, None
     y_mD, extra_kD = y_nD.split([columns, len(y_nD) - columns])
     return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive)
-
-
-def _at_least_one(rows: Tensor, batch: Tensor) -> Tensor:
-    """Return the tensor `rows`, or one dummy row if it has no rows, so that a tower can always run.
-
-    The dummy is the first row of `batch`, or a row of zeros if `batch` has no rows either.
-    """
-    if len(rows):
-        return rows
-    return batch[:1] if len(batch) else batch.new_zeros(1, *batch.shape[1:])

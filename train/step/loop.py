@@ -7,36 +7,8 @@ from time import perf_counter
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.monitor.monitor import Monitor
+from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import Logger
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
-
-    first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the
-    end only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
-    """
-
-    first_step: int
-    total_steps: int
-    global_batch_size: int
-    world_size: int
-    log_every: int
-    evaluate_every: int
-    save_every: int
-    evaluation_owed: bool = False
-
-    def due(self, step: int, every: int) -> bool:
-        """Whether an action is due after `step` finished steps; always True at the last step of the run.
-
-        every: the action's interval in steps; 0: at the last step only.
-        """
-        return step == self.total_steps or (every > 0 and step % every == 0)
-
-    def next_save(self, step: int) -> int:
-        """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
-        return min((step // self.save_every + 1) * self.save_every, self.total_steps)
 
 
 def fit(
@@ -68,7 +40,7 @@ def fit(
     its checkpoint is written, so each step is logged once over restarts.
     """
     done, owed = plan.first_step, plan.evaluation_owed
-    stopwatch = Stopwatch(plan.global_batch_size, plan.world_size)
+    stopwatch = Stopwatch(plan)
 
     def evaluate_now() -> None:
         nonlocal owed
@@ -124,8 +96,7 @@ class Stopwatch:
     were added.
     """
 
-    global_batch_size: int
-    world_size: int
+    plan: Plan
     steps: int = 0
     waited: float = 0.0
     worked: float = 0.0
@@ -143,12 +114,12 @@ class Stopwatch:
         checkpoint_seconds: seconds spent on saving since the last call.
         """
         batch_time = (self.waited + self.worked) / self.steps
-        rate = self.global_batch_size / batch_time
+        rate = self.plan.global_batch_size / batch_time
         times = {
             "data_time": self.waited / self.steps,
             "batch_time": batch_time,
             "samples_per_second": rate,
-            "samples_per_second_per_device": rate / self.world_size,
+            "samples_per_second_per_device": rate / self.plan.world_size,
             "checkpoint_seconds": self.saving,
         }
         self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0

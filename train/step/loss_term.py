@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from dyad.data.batch import Batch
-from dyad.train.config import Precision, TrainConfig
-from dyad.train.distributed.data_parallel import sync_in_next_backward
+from dyad.train.config import Precision, TargetKind, TrainConfig
+from dyad.train.distributed.data_parallel import backward
 from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.sharding import shard, shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
-from dyad.train.step.sizes import SizeExchange
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.tower import TwoTower, tf32_products
@@ -41,11 +41,11 @@ AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16
 class LossTerm:
     """One loss of a step: an objective of the embeddings of a batch by two towers.
 
-    config: of the run, or of a further loss (also.NAME). pairs: how many pairs each rank has, if in every step; else
-    None. name: of a further loss. Attributes: modules: what has weights, by the prefix of their names. target: the
-    target network. embeddings: of x and of y in the last step, (b, D) each, without gradient. keys: content keys of x
-    and of y, (b,) each. A TrainStep sets parallel, the towers as they are run (wrapped for data parallelism, say), and
-    memory, the budget of its graphs.
+    config: of the run, or of a further loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank has,
+    if in every step; None: side y has items of its own, or the numbers change. name: of a further loss. Attributes:
+    modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x and of y in
+    the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each. A TrainStep sets
+    parallel, the towers as they are run (wrapped for data parallelism, say), and memory, the budget of its graphs.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -63,15 +63,20 @@ class LossTerm:
         pairs: tuple[int, ...] | None = None,
         name: str = "",
     ) -> None:
-        self.towers, self.objective, self.world, self._config = towers.train(), objective, world, config
+        self.towers, self.objective, self.world = towers.train(), objective, world
+        self.config, self.total_steps, self.pairs = config, total_steps, pairs
         self._prefix, self._key = (f"{name}/", (name,)) if name else ("", ())
         self.modules = {f"{name}.{part}".lstrip("."): m for part, m in (("towers", towers), ("objective", objective))}
-        self.target = Target(towers, config, total_steps, world)
-        self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
-        self.sizes = SizeExchange(world, pairs)
-        self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
-        self._keep_graphs = config.keep_graphs if self.chunks > 1 else 1
         self._dtype = AUTOCAST[chosen_precision(config.precision, world.device)]
+        copy = towers.frozen_copy() if config.target.kind is not TargetKind.none else None
+        every = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
+        shard(every, config.dist, self._dtype, config.compile, world)
+        self.target = Target(towers, copy, config, total_steps, world)
+        self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
+        self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
+        # sharded towers run equally often on all ranks, whose memory may differ
+        whole = shard_size(config.dist, world.size) == 1
+        self._keep_graphs = (config.keep_graphs if whole else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
         """Get ready for optimiser step `step` (from 0); return the batch on the device."""
@@ -137,20 +142,18 @@ class LossTerm:
         with record_function("objective"):
             with checked(trusting, of_ranks()) as checks:
                 result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
-            scaled(self._config.weight * result.loss).backward()
+            scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
         gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
         for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
             embeddings = graphs.pop() if graphs else embed(chunk, self.parallel)
-            if chunk.index == 0:  # the last backward of this step: gradients are complete and can be averaged
-                sync_in_next_backward(self.parallel)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
             with record_function("towers backward"), tf32_products(self.world.device):
-                torch.autograd.backward([e for e, _ in trained], [g for _, g in trained])
+                backward(self.parallel, [e for e, _ in trained], [g for _, g in trained], last=chunk.index == 0)
             del embeddings, trained  # frees the graph before the next chunk is embedded
         self.statistics.write(statistics)
-        weighted = {"loss": self._config.weight * result.loss.detach(), "broken": checks.broken(result.loss.detach())}
+        weighted = {"loss": self.config.weight * result.loss.detach(), "broken": checks.broken(result.loss.detach())}
         metrics = dict(result.metrics)
         if (scale := getattr(self.objective, "logit_scale", None)) is not None:
             metrics["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
@@ -167,7 +170,7 @@ class LossTerm:
         device, embeddings = self.world.device, []
         for side, (tower, rows, lengths) in enumerate(zip(towers, chunk.inputs, chunk.lengths, strict=True)):
             with (
-                noise(device, self._config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
+                noise(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):

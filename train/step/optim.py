@@ -1,16 +1,23 @@
-"""The optimiser, with weight decay on the same parameters as open_clip, and the learning-rate schedules."""
+"""The optimiser, AdamW or one of timm, with weight decay on the same parameters as open_clip; the learning rate."""
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, first_line, nearest
 from dyad.train.config import OptimConfig, Schedule
-from dyad.train.step.timm_optim import optimizer_of_timm
+from dyad.train.run_folder.checkpoint import capture
 
 FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
+LAYER = re.compile(r"(.*?\.)??\d+\.")  # of a parameter's name: up to its first number, the number of its layer
+TO_LIST = 'python -c "import timm.optim; print(*timm.optim.list_optimizers())"'
 
 
 def build_optimizer(
@@ -27,25 +34,90 @@ def build_optimizer(
     trained = {id(p): (name, p) for name, p in named_parameters if p.requires_grad}.values()
     if not trained:
         raise ConfigError("nothing trains: both towers are frozen and the temperature does not learn")
-    parameters: dict[tuple[bool, float], list[Parameter]] = {}
+    parameters: dict[tuple[bool, float, bool], list[Parameter]] = {}
     for name, p in trained:
-        parameters.setdefault((not decays(name, p), (scales or {}).get(name, 1.0)), []).append(p)
+        decays = p.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
+        key = not decays, (scales or {}).get(name, 1.0), isinstance(p, DTensor)  # torch mixes no sharded with others
+        parameters.setdefault(key, []).append(p)
     groups = [
         {"params": params, "weight_decay": 0.0 if is_plain else config.weight_decay, "lr_scale": scale}
-        for (is_plain, scale), params in sorted(parameters.items(), key=lambda item: item[0])
+        for (is_plain, scale, _), params in sorted(parameters.items(), key=lambda item: item[0])
     ]
     if config.name != "adamw":
-        return optimizer_of_timm(groups, config)
+        return _of_timm(groups, config)
     fused = all(p.device.type in FUSED for _, p in trained)
     return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused)
 
 
-def decays(name: str, parameter: Parameter) -> bool:
-    """Whether the optimiser applies weight decay to a parameter.
+def _of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer:
+    """Build timm's optimiser `config.name` over `groups` of parameters, unless a checkpoint cannot hold its state.
 
-    Not if it has fewer than two dimensions, or bn, ln, bias or logit_scale in its name.
+    Learning rate and weight decay are those of `config`; all else is timm's default or in config.options, also β and ε,
+    whose usual values differ between optimisers. Raises ConfigError for a name or option that timm does not have, for a
+    package that is not installed, and for an optimiser whose state is neither tensors nor numbers.
     """
-    return parameter.ndim >= 2 and not any(part in name for part in ("bn", "ln", "bias", "logit_scale"))
+    from timm.optim import create_optimizer_v2, list_optimizers  # pyright: ignore[reportPrivateImportUsage]
+
+    if config.name not in (names := [*map(str, list_optimizers())]):
+        raise ConfigError(f"optim.name={config.name}: no such optimiser.{nearest(config.name, names)} All: {TO_LIST}")
+
+    def build(groups: Sequence[dict[str, Any]]) -> Optimizer:
+        own = {"lr": config.lr, "weight_decay": config.weight_decay}
+        return create_optimizer_v2(groups, config.name, **own, **config.options)
+
+    device = groups[0]["params"][0].device
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # a step, to see that it can be saved
+            module = nn.Linear(3, 3, device=device)
+            trial = build([{"params": [*module.parameters()], "lr_scale": 1.0}])
+            for parameter in module.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            trial.step()
+            capture({"": module}, trial, 1, {})
+        return build(groups)
+    except Exception as error:  # whatever its code makes of options, packages and devices
+        raise ConfigError(f"optim.name={config.name}, optim.options={config.options}: {first_line(error)}") from error
+
+
+def learning_rate_scales(towers: nn.Module, decay: float) -> dict[str, float]:
+    """Return "towers.<name of a parameter>" → factor of its learning rate, for the parameters in trunks of `towers`.
+
+    A tower's layer trains at the rate of the next one times the decay (optim.layer_decay). As in BEiT (Bao et al. 2022,
+    arXiv 2106.08254): of a trunk with n layers, what precedes the layers (embeddings, stem) has depth 0, layer i has
+    depth i, and what follows (the last norm, the pooling) has depth n + 1 and the full rate.
+
+    towers: a TwoTower. Projections and the temperature are not in the result: they train at the rate of the schedule.
+    """
+    scales: dict[str, float] = {}
+    for tower, module in towers.named_children():
+        depths = layer_depths(cast(nn.Module, module.trunk))
+        top = max(depths.values(), default=0)
+        scales |= {f"towers.{tower}.trunk.{name}": decay ** (top - depth) for name, depth in depths.items()}
+    return scales
+
+
+def layer_depths(trunk: nn.Module) -> dict[str, int]:
+    """Return name of a parameter → depth of its layer, counted from 0, for every parameter of a trunk.
+
+    The layers of a timm model, also inside an open_clip tower, are those that timm itself lists for this purpose. Of
+    any other trunk they are its numbered modules in the order of its parameters: blocks of open_clip's towers, layers
+    of transformers, stages of a ResNet block by block.
+    """
+    names = [name for name, _ in trunk.named_parameters()]
+    for prefix, module in trunk.named_modules():
+        if matcher := getattr(module, "group_matcher", None):
+            from timm.models import group_parameters
+
+            found = cast(dict[str, int], group_parameters(module, matcher(), reverse=True))
+            listed = {f"{prefix}.{name}".removeprefix("."): depth for name, depth in found.items()}
+            return {name: listed.get(name, max(found.values())) for name in names}
+    blocks: list[Any] = [found and found[0] for found in map(LAYER.match, names)]
+    order = {block: depth for depth, block in enumerate(dict.fromkeys(filter(None, blocks)), start=1)}
+    before = next((i for i, block in enumerate(blocks) if block), len(names))
+    return {
+        name: order.get(block, 0 if i < before else len(order) + 1)
+        for i, (name, block) in enumerate(zip(names, blocks, strict=True))
+    }
 
 
 def warmup_steps(total_steps: int, config: OptimConfig) -> int:

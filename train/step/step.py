@@ -5,23 +5,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
-from dyad.train.config import Precision, TrainConfig
+from dyad.train.config import Precision
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_losses
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.world import World, all_reduce_sum
+from dyad.train.distributed.sharding import apart, total_norm
+from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Finish, Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.averaging import WeightAverage
 from dyad.train.step.graph_cache import MemoryBudget
-from dyad.train.step.layer_decay import learning_rate_scales
 from dyad.train.step.loss_term import LossTerm
-from dyad.train.step.optim import build_optimizer, learning_rate
-from dyad.train.towers.tower import TwoTower
+from dyad.train.step.optim import build_optimizer, learning_rate, learning_rate_scales
+from dyad.train.step.sizes import exchange_sizes
 
 BACK_OFF = 100  # steps that assume nothing, after one whose assumptions did not hold
 
@@ -29,55 +29,44 @@ BACK_OFF = 100  # steps that assume nothing, after one whose assumptions did not
 class TrainStep:
     """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
-    The scalars are equal on all ranks. further: losses besides that of `towers` and `objective`, with objectives,
-    batches (Batch.further) and towers of their own, which may share weights; the weighted sum is trained. Attributes
-    that describe the last step: scalars: as returned. skip_reason: "nonfinite" or "spike" if the step was skipped, else
-    "". stage: the work in progress, for error messages. Other attributes: terms: all losses, that of `towers` and
-    `objective` first; target: its target network. local_timer: measures the time from a step's start to this rank's
+    The scalars are equal on all ranks. terms: the losses, whose weighted sum is trained. The first is the run's own,
+    with the run's configuration; further ones have objectives, batches (Batch.further) and towers of their own, which
+    may share weights. Attributes that describe the last step: scalars: as returned. skip_reason: "nonfinite" or "spike"
+    if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes: towers,
+    objective, target: those of the run's own loss. local_timer: measures the time from a step's start to this rank's
     first communication with other ranks.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
-    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema). pairs: how many
-    pairs each rank has, if in every step; None: side y has items of its own, or the numbers change.
+    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema).
     """
 
     scalars: Mapping[str, float]
     skip_reason, stopping = "", False
     stage = "the first step"
 
-    def __init__(
-        self,
-        towers: TwoTower,
-        objective: nn.Module,
-        config: TrainConfig,
-        total_steps: int,
-        world: World,
-        pairs: tuple[int, ...] | None = None,
-        further: Sequence[LossTerm] = (),
-    ) -> None:
-        self.world = world
-        own = LossTerm(towers, objective, config, total_steps, world, pairs)
-        self.terms, self.towers, self.objective, self.target = [own, *further], towers, objective, own.target
-        modules = {name: module for term in reversed(self.terms) for name, module in term.modules.items()}
+    def __init__(self, terms: Sequence[LossTerm]) -> None:
+        own, config, world = terms[0], terms[0].config, terms[0].world
+        self.terms, self.towers, self.objective, self.target = terms, own.towers, own.objective, own.target
+        self.world, self._config, self._total_steps = world, config, own.total_steps
+        modules = {name: module for term in reversed(terms) for name, module in term.modules.items()}
         named = [parameter for name, module in modules.items() for parameter in module.named_parameters(name)]
         decay = config.optim.layer_decay
-        scales = None if decay is None else learning_rate_scales(towers, decay)
+        scales = None if decay is None else learning_rate_scales(own.towers, decay)
         self.optimizer = build_optimizer(named, config.optim, scales)
         # one rank has no others to be compared with: events of a GPU would never be read
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
         self.stop_requested: Callable[[], bool] = lambda: False
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
-        self._config, self._total_steps = config, total_steps
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
-        pairs_of_terms, self._parallel = wrap_losses([term.towers for term in self.terms], config.compile, world)
-        for term, term.parallel in zip(self.terms, pairs_of_terms, strict=True):
+        pairs_of_terms, self._parallel = wrap_losses([term.towers for term in terms], config.compile, world)
+        for term, term.parallel in zip(terms, pairs_of_terms, strict=True):
             term.memory = MemoryBudget(term.towers, world.device, self.optimizer)
         precision = chosen_precision(config.precision, world.device)
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
-        self._trust_from, self.pairs = 0, pairs
+        self._trust_from = 0
 
     def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
         """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
@@ -88,7 +77,7 @@ class TrainStep:
         self.stage = f"step {step + 1}"
         self.local_timer.start()
         terms = list(zip(self.terms, (batch, *batch.further), strict=True))
-        sizes = [term.sizes.begin(own) for term, own in terms]
+        sizes = [exchange_sizes(own, self.world, term.pairs) for term, own in terms]
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
@@ -140,7 +129,7 @@ class TrainStep:
         for (term, _, finish), of_all in zip(later, sums, strict=True):
             tensors |= term.named(finish(of_all))
         self._scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        norm = total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
         scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
         self.stopping, broken = scalars.pop("stop") > 0, scalars.pop("broken") > 0
@@ -197,7 +186,8 @@ class TrainStep:
             self._skipped_in_a_row += not avoidable
         else:
             if self._config.optim.clip_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.optim.clip_norm, norm)
+                for parameters in apart(self._parameters):
+                    torch.nn.utils.clip_grads_with_norm_(parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.average.update()
             for term in self.terms:

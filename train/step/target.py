@@ -20,6 +20,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dyad.train.config import TargetConfig, TargetKind, TrainConfig
 from dyad.train.distributed.data_parallel import wrap_towers
+from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World
 from dyad.train.step.chunks import Chunk, Side, TensorPair
 from dyad.train.towers.tower import TwoTower
@@ -30,16 +31,18 @@ NOISE = 1  # further number of the seed of the target's noise
 class Target:
     """The target network of a run; with target.kind=none it has no towers, and nothing is done.
 
-    towers: the trained towers, in train() mode, not yet compiled or wrapped. Attributes: towers: the target's x tower
-    and y tower. tensors: the target's weights by trained parameter.
+    towers: the trained towers, in train() mode. copy: their frozen copy (TwoTower.frozen_copy), made before both were
+    sharded; None: there is no target. Attributes: towers: the target's x tower and y tower. tensors: the target's
+    weights by trained parameter.
     """
 
-    def __init__(self, towers: TwoTower, config: TrainConfig, total_steps: int, world: World) -> None:
+    def __init__(
+        self, towers: TwoTower, copy: TwoTower | None, config: TrainConfig, total_steps: int, world: World
+    ) -> None:
         self._config, self._total_steps = config.target, total_steps
         self.towers: Sequence[nn.Module] = ()
         self.tensors: dict[Parameter, Tensor] = {}
-        if config.target.kind is not TargetKind.none:
-            copy = towers.frozen_copy()
+        if copy is not None:
             both = zip(towers.parameters(), copy.parameters(), strict=True)
             self.tensors = {p: own for p, own in both if p.requires_grad}
             self.towers = wrap_towers(copy, config.compile, world)
@@ -48,7 +51,7 @@ class Target:
     def load(self, saved: Mapping[Parameter, Tensor]) -> None:
         """Take the target's weights from `saved`; those that it lacks become the trained weights of now."""
         for parameter, own in self.tensors.items():
-            own.copy_(saved.get(parameter, parameter))
+            local(own).copy_(local(saved.get(parameter, parameter)))
 
     def begin(self, step: int) -> None:
         """Copy the trained weights if that is due before step `step` (from 0)."""
@@ -59,7 +62,8 @@ class Target:
         """Average the trained weights of now, after step `step` (from 0) was taken, into the target."""
         if self._config.kind is TargetKind.ema:
             share = momentum(step, self._total_steps, self._config)
-            get_ema_multi_avg_fn(share)([*self.tensors.values()], [*self.tensors], 0)
+            average, weights = (list(map(local, tensors)) for tensors in (self.tensors.values(), self.tensors))
+            get_ema_multi_avg_fn(share)(average, weights, 0)
 
     @torch.no_grad()
     def embeddings(

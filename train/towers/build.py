@@ -15,8 +15,10 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
-from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower
+from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
 from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
@@ -39,14 +41,9 @@ class TwoTowerModel:
 
 @dataclass(frozen=True)
 class PictureModel(TwoTowerModel):
-    """A model whose x_tower takes pictures. image: size and normalisation of its input."""
+    """A model whose x_tower takes pictures. image: size and normalisation of its input. tokenize: None if no texts."""
 
     image: ImageSpec
-
-
-@dataclass(frozen=True)
-class ViewsModel(PictureModel):
-    """A model whose two towers are one, which takes pictures. tokenize: None."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +66,18 @@ class TextPairModel(TwoTowerModel):
     """
 
 
-def build_model(
-    config: ModelConfig,
-    task: Task,
-    load_pretrained: bool = True,
-    items: ItemKind = ItemKind.pictures,
-    classes: Sequence[str] | None = None,
-) -> TwoTowerModel:
-    """Build the towers of a configuration for `task`, and for what both sides are in some tasks, `items`.
+def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
+    """Build the towers of model.*, for the task, what both sides are in some tasks (data.items), and run.classes.
 
-    classes: the names of the classes of task=labelled; a single one is told from all others by one number.
-    load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
-    from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
-    tower cannot take, or towers of different widths.
+    A single class is told from all others by one number. load_pretrained=False: build architectures only; the weights
+    come from a checkpoint. Random initial weights come from torch's global generator. Raises ConfigError for an unknown
+    model, weights that do not exist, inputs that a tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
-    if may_download(config):
+    if may_download(config.model):
         offline_without_hub()
-    return MODELS[task][items](config, load_pretrained, *([] if classes is None else [classes]))
+    classes = [] if config.run.classes is None else [config.run.classes]
+    return MODELS[config.task][config.data.items](config.model, load_pretrained, *classes)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -95,9 +86,6 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     load_pretrained=False: build architectures only, with random weights. Raises ConfigError for a model, weights or
     inputs that do not exist or do not fit.
     """
-    from dyad.train.towers.image import build_image_tower
-    from dyad.train.towers.open_clip import BuildContext
-
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
@@ -108,7 +96,8 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
     model_cfg = context.open_clip_config()
-    scale = context.open_clip_model(*context.image_model).logit_scale.item() if model_cfg else None
+    scale = context.open_clip_model(*context.image_model).logit_scale if model_cfg else None
+    scale = None if scale is None or scale.is_meta else scale.item()
     return ImageTextModel(_pair(image, text, config), tokenize, spec, model_cfg, scale)
 
 
@@ -123,13 +112,10 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
 
 
-def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> ViewsModel:
+def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> PictureModel:
     """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
-    from dyad.train.towers.image import build_image_tower
-    from dyad.train.towers.open_clip import BuildContext
-
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    return ViewsModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
+    return PictureModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
@@ -179,6 +165,13 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 }
 
 
+class Representation(nn.Identity):
+    """What comes before a ProjectionHead: features (b, C), of feature maps (b, C, H, W) the mean over their places."""
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return features.mean((2, 3)) if features.dim() == 4 else features
+
+
 class ProjectionHead(nn.Sequential):
     """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
 
@@ -190,6 +183,9 @@ class ProjectionHead(nn.Sequential):
     byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
     vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
     """
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(Representation()(features))
 
 
 # Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
@@ -217,15 +213,18 @@ def build_head(config: ModelConfig, width: int) -> ProjectionHead:
 
 
 def representation(model: TwoTowerModel) -> TwoTowerModel:
-    """Return the model as it is used after training: towers with a ProjectionHead end before it. Weights are shared."""
+    """Return the model as it is used after training, with shared weights: towers with a ProjectionHead end before it,
+    and in the place of vectors of classes stands the tower of the samples."""
 
     @cache
     def ended(tower: nn.Module) -> nn.Module:
         if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
             return tower
-        return Tower(tower.trunk, nn.Identity(), prepare=tower.prepare)
+        return Tower(tower.trunk, Representation(), prepare=tower.prepare)
 
-    return replace(model, towers=TwoTower(ended(model.towers.x_tower), ended(model.towers.y_tower)))
+    x, y = model.towers.x_tower, model.towers.y_tower
+    y = x if isinstance(y, Tower) and isinstance(y.trunk, nn.Embedding) else y
+    return replace(model, towers=TwoTower(ended(x), ended(y)))
 
 
 def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:
@@ -233,7 +232,7 @@ def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> T
     if config.head is Head.none:
         probe()
     else:
-        tower.projection = nn.Identity()
+        tower.projection = Representation()
         tower.projection = build_head(config, probe())
     return _pair(tower, tower, config)
 
@@ -255,11 +254,12 @@ def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
     return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
-def share_towers(towers: TwoTower, of_run: TwoTower, name: str) -> None:
+def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = True) -> None:
     """Let `towers` use, in place of their own, what `of_run` has of equal architecture: whole towers, or trunks.
 
-    A trunk is shared with what prepares its inputs; the projections of two losses may differ. name: what the message
-    names. Raises ConfigError if nothing is shared.
+    A trunk is shared with what prepares its inputs; the projections of two losses may differ. Vectors of classes are
+    never shared: two losses may have as many, and others. name: what the message names. whole=False: share trunks only.
+    Raises ConfigError if nothing is shared.
     """
 
     def shapes(module: nn.Module) -> list[Any]:
@@ -269,7 +269,9 @@ def share_towers(towers: TwoTower, of_run: TwoTower, name: str) -> None:
     for side in ("x_tower", "y_tower"):
         for own in (of_run.x_tower, of_run.y_tower):
             tower = getattr(towers, side)
-            if shapes(tower) == shapes(own):
+            if isinstance(tower, Tower) and isinstance(tower.trunk, nn.Embedding):
+                continue
+            if whole and shapes(tower) == shapes(own):
                 setattr(towers, side, own)
             elif isinstance(tower, Tower) and isinstance(own, Tower) and shapes(tower.trunk) == shapes(own.trunk):
                 tower.prepare, tower.trunk = own.prepare, own.trunk

@@ -18,16 +18,10 @@ import torch
 from torch import Tensor
 
 from dyad.data.batch import Lengths
-from dyad.train.config import ModelConfig
 from dyad.train.towers.rows import index_on, padded_length, token_counts
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
 CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, where the configuration leaves it open
-
-
-def cache_bytes(config: ModelConfig) -> int | None:
-    """Return model.frozen_cache_mb in bytes; None for null."""
-    return None if config.frozen_cache_mb is None else config.frozen_cache_mb << 20
 
 
 class FrozenCache:
@@ -45,11 +39,7 @@ class FrozenCache:
 
     @torch.no_grad()
     def __call__(
-        self,
-        compute: Callable[..., Tensor],
-        inputs: Tensor,
-        depends_on: Callable[[], Hashable],
-        counts: Lengths | None = None,
+        self, compute: Callable[..., Tensor], inputs: Tensor, depends_on: Callable[[], Hashable], counts: Lengths | None
     ) -> Tensor:
         """Return compute(inputs), (b, …), without gradient, taking rows from the cache where possible.
 

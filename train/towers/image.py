@@ -16,9 +16,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
-from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.open_clip import BuildContext
-from dyad.train.towers.patch_dropout import set_patch_dropout
 from dyad.train.towers.published import explained
 from dyad.train.towers.tower import Tower, freeze, precision_of
 from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_model
@@ -26,6 +24,7 @@ from dyad.train.towers.transformers_model import checkpoint_activations, layers_
 HALF = (0.5, 0.5, 0.5)
 PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
 GROUP = 8  # channels of a group of GroupNorm in the small CNN
+PATCH_DROPOUTS = ("patch_dropout", "patch_drop")  # the module of a ViT that drops patches, in open_clip and in timm
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as image processors of transformers have them
 ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
 
@@ -66,6 +65,27 @@ class NormalizePixels(nn.Module):
         return pixels.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
 
 
+class PatchDropout(nn.Module):
+    """Keeps the share 1 − `prob` of the patches of each picture in training, drawn on the device that they are on.
+
+    This is FLIP (Li et al. 2023). open_clip's own draws on the CPU, for which a GPU waits. On a CPU both keep the same
+    patches. prefix: how many tokens before the patches, such as a class token, always stay.
+    """
+
+    def __init__(self, prob: float, prefix: int) -> None:
+        super().__init__()
+        self.prob, self.prefix = prob, prefix
+
+    def forward(self, x_bLW: Tensor) -> Tensor:
+        """Drop patches from tokens (b, L, W), with L tokens of width W per picture."""
+        if not self.training or self.prob == 0:
+            return x_bLW
+        first, patches = x_bLW.tensor_split([self.prefix], 1)
+        count = max(1, int(patches.shape[1] * (1 - self.prob)))
+        kept = torch.randn(patches.shape[:2], device=patches.device).topk(count).indices
+        return torch.cat([first, patches.gather(1, kept[:, :, None].expand(-1, -1, patches.shape[2]))], 1)
+
+
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """Build the image tower of a configuration; return it with the size and normalisation of the images that it takes.
 
@@ -74,10 +94,28 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     """
     config = context.config
     trunk, projection, spec = (BUILDERS | OWN_IMAGE_TOWERS)[config.image.kind](context)
-    set_patch_dropout(trunk, config.image.patch_dropout)
+    _set_patch_dropout(trunk, config.image.patch_dropout)
     if config.image.lora_rank:
         add_adapters(trunk, config.image, "model.image")
-    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_bytes=cache_bytes(config)), spec
+    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_mb=config.frozen_cache_mb), spec
+
+
+def _set_patch_dropout(trunk: Any, share: float | None) -> None:
+    """Make a ViT of open_clip or timm leave out the `share` of the patches in training, in place.
+
+    share: None: as the model's own configuration says. Raises ConfigError if the trunk cannot leave out patches.
+    """
+    vit = getattr(trunk, "trunk", trunk)  # open_clip's TimmModel
+    name = next((name for name in PATCH_DROPOUTS if isinstance(getattr(vit, name, None), nn.Module)), None)
+    if name is None and share:
+        raise ConfigError(
+            f"model.image.patch_dropout={share}: {type(vit).__name__} cannot leave out patches; the ViTs of open_clip "
+            "and timm can. Leave it out"
+        )
+    if share is None and name == PATCH_DROPOUTS[0]:
+        share = getattr(getattr(vit, name), "prob", None)
+    if name and share is not None:
+        setattr(vit, name, PatchDropout(share, getattr(vit, "num_prefix_tokens", 1)))
 
 
 def _open_clip(context: BuildContext) -> ImageParts:

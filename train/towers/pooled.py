@@ -41,12 +41,14 @@ class Pooled(nn.Module):
 
     A row's output depends only on its own tokens, up to rounding: how rows are grouped and padded changes only the
     speed. The encoder gets token ids and attention mask, but no token types (every text is segment 0). pad: the id of
-    the padding token.
+    the padding token. grouped: whether rows of similar length
+    run together; otherwise there is one call of the encoder a forward pass.
     """
 
     def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
+        self.grouped = True
 
     def extra_repr(self) -> str:
         """Return the pooling and the padding id as text for repr().
@@ -60,7 +62,7 @@ class Pooled(nn.Module):
         """Embed token ids (b, L) as (b, H). counts: the tokens of each row; None: they are read from `tokens`."""
         counts = token_counts(tokens, self.pad) if counts is None else counts
         lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]
-        groups = group_by_length(lengths, MIN_GROUP[tokens.device.type])
+        groups = group_by_length(lengths, MIN_GROUP[tokens.device.type] if self.grouped else len(lengths))
         if len(groups) == 1:
             return self.encode_group(tokens[:, : max(lengths, default=1)].clone(memory_format=torch.contiguous_format))
         order = index_on(tokens.device, [row for group in groups for row in group])

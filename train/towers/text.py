@@ -14,7 +14,6 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
-from dyad.train.towers.frozen_cache import cache_bytes
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained
 from dyad.train.towers.rows import padded_length, token_counts
@@ -97,7 +96,7 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
-        return Tower(trunk, projection, cache_bytes=cache_bytes(config)), context.open_clip_tokenizer()
+        return Tower(trunk, projection, cache_mb=config.frozen_cache_mb), context.open_clip_tokenizer()
     tower, own = build_text_encoder(config, context.load_pretrained)
     length = config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
     return tower, FixedLengthTokenizer(own.tokenizer, length)
@@ -131,7 +130,7 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
         projection = nn.Linear(width, config.embed_dim)
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_bytes=cache_bytes(config), pad=pad)
+    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_mb=config.frozen_cache_mb, pad=pad)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 

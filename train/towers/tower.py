@@ -23,7 +23,7 @@ class Tower(nn.Module):
     """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised.
 
     If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
-    modules stay in eval() mode. cache_bytes, pad: the arguments `capacity` and `pad` of FrozenCache.
+    modules stay in eval() mode. cache_mb: size of that cache in MiB (model.frozen_cache_mb). pad: as of FrozenCache.
     """
 
     def __init__(
@@ -32,21 +32,29 @@ class Tower(nn.Module):
         projection: nn.Module,
         *,
         prepare: nn.Module | None = None,
-        cache_bytes: int | None = 0,
+        cache_mb: int | None = 0,
         pad: int | None = None,
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
-        self._frozen_cache = FrozenCache(cache_bytes, pad) if _is_frozen(trunk) else None
+        capacity = None if cache_mb is None else cache_mb << 20
+        self._frozen_cache = FrozenCache(capacity, pad) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""
         if self._frozen_cache is None:
-            return self.projection(self.features(inputs, lengths))
-        return self.projection(self._frozen_cache(self.features, inputs, partial(self._state, inputs.device), lengths))
+            return self.projection(self._features(inputs, lengths))
+        return self.projection(self._frozen_cache(self._features, inputs, partial(self._state, inputs.device), lengths))
+
+    def without_cache(self) -> None:
+        """Compute the features of a frozen trunk in every forward pass from now on."""
+        self._frozen_cache = None
 
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
+        return self._features(inputs, lengths)
+
+    def _features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         prepared = self.prepare(inputs)
         return self.trunk(prepared) if lengths is None else self.trunk(prepared, lengths)
 

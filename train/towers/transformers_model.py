@@ -35,8 +35,9 @@ def load_model(key: str, name: str, companion: str, pretrained: bool) -> tuple[A
         beside = getattr(transformers, companion).from_pretrained(location, revision=revision, **safe)
         settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **safe)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
-        with torch.device("meta"):
-            _check_size(key, transformers.AutoModel.from_config(settings, **safe))
+        if torch.get_default_device().type != "meta":  # there it needs no memory
+            with torch.device("meta"):
+                _check_size(key, transformers.AutoModel.from_config(settings, **safe))
         if pretrained:
             single |= {"revision": revision, "config": settings, "use_safetensors": True}
             return transformers.AutoModel.from_pretrained(location, **single), beside

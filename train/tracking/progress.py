@@ -13,6 +13,7 @@ from pathlib import Path
 from dyad.data.base.files import LineFile
 from dyad.data.base.progress import on_terminal, progress_bar
 from dyad.train.panels import Panels
+from dyad.train.step_plan import Plan
 
 Record = Mapping[str, float]
 WHEN = ("step", "samples_seen", "epoch", "time")  # entries of every record; all others are metrics
@@ -66,17 +67,16 @@ class Lines:
     "Loss: 3.21 (3.30)" shows the loss, and its mean over this epoch's lines so far.
     """
 
-    def __init__(self, total_steps: int, steps_per_epoch: int, global_batch_size: int) -> None:
-        self.total_steps = total_steps
-        self._steps_per_epoch, self._batch = steps_per_epoch, global_batch_size
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
         self._epoch, self._losses = -1, [0.0]
 
     def epoch(self, step: int) -> int:
         """Return the epoch, counted from 0, of the optimiser step number `step`, counted from 1."""
-        return (step - 1) // self._steps_per_epoch
+        return (step - 1) // self.plan.steps_per_epoch
 
     def remaining(self, record: Record) -> timedelta:
-        return timedelta(seconds=round((self.total_steps - record["step"]) * record["train/batch_time"]))
+        return timedelta(seconds=round((self.plan.total_steps - record["step"]) * record["train/batch_time"]))
 
     def __call__(self, record: Record) -> str:
         step = int(record["step"])
@@ -88,8 +88,8 @@ class Lines:
             self._epoch, self._losses = epoch, []
         loss = record["train/loss"]
         self._losses.append(loss)
-        samples = (step - epoch * self._steps_per_epoch) * self._batch
-        total = self._steps_per_epoch * self._batch
+        of_epoch, batch = self.plan.steps_per_epoch, self.plan.global_batch_size
+        samples, total = (step - epoch * of_epoch) * batch, of_epoch * batch
         parts = [
             f"Train Epoch: {epoch} [{samples:>{len(str(total))}}/{total} ({100 * samples / total:.0f}%)]",
             f"Data (t): {record['train/data_time']:.3f}",
@@ -142,7 +142,7 @@ class PlainConsole(TextSink):
     """
 
     def log(self, record: Record) -> None:
-        if is_training(record) or record["step"] < self._lines.total_steps:
+        if is_training(record) or record["step"] < self._lines.plan.total_steps:
             super().log(record)
 
     def print(self, line: str) -> None:
@@ -151,15 +151,13 @@ class PlainConsole(TextSink):
 
 
 class BarConsole(PlainConsole):
-    """Shows a progress bar of the training steps on a terminal; other lines scroll above it.
+    """Shows a progress bar of the training steps on a terminal; other lines scroll above it."""
 
-    first_step: the step at which the run continues.
-    """
-
-    def __init__(self, lines: Lines, first_step: int) -> None:
+    def __init__(self, lines: Lines) -> None:
         super().__init__(lines)
         self._bar = progress_bar(sys.stdout)
-        self._task = self._bar.add_task("Train", total=lines.total_steps, completed=first_step, facts="")
+        plan = lines.plan
+        self._task = self._bar.add_task("Train", total=plan.total_steps, completed=plan.first_step, facts="")
         self._bar.start()
 
     def log(self, record: Record) -> None:
@@ -177,9 +175,6 @@ class BarConsole(PlainConsole):
         self._bar.stop()
 
 
-def build_console(lines: Lines, first_step: int) -> Sink:
-    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise.
-
-    lines: converts records of metrics to lines of text. first_step: finished optimiser steps, where the bar begins.
-    """
-    return BarConsole(lines, first_step) if on_terminal(sys.stdout) else PlainConsole(lines)
+def build_console(plan: Plan) -> Sink:
+    """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise."""
+    return (BarConsole if on_terminal(sys.stdout) else PlainConsole)(Lines(plan))

@@ -12,8 +12,7 @@ import pytest
 from helpers.data_cli import code_of, command, here
 from helpers.rows import dpr_row, write_beir, write_lines
 from helpers.shards import Member, picture, write_tar
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli.contents import contents

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import AugmentConfig, BadSamples, DataConfig, ResizeMode
-from dyad.data.image_text.dataset import ImageText, labelled_set, retrieval_set
+from dyad.data.image_text.dataset import ImageText, PairMaker, labelled_set, retrieval_set
 from dyad.data.image_text.transforms import ImageSpec, decode
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
@@ -52,7 +52,7 @@ def _bytes(value: bytes | str | dict[str, Any]) -> bytes:
 
 
 def dataset(shards: Shards, seed: int = 0, **config: Any) -> ImageText:
-    return ImageText(shards, SPEC, tokenize, DataConfig(**config), seed)
+    return ImageText(shards, PairMaker(SPEC, tokenize, DataConfig(**config), seed))
 
 
 def texts_of(data: ImageText, sample: int, epochs: int = 400) -> Counter[str]:
@@ -278,7 +278,9 @@ def test_the_shipped_emoji_can_be_trained_on_and_evaluated() -> None:
     spec = ImageSpec(64, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     config = DataConfig(captions=["caption", "tagged"], caption_weights=[0.7, 0.3], text_key="concept")
     train = open_shards(parse_sources(str(EMOJI / "{noto,fxemoji}-trained.tar")), workers=0)
-    batch = ImageText(train, spec, tokenize, config, 0).__getitems__([(0, n) for n in range(0, len(train), 97)])
+    batch = ImageText(train, PairMaker(spec, tokenize, config, 0)).__getitems__(
+        [(0, n) for n in range(0, len(train), 97)]
+    )
     assert batch.x.shape[1:] == (3, 64, 64) and len(batch) == -(-len(train) // 97)
     unseen = open_shards(parse_sources(str(EMOJI / "twemoji-unseen.tar")), workers=0)
     retrieval = retrieval_set(unseen, spec, tokenize, config)

@@ -27,7 +27,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.json_text import MOST, parse_json
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import ImageText, retrieval_set
+from dyad.data.image_text.dataset import ImageText, PairMaker, retrieval_set
 from dyad.data.image_text.pictures import read_header, refuse_many_scans
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
 from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform
@@ -106,7 +106,7 @@ ODD_PICTURES["16 bits of each colour"] = (sixteen_bit_rgb(), RED)
 def shard(path: Path, *samples: dict[str, bytes]) -> ImageText:
     members: list[Member] = [(f"{i}.{suffix}", data) for i, s in enumerate(samples) for suffix, data in s.items()]
     shards = open_shards(parse_sources(str(write_tar(path / "a.tar", members))), workers=0)
-    return ImageText(shards, SPEC, tokenize, DataConfig(captions=["caption"], max_image_pixels=10_000), 0)
+    return ImageText(shards, PairMaker(SPEC, tokenize, DataConfig(captions=["caption"], max_image_pixels=10_000), 0))
 
 
 def fields(**values: Any) -> bytes:

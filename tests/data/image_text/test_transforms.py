@@ -15,12 +15,10 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode
-from torchvision.transforms.v2 import functional as F
+from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.transforms import (

@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.loading.by_source import BySource

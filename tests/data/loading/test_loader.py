@@ -22,7 +22,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, HardwareError
 from dyad.data.batch import Batch, Extra, KnownPositives
 from dyad.data.config import AugmentConfig, DataConfig
-from dyad.data.image_text.dataset import ImageText
+from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
@@ -53,7 +53,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImageText:
         write_tar(folder / f"{shard}.tar", members)
     config = DataConfig(augment=NOISY)
     shards = open_shards(parse_sources(str(folder)), workers=0)
-    return ImageText(shards, ImageSpec(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), tokenize, config, seed=3)
+    return ImageText(shards, PairMaker(ImageSpec(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), tokenize, config, seed=3))
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.loading.order import CHUNK, Order, permuted, permuted_chunks

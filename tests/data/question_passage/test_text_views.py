@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,17 @@ import pytest
 import torch
 from helpers.rows import texts_of, tokenize, write_beir, write_lines
 
-from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.config import DataConfig, PassageConfig
+from dyad.data.base.errors import ConfigError, DataError, SampleError
+from dyad.data.config import BadSamples, DataConfig, PassageConfig
+from dyad.data.loading.classes import ClassNumbers
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
-from dyad.data.question_passage.views import TextViews, open_texts
+from dyad.data.question_passage.views import SingleTexts, open_texts
 
 
-def views(path: Path | str, **config: Any) -> TextViews:
+def views(path: Path | str, **config: Any) -> SingleTexts:
     made = DataConfig(**{"passage": PassageConfig(prefix="p: ", length=64), **config})
-    return TextViews(open_texts(str(path), made), tokenize, made, seed=3)
+    return SingleTexts(open_texts(str(path), made), tokenize, made, seed=3)
 
 
 def test_both_views_are_the_same_tokens_and_keys_are_of_the_content(tmp_path: Path) -> None:
@@ -58,3 +61,19 @@ def test_two_ranks_share_a_batch(tmp_path: Path, workers: int) -> None:
         for r, w in ((0, 1), (0, 2), (1, 2))
     )
     assert whole == [first + second for first, second in zip(*parts, strict=True)]
+
+
+def test_texts_have_the_numbers_of_their_classes(tmp_path: Path) -> None:
+    """A row without a class, or of a class that is none, is replaced or said with its line."""
+    rows = [{"text": "a", "mood": "sad"}, {"text": "b", "mood": 1}, {"text": "c"}, {"text": "d", "mood": "odd"}]
+    path, numbers = write_lines(tmp_path / "a.jsonl", rows), ClassNumbers(["1", "sad", "old"])
+    config = DataConfig(label="mood", passage=PassageConfig(length=64))
+    batch = SingleTexts(open_texts(str(path), config), tokenize, config, 3, numbers).__getitems__([(0, 0), (0, 1)])
+    assert texts_of(batch.x) == ["a", "b"] and batch.y.tolist() == [1, 0] and batch.y_lengths is None
+    for i, message in (
+        (2, "line 3: no label: it has no 'mood'; its fields are text."),
+        (3, "line 4: its class 'odd' is none of the classes. Did you mean 'old'"),
+    ):
+        strict = replace(config, bad_samples=BadSamples.stop)
+        with pytest.raises(SampleError, match=re.escape(message)):
+            SingleTexts(open_texts(str(path), strict), tokenize, strict, 3, numbers).__getitems__([(0, i)])

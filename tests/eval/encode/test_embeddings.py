@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, ROOT, search
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
 

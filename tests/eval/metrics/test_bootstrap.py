@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dyad.eval.metrics import bootstrap
-from dyad.eval.metrics.bootstrap import class_mean_interval
-from dyad.eval.metrics.bootstrap import interval as interval_or_none
+from dyad.eval.metrics.bootstrap import class_mean_interval, interval as interval_or_none
 
 
 def interval(*arguments: Any, **options: int) -> tuple[float, float]:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.export import near
-from helpers.passages import make_run as make_text_run
-from helpers.passages import write_beir
+from helpers.passages import make_run as make_text_run, write_beir
 from helpers.runs import EMOJI, TINY, make_run
 from PIL import Image
 from torch.nn.functional import normalize
@@ -23,8 +22,7 @@ from dyad.eval.config import EvalConfig
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.run.load_model import find_model
 from dyad.eval.run.load_run import read_config
-from dyad.eval.run.main import main as evaluate
-from dyad.eval.run.main import untrained
+from dyad.eval.run.main import main as evaluate, untrained
 from dyad.eval.run.suite import _entries, build_evaluators
 from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.world import World

@@ -9,8 +9,7 @@ import pytest
 import torch
 from helpers.dist import launch
 from helpers.eval import clustered, recall_against_exact, search, unit_rows
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.search import index

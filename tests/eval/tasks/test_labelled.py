@@ -72,4 +72,9 @@ def test_a_class_that_no_sample_has() -> None:
     with pytest.raises(
         DataError, match=r"val: 0 of 90 samples are of class 'bees', and both kinds .* Did you mean 'bee'"
     ):
-        RareClass("val", "a.tar", labelled(), "bees", 0.1).report(encoder(1))
+        RareClass("val", "a.tar", labelled(), "bees", 0.1)
+
+
+def test_a_label_that_is_no_class_is_found_before_training() -> None:
+    with pytest.raises(DataError, match=r"val: \d+ of 90 samples have a label that is no class"):
+        TrainedClasses("val", "a.tar", labelled(), {name: [name] for name in NAMES[1:]}, ClassNumbers(NAMES[1:]))

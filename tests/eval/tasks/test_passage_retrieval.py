@@ -120,7 +120,7 @@ def test_baselines_are_what_they_say(out: Path, run: Path, beir: Path) -> None:
         words[query] = {p: s for p, s in zip(ids, scores.tolist(), strict=True) if (query, p) != ("d3", "d3")}
     assert words["q5"] == {}
     torch.manual_seed(config.seed)
-    model = build_model(config.model, config.task)
+    model = build_model(config)
     towers, dense = model.towers.eval(), {}
     with torch.no_grad():
         y = towers.y_tower(model.tokenize([f"{p.title} {p.text}" for p in passages], 128))

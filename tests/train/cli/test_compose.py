@@ -76,7 +76,7 @@ MISTAKES = {
     "data.augment.zoom=3": "zoom",
     "model.image.kind=cn": "cnn",
     "model.memo_mb=0": "'model.frozen_cache_mb'",
-    "dist.name=fsdp": "ddp",
+    "dist.name=fsdp": "fsdp2",
 }
 
 

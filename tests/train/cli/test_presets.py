@@ -100,6 +100,12 @@ def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, answer:
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_an_option_of_a_recipe_that_another_objective_lacks() -> None:
+    with pytest.raises(ConfigError, match=r"'objective\.alpha' in .*rare_class'\. It is of another objective"):
+        compose_config(["experiment=rare_class", "objective=clip"])
+    assert compose_config(["experiment=classes_emoji", "objective=coce"]).objective.name == "coce"
+
+
 def test_a_preset_beside_it_chooses_keys_too(recipe: Path) -> None:
     for text, answer in ((TINY + "name: ${oc.env:HOME}", "model/tiny.yaml: name="), ("nam: x", "key 'model.nam' in")):
         (recipe.parent / "model/tiny.yaml").write_text(text)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dyad.train.distributed import listener
-from dyad.train.distributed.listener import Listener, connect_store
+from dyad.train.distributed.listener import Listener, ReportStore
 from dyad.train.distributed.world import World
 
 
@@ -22,7 +22,7 @@ def test_a_rank_that_left_late_does_not_count_for_the_next_group(monkeypatch: py
     world = World(0, 2, torch.device("cpu"))
     first = Listener(world, 5)
     first.stop_together()
-    connect_store(5).add(first._left, 1)  # rank 1, after rank 0 has gone on
+    ReportStore(5).add(first._left, 1)  # rank 1, after rank 0 has gone on
     second, begun = Listener(world, 5), time.monotonic()
     second.stop_together()
     assert time.monotonic() - begun >= 0.5

@@ -20,8 +20,7 @@ from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
-from dyad.train.doctor import group, machine, run
-from dyad.train.doctor import main as doctor
+from dyad.train.doctor import group, machine, main as doctor, run
 from dyad.train.doctor.group import ProcessGroup
 from dyad.train.doctor.main import found
 

@@ -13,8 +13,7 @@ from huggingface_hub import ModelCard
 from dyad.data.config import DataConfig
 from dyad.eval.results.panels import scored
 from dyad.train.config import Task, TrainConfig
-from dyad.train.export.card import ROOT as CHECKOUT
-from dyad.train.export.card import card, code, commit, escaped
+from dyad.train.export.card import ROOT as CHECKOUT, card, code, commit, escaped
 from dyad.train.export.library import ExportSource, Library
 from dyad.train.losses import OBJECTIVES
 
@@ -108,6 +107,9 @@ def test_what_was_trained_and_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "0.1353" in text and "topics/NOTICE.md" in text and "public domain" in text
     assert "image.kind" not in text and "lora" not in text  # of the other task, and off
     assert "Nothing beside the data" in written(train="nowhere/x.jsonl")
+    also = "task=question_passage objective=dpr data.train=data/samples/topics"
+    of_two = written(train="nowhere/x.jsonl", also={"more": also})
+    assert "`nowhere/x.jsonl`, `data/samples/topics`" in of_two and "topics/NOTICE.md" in of_two
 
 
 def test_the_commit_is_that_of_the_checkout_of_the_code() -> None:

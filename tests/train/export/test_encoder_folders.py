@@ -17,12 +17,11 @@ from transformers import AutoModel, AutoTokenizer, DPRContextEncoder, DPRQuestio
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, Title
 from dyad.train.config import ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
-from dyad.train.export import dpr as export_dpr
-from dyad.train.export import sentence_transformers as export_sentence_transformers
+from dyad.train.export import dpr as export_dpr, sentence_transformers as export_sentence_transformers
 from dyad.train.export.library import ExportSource
 from dyad.train.export.main import export
 from dyad.train.losses import OBJECTIVES
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.build import build_text_pair
 
 QUESTIONS, PASSAGES = ["who", "what is a cat"], ["a cat is an animal", "b " * 50]

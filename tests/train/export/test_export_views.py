@@ -13,9 +13,11 @@ from helpers.export import near
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
 from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, TextTower, TextTowerConfig, TrainConfig
-from dyad.train.export import onnx as export_onnx
-from dyad.train.export import open_clip as export_open_clip
-from dyad.train.export import sentence_transformers as export_sentence_transformers
+from dyad.train.export import (
+    onnx as export_onnx,
+    open_clip as export_open_clip,
+    sentence_transformers as export_sentence_transformers,
+)
 from dyad.train.export.library import ExportSource
 from dyad.train.export.main import _default_format, export
 from dyad.train.losses import OBJECTIVES
@@ -25,8 +27,8 @@ from dyad.train.towers.build import build_model, representation
 def source(model: ModelConfig, items: ItemKind) -> ExportSource:
     torch.manual_seed(0)
     data = DataConfig(train="x", items=items)
-    built = representation(build_model(model, Task.views, items=items))
     config = TrainConfig(task=Task.views, model=model, data=data, objective=OBJECTIVES["simclr"]())
+    built = representation(build_model(config))
     return ExportSource("tiny", config, built)
 
 

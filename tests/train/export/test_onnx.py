@@ -26,7 +26,7 @@ from dyad.train.export.library import ExportSource, in_a_clean_process
 from dyad.train.export.main import ExportFormat, export, library_of
 from dyad.train.export.to_tokenizers import CLEANING, to_tokenizers
 from dyad.train.losses import OBJECTIVES
-from dyad.train.losses.options.common import Similarity
+from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.build import TwoTowerModel, build_model
 from dyad.train.towers.tower import TwoTower
 
@@ -46,7 +46,7 @@ def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity 
     )
     torch.manual_seed(0)
     with torch.enable_grad():
-        built = build_model(config.model, task)
+        built = build_model(config)
     for parameter in built.towers.parameters():
         if parameter.requires_grad and parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.1)

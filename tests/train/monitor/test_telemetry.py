@@ -37,9 +37,9 @@ def test_vit_b_32_needs_what_the_literature_says() -> None:
 def test_a_linear_layer_by_hand_and_what_is_frozen() -> None:
     rows = torch.zeros(5, 8)
     assert row_flops(linear(16), rows) == (2 * 8 * 16 + 2 * 16 * 4, 2 * 8 * 16 + 2 * 2 * 16 * 4)
-    for capacity, trunk in ((0, 2 * 8 * 16), (1 << 20, 0)):  # a cache saves the trunk
+    for cache_mb, trunk in ((0, 2 * 8 * 16), (1, 0)):  # a cache saves the trunk
         net = nn.Linear(8, 16).requires_grad_(False)
-        tower = Tower(net, nn.Linear(16, 4), cache_bytes=capacity)
+        tower = Tower(net, nn.Linear(16, 4), cache_mb=cache_mb)
         assert row_flops(tower, rows) == (trunk + 2 * 16 * 4, 2 * 16 * 4)
 
 

@@ -49,7 +49,7 @@ def opened(bert: Path, train: Any, *words: str) -> tuple[TrainConfig, TwoTowerMo
         ]
     )
     config.data.train = train
-    model = build_model(config.model, config.task)
+    model = build_model(config)
     return config, model, build_data(config, model)
 
 

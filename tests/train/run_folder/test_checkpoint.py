@@ -5,7 +5,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count, takewhile
 from pathlib import Path
 from shutil import copy, copytree, rmtree
@@ -24,12 +24,11 @@ from dyad.train.run_folder.checkpoint import (
     load,
     load_weights,
     locate,
-    named_tensors,
     restore,
-    restore_weights,
     save,
     tidy,
 )
+from dyad.train.run_folder.named_tensors import named_tensors, restore_weights
 
 FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json", "manifest.json")
 MEMORY = {"log_u": torch.tensor([1e-42, -0.0, float("nan")]), "tau": torch.tensor([0.1, 0.2, 0.3])}
@@ -95,7 +94,7 @@ def folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def same(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
@@ -277,7 +276,7 @@ def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Pat
 
 def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
     state = load(folder(saved, 6))
-    state.step, state.model["big"] = 8, torch.zeros(100_000)
+    state.step, state.model = 8, {**state.model, "big": torch.zeros(100_000)}
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))

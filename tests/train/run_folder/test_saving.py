@@ -23,6 +23,7 @@ from dyad.data.loading.order import Order
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.checkpoint import CheckpointState, capture, load
 from dyad.train.run_folder.saving import CheckpointWriter
+from dyad.train.step_plan import Plan
 from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
 
 
@@ -39,7 +40,8 @@ class Gate:
 
 def writing(run_dir: Path, before_save=lambda: None, said: list[str] | None = None) -> CheckpointWriter:
     log = [].append if said is None else said.append
-    return CheckpointWriter(run_dir, 3, before_save, lambda step: step + 2, log)
+    plan = Plan(0, 99, 8, 1, log_every=1, evaluate_every=0, save_every=2)
+    return CheckpointWriter(run_dir, 3, before_save, plan, log)
 
 
 def state(run: Run, step: int) -> CheckpointState:

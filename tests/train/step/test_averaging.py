@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dyad.train.config import OptimConfig
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step.step import TrainStep
 
 EMA = OptimConfig(lr=1e-2, ema=0.6)
@@ -16,7 +17,7 @@ EMA = OptimConfig(lr=1e-2, ema=0.6)
 
 def weights(step: TrainStep) -> dict[str, Tensor]:
     parts = {"towers": step.towers, "objective": step.objective}
-    return {name: tensor.detach().clone() for name, tensor in checkpoint.named_tensors(parts).items()}
+    return {name: tensor.detach().clone() for name, tensor in named_tensors(parts).items()}
 
 
 def evaluated(step: TrainStep) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from helpers.towers import transformers_folder
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra, Lengths, lengths_by
-from dyad.train.config import ModelConfig, Task, TextTower
+from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.step.chunks import in_chunks
 from dyad.train.step.step import TrainStep
@@ -32,7 +32,7 @@ def step_and_batch(folder: str, chunk_size: int | None, dropout: float = 0.0) ->
     torch.manual_seed(0)
     config = ModelConfig(name=None, embed_dim=8, shared=False)
     config.text.kind, config.text.name = TextTower.transformers, folder
-    model = build_model(config, Task.question_passage)
+    model = build_model(TrainConfig(task=Task.question_passage, model=config))
     assert isinstance(model, TextPairModel)
     for module in model.towers.modules():
         if isinstance(module, nn.Dropout):

@@ -14,8 +14,7 @@ from transformers import BertConfig, BertModel
 
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import OptimConfig, Pooling
-from dyad.train.step.layer_decay import layer_depths, learning_rate_scales
-from dyad.train.step.optim import build_optimizer
+from dyad.train.step.optim import build_optimizer, layer_depths, learning_rate_scales
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.pooled import Pooled
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.run_folder.checkpoint import find, load_weights
-from dyad.train.step.loop import Plan, Stopwatch, fit
+from dyad.train.step.loop import Stopwatch, fit
+from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import Logger
 
 ROOT = Path(__file__).parents[3]
@@ -44,7 +45,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
+def weights(folder: Path) -> Mapping[str, Tensor]:
     found = find(folder, print)
     assert found is not None
     assert found.name == f"step_{STEPS:08d}"
@@ -242,7 +243,7 @@ def test_a_loader_of_another_length_is_an_error(batches: int) -> None:
 
 
 def test_times_are_means_over_the_window() -> None:
-    watch = Stopwatch(global_batch_size=100, world_size=4)
+    watch = Stopwatch(Plan(0, 9, 100, 4, log_every=1, evaluate_every=0, save_every=9))
     watch.add(waited=0.1, worked=0.3)
     watch.add(waited=0.3, worked=0.9)
     watch.saving += 2.0

@@ -21,7 +21,7 @@ def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     model, world = towers(normed=True), World()
     config = TrainConfig(seed=1, global_batch_size=8, optim=OptimConfig(lr=1e-2))
     term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
-    step = TrainStep(model, build_objective("clip").double(), config, 100, world, further=[term])
+    step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world), term])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     own, further = batch(8), batch(8, 1)
     further.x[0] = torch.inf

@@ -14,8 +14,8 @@ from torch import nn
 from dyad.train.config import ImageTowerConfig, ModelConfig
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import ImageTextModel, build_image_text, on_meta
+from dyad.train.towers.image import PatchDropout
 from dyad.train.towers.open_clip import open_clip_state_dict
-from dyad.train.towers.patch_dropout import PatchDropout
 from dyad.train.towers.tower import Tower
 
 TIMM_VIT = {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear"}

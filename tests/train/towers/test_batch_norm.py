@@ -52,7 +52,7 @@ def test_a_frozen_tower_with_batch_norms_runs_once_per_input() -> None:
     trunk = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8)).requires_grad_(False)
     runs: list[int] = []
     trunk.register_forward_hook(lambda module, inputs, output: runs.append(1))
-    x_tower = Tower(trunk, nn.Linear(8, 5), cache_bytes=1 << 20)
+    x_tower = Tower(trunk, nn.Linear(8, 5), cache_mb=1)
     step = train_step(TwoTower(x_tower, towers().y_tower).double(), 9)
     for index in range(3):
         step(batch(9), index)

@@ -50,7 +50,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def remembering(tower: Tower, capacity: int = 1 << 20) -> Callable[[Tensor], Tensor]:
     """Features of the tower by a memo of its own, which knows nothing yet."""
     memo = FrozenCache(capacity, tower._frozen_cache.pad if tower._frozen_cache else None)
-    return lambda inputs: memo(tower.features, inputs, lambda: precision_of(inputs.device))
+    return lambda inputs: memo(tower.features, inputs, lambda: precision_of(inputs.device), None)
 
 
 def check_company(tower: Tower, inputs: Tensor) -> None:
@@ -118,7 +118,7 @@ class Counting(nn.Module):
 
 
 def test_equal_rows_run_once() -> None:
-    tower = Tower(trunk := Counting(), nn.Identity(), cache_bytes=1 << 20)
+    tower = Tower(trunk := Counting(), nn.Identity(), cache_mb=1)
     inputs = torch.arange(12).view(6, 2) % 4
     assert torch.equal(tower(inputs), inputs.float().square())
     assert trunk.rows == BLOCK["cpu"]
@@ -137,18 +137,19 @@ class Cutting(Counting):
 
 
 def test_rows_meet_only_rows_that_are_cut_alike_and_something_is_always_masked() -> None:
-    tower = Tower(Cutting(), nn.Identity(), cache_bytes=1 << 20, pad=0)
+    tower = Tower(Cutting(), nn.Identity(), cache_mb=1, pad=0)
     lengths = torch.tensor([1, 8, 9, 16, 17, 20])
     tokens = (torch.arange(20) < lengths[:, None]).long()
     expected = torch.stack([lengths, torch.tensor([8, 8, 16, 16, 20, 20]), torch.ones(6, dtype=torch.long)], 1)
     assert torch.equal(tower(tokens), expected)
     for row in range(6):
-        alone = Tower(Cutting(), nn.Identity(), cache_bytes=1 << 20, pad=0)
+        alone = Tower(Cutting(), nn.Identity(), cache_mb=1, pad=0)
         assert torch.equal(alone(tokens[row : row + 1]), expected[row : row + 1])
 
 
 def test_a_full_memory_takes_no_more() -> None:
-    tower = Tower(trunk := Counting(), nn.Identity(), cache_bytes=2 * 3 * 4)  # two rows of three floats
+    tower = Tower(trunk := Counting(), nn.Identity())
+    tower._frozen_cache = FrozenCache(2 * 3 * 4)  # bytes: two rows of three floats
     inputs = torch.arange(12).view(4, 3)
     for _ in range(2):
         assert torch.equal(tower(inputs), inputs.float().square())
@@ -159,7 +160,7 @@ def test_a_full_memory_takes_no_more() -> None:
 
 def test_other_weights_and_other_precision_forget() -> None:
     torch.manual_seed(0)
-    tower = Tower(nn.Linear(4, 4).requires_grad_(False), nn.Identity(), cache_bytes=1 << 20)
+    tower = Tower(nn.Linear(4, 4).requires_grad_(False), nn.Identity(), cache_mb=1)
     inputs = torch.randn(3, 4)
     single = tower(inputs)
     with torch.autocast("cpu", torch.bfloat16):
@@ -172,7 +173,7 @@ def test_other_weights_and_other_precision_forget() -> None:
 
 def test_what_an_evaluation_remembers_serves_in_training() -> None:
     trunk = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).requires_grad_(False)
-    tower = Tower(trunk, nn.Linear(4, 2), cache_bytes=1 << 20)
+    tower = Tower(trunk, nn.Linear(4, 2), cache_mb=1)
     inputs = torch.randn(3, 4)
     with torch.no_grad():
         evaluated = tower.eval()(inputs)

@@ -10,18 +10,19 @@ from helpers.dist import launch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import ItemKind
+from dyad.data.config import DataConfig, ItemKind
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, validate
+from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig, validate
 from dyad.train.towers.build import (
+    PictureModel,
     ProjectionHead,
     TwoTowerModel,
-    ViewsModel,
     build_head,
     build_model,
     representation,
+    share_towers,
 )
-from dyad.train.towers.tower import Tower
+from dyad.train.towers.tower import Tower, TwoTower
 
 LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU
 # As in model_util.py of google-research/simclr, byol of deepmind-research, main_vicreg.py of facebookresearch/vicreg
@@ -37,7 +38,8 @@ PUBLISHED = {
 def pictures(head: Head = Head.none, **options: Any) -> TwoTowerModel:
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     torch.manual_seed(0)
-    return build_model(ModelConfig(name=None, embed_dim=16, image=image, head=head, **options), Task.views)
+    model = ModelConfig(name=None, embed_dim=16, image=image, head=head, **options)
+    return build_model(TrainConfig(task=Task.views, model=model))
 
 
 @pytest.mark.parametrize("head", PUBLISHED)
@@ -59,7 +61,7 @@ def test_a_head_has_the_layers_of_its_paper(head: Head) -> None:
 def test_one_tower_takes_both_views_and_is_used_without_its_head(head: Head) -> None:
     model = pictures(head, head_width=8)
     tower = model.towers.x_tower
-    assert isinstance(model, ViewsModel) and tower is model.towers.y_tower and isinstance(tower, Tower)
+    assert isinstance(model, PictureModel) and tower is model.towers.y_tower and isinstance(tower, Tower)
     seen = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
     assert tower(seen).shape == (4, 16)
     used = representation(model).towers
@@ -69,9 +71,42 @@ def test_one_tower_takes_both_views_and_is_used_without_its_head(head: Head) -> 
     assert isinstance(tower.projection, ProjectionHead) is (head is not Head.none)
 
 
+def test_a_head_takes_the_mean_of_feature_maps() -> None:
+    """Trunks of timm without pooling and of open_clip's ResNets give maps; their own projections would pool them."""
+    tower = Tower(nn.Conv2d(3, 8, 3), build_head(ModelConfig(head=Head.byol, embed_dim=4, head_width=8), 8))
+    model = TwoTowerModel(TwoTower(tower, tower), None)
+    seen = torch.rand(4, 3, 6, 6)
+    assert tower(seen).shape == (4, 4)
+    want = tower.trunk(seen).mean((2, 3))
+    assert torch.equal(representation(model).towers.x_tower(seen), want)
+
+
 def test_texts_take_a_transformers_encoder() -> None:
     with pytest.raises(ConfigError, match=r"views take model\.text\.kind=transformers"):
-        build_model(ModelConfig(), Task.views, items=ItemKind.texts)
+        build_model(TrainConfig(task=Task.views, data=DataConfig(items=ItemKind.texts)))
+
+
+def labelled(config: ModelConfig, *classes: str) -> TrainConfig:
+    return TrainConfig(task=Task.labelled, model=config, run=RunConfig(classes=[*classes]))
+
+
+def test_vectors_of_classes_are_of_training_alone() -> None:
+    config = ModelConfig(name=None, embed_dim=16, image=ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8]))
+    model = build_model(labelled(config, "a", "b", "c"))
+    used = representation(model).towers
+    assert used.y_tower is used.x_tower is model.towers.x_tower
+
+
+def test_losses_share_neither_vectors_of_classes_nor_scores() -> None:
+    """Two losses may have as many classes, and others; each rare class has a score of its own."""
+    config = ModelConfig(name=None, embed_dim=16, image=ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8]))
+    of_run, of_loss = (build_model(labelled(config, "a", "b")).towers for _ in range(2))
+    share_towers(of_loss, of_run, "also.b")
+    assert of_loss.x_tower is of_run.x_tower and of_loss.y_tower is not of_run.y_tower
+    of_run, of_loss = (build_model(labelled(config, "a")).towers for _ in range(2))
+    share_towers(of_loss, of_run, "also.b", whole=False)
+    assert of_loss.x_tower.trunk is of_run.x_tower.trunk
+    assert of_loss.x_tower.projection is not of_run.x_tower.projection
 
 
 def test_a_head_needs_a_width() -> None:

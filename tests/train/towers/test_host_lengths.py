@@ -37,29 +37,29 @@ def fake_gpu() -> Iterator[None]:
         yield
 
 
-def frozen_pictures(cache_bytes: int | None) -> Tower:
+def frozen_pictures(cache_mb: int | None) -> Tower:
     return Tower(
         nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten()).requires_grad_(False),
         nn.Linear(64, 2),
-        cache_bytes=cache_bytes,
+        cache_mb=cache_mb,
     )
 
 
-@pytest.mark.parametrize("cache_bytes", [0, None])
-def test_a_frozen_tower_without_cache_copies_nothing_to_the_host(fake_gpu: None, cache_bytes: int | None) -> None:
+@pytest.mark.parametrize("cache_mb", [0, None])
+def test_a_frozen_tower_without_cache_copies_nothing_to_the_host(fake_gpu: None, cache_mb: int | None) -> None:
     pixels = torch.zeros(300, 3, 16, 16)
-    assert frozen_pictures(cache_bytes)(pixels).shape == (300, 2)
+    assert frozen_pictures(cache_mb)(pixels).shape == (300, 2)
 
 
 def test_a_cache_does(fake_gpu: None) -> None:
     with pytest.raises(AssertionError, match="copy"):
-        FrozenCache(1 << 20)(frozen_pictures(0).features, torch.zeros(300, 3, 16, 16), lambda: None)
+        FrozenCache(1 << 20)(frozen_pictures(0).features, torch.zeros(300, 3, 16, 16), lambda: None, None)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_texts_with_known_lengths(fake_gpu: None, frozen: bool) -> None:
     encoder = BertModel(BertConfig(**BERT)).requires_grad_(not frozen)
-    tower = Tower(Pooled(encoder, Pooling.mean, 0), nn.Linear(32, 2), cache_bytes=None, pad=0)
+    tower = Tower(Pooled(encoder, Pooling.mean, 0), nn.Linear(32, 2), cache_mb=None, pad=0)
     tokens = torch.zeros(1100, 64, dtype=torch.int64)
     assert tower(tokens, np.arange(1100) % 64 + 1).shape == (1100, 2)
 

@@ -19,8 +19,7 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers import image
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.image import NormalizePixels
-from dyad.train.towers.patch_dropout import PatchDropout
+from dyad.train.towers.image import NormalizePixels, PatchDropout
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, BertModel
 
 from dyad.train.config import Pooling, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.published import package_folder
+from dyad.train.towers.published import location_of
 from dyad.train.towers.tower import Tower
 
 
@@ -63,7 +63,7 @@ def test_minilm_is_what_sentence_transformers_gives() -> None:
     tower = model.towers.y_tower
     assert isinstance(tower, Tower) and trained(tower) == {"projection.weight", "projection.bias"}
     texts = ["a red cat", "the house of the rising sun", "x"]
-    peer = SentenceTransformer(package_folder(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
+    peer = SentenceTransformer(location_of(MINILM), device="cpu").encode(texts, normalize_embeddings=True)
     ours = F.normalize(tower.features(model.tokenize(texts)), dim=1).detach().numpy()
     np.testing.assert_allclose(ours, peer, atol=2e-6)
 

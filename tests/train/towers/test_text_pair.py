@@ -18,10 +18,10 @@ from transformers import AutoModel
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig
+from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.run.components import build_data
-from dyad.train.run_folder.checkpoint import named_tensors
+from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step.step import TrainStep
 from dyad.train.towers import pooled
 from dyad.train.towers.adapters import merged
@@ -46,7 +46,7 @@ def config(name: str, text: dict[str, Any] | None = None, **model: Any) -> Model
 
 def build(name: str, text: dict[str, Any] | None = None, **model: Any) -> TwoTowerModel:
     torch.manual_seed(0)
-    return build_model(config(name, text, **model), Task.question_passage)
+    return build_model(TrainConfig(task=Task.question_passage, model=config(name, text, **model)))
 
 
 # Tokens ---------------------------------------------------------------------------------------------------------------

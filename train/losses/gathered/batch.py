@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.options.common import Duplicates
+from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
 from dyad.train.losses.sums.tiles import KnownPairs, Pairs
@@ -268,9 +268,8 @@ def _gathered(
     assert negatives is not None
     if "y" in numbers and negatives.keys_k is None:
         raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-    keys_k = (
-        negatives.row_k if negatives.keys_k is None else negatives.keys_k
-    )  # only "y" keeps those of further columns
+    # only "y" keeps those of further columns
+    keys_k = negatives.row_k if negatives.keys_k is None else negatives.keys_k
     further = negatives.embeddings_kD, *(keys_k for _ in numbers)
     sizes = list(zip(columns.sizes, extra.sizes, strict=True))
     both = Layout(tuple(map(sum, sizes)), columns.rank).gathered(*map(torch.cat, zip(own, further, strict=True)))

@@ -11,7 +11,8 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
-from dyad.train.losses.options.common import CandidateSet, Duplicates, PairOptions, Positives
+from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positives
+from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.sums.conditions import assumed, holds
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
 

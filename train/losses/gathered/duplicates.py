@@ -20,7 +20,8 @@ class SameItem:
     """
 
     def __init__(self, keys: Sequence[Tensor], total: int) -> None:
-        classes = [_padded(class_indices(key), total) for key in keys]
+        # each column beyond the keys given has a class of its own
+        classes = [torch.cat([class_indices(k), torch.arange(len(k), total, device=k.device)]) for k in keys]
         self._groups = [
             ((-1) ** (size + 1), _all_equal(chosen))
             for size in range(1, len(classes) + 1)
@@ -74,14 +75,6 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
     # the n-th pair of row i has the column that is n-th among the equal keys, which begin at first_b[i]
     position = torch.arange(len(i), device=order.device) - (count_b.cumsum(0) - count_b)[i] + first_b[i]
     return torch.stack([i, order[position]], 1)
-
-
-def _padded(class_k: Tensor, total: int) -> Tensor:
-    """Extend `class_k`, the class index of each of k columns, to `total` columns, (total,).
-
-    Columns with equal keys have one class. Each further column gets a class of its own.
-    """
-    return torch.cat([class_k, torch.arange(len(class_k), total, device=class_k.device)])
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:

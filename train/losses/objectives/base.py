@@ -17,7 +17,8 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.options.common import CandidateSet, Duplicates, ObjectiveOptions, Similarity, TemperatureOptions
+from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
+from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from torch import Tensor
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.state_batch import Numbers, StateBatch, UpdatedMeans, sample_state
-from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions, TemperatureGradient
+from dyad.train.losses.options.choices import TemperatureGradient
+from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions
 from dyad.train.losses.sums.functions import with_gradients
 from dyad.train.losses.sums.lse import Scales
 

@@ -20,8 +20,8 @@ from dyad.train.losses.gathered.duplicates import class_indices
 from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
-from dyad.train.losses.options.common import Duplicates
-from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions, Noise
+from dyad.train.losses.options.choices import Duplicates, Noise
+from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.functions import product
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
@@ -228,7 +228,8 @@ class BinaryNce(LogisticObjective):
         s_br = product(batch.y_MD[j_br].to(scale.dtype), batch.x_bD.to(scale.dtype)[:, :, None])[:, :, 0]
         a_b, a_br = scale * batch.pair_scores() + self.bias, scale * s_br + self.bias
         equal = _class_numbers(batch, self.options.duplicates)
-        same_br = _any_equal(equal, i - own.start, j_br) if equal else torch.zeros_like(j_br, dtype=torch.bool)
+        pairs = (rows[i - own.start] == columns[j_br] for rows, columns in equal)
+        same_br = reduce(torch.logical_or, pairs, torch.zeros_like(j_br, dtype=torch.bool))
         more_data = a_br[same_br] if self.options.duplicates is Duplicates.positive else a_br[:0, 0]
         data, noise = torch.cat([a_b, more_data]), a_br[~same_br]
         counts = batch.rows.sum_(torch.tensor([len(data), len(noise)], device=i.device)).clamp(min=1)
@@ -297,11 +298,3 @@ def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
         rows, columns = classes.split([len(row_keys), len(column_keys)])
         numbered.append((rows, F.pad(columns, (0, len(batch.y_MD) - len(columns)), value=-1)))
     return tuple(numbered)
-
-
-def _any_equal(keys: Keys, i: Tensor, j: Tensor) -> Tensor:
-    """Whether row i and column j have an equal key of any kind, for each element of the index tensors i and j.
-
-    keys: (row keys, column keys) for each kind of key.
-    """
-    return reduce(torch.logical_or, (rows[i] == columns[j] for rows, columns in keys))

@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dyad.train.losses.options.robust import Divergence, PairLoss, RobustOptions
+from dyad.train.losses.options.choices import Divergence, PairLoss
+from dyad.train.losses.options.robust import RobustOptions
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
 from dyad.train.losses.sums.row_select import row_threshold
 from dyad.train.losses.sums.tiles import Exclusion, Tiles, slices, tile_size

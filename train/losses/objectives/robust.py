@@ -25,8 +25,9 @@ from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.oce import Losses, RepeatedRows, build_oce, pair_loss_of
 from dyad.train.losses.objectives.softmax import score_means
-from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
-from dyad.train.losses.options.robust import CoceOptions, Nu, PairLoss, PartialAUCOptions, RobustOptions, Setting
+from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Nu, PairLoss, Setting
+from dyad.train.losses.options.common import PairOptions
+from dyad.train.losses.options.robust import CoceOptions, PartialAUCOptions, RobustOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.tiles import KnownPairs, Pairs

@@ -20,15 +20,9 @@ from dyad.train.losses.gathered.batch import GatheredBatch, Index
 from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
 from dyad.train.losses.gathered.importance import SampleTable
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
-from dyad.train.losses.options.common import Directions, PairOptions, Positives
-from dyad.train.losses.options.softmax import (
-    Importance,
-    OneSidedDPMOptions,
-    Partition,
-    SimCLROptions,
-    SoftmaxOptions,
-    Views,
-)
+from dyad.train.losses.options.choices import Directions, Importance, Partition, Positives, Views
+from dyad.train.losses.options.common import PairOptions
+from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions, SoftmaxOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.lse import log_partition

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, shapes
 from dyad.train.losses.objectives.softmax import DIRECTIONS
+from dyad.train.losses.options.choices import Cov, PairSet
 from dyad.train.losses.options.spectral import (
-    Cov,
-    PairSet,
     PcaPenaltyOptions,
     SpectralAlternatingOptions,
     SpectralOptions,

@@ -19,7 +19,8 @@ from dyad.train.losses.gathered.sample_state import SampleState, StateRead
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
 from dyad.train.losses.objectives.robust import SIDES
 from dyad.train.losses.objectives.softmax import score_means
-from dyad.train.losses.options.common import CandidateSet, Directions, Duplicates, PairOptions
+from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates
+from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.losses.sums.conditions import summed_later
 from dyad.train.losses.sums.lse import Scales, log_partition

@@ -6,7 +6,6 @@ This package imports no torch, so that `--help` and the validation of a configur
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from enum import StrEnum
 from functools import partial
 from typing import Any, ClassVar, get_type_hints
 
@@ -14,15 +13,8 @@ from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import described
+from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positives, Similarity
 
-Similarity = StrEnum("Similarity", ["cosine", "dot"])
-Duplicates = StrEnum("Duplicates", ["keep", "mask", "positive"])
-Positives = StrEnum("Positives", ["single", "each", "exclude", "merge"])
-CandidateSet = StrEnum("CandidateSet", ["all", "negatives", "list"])
-Directions = StrEnum("Directions", ["sum", "mean", "x", "y"])
-
-NO_FURTHER = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
-NONE_IN_ONE = "global_batch_size=1 has no negatives. Set it to 2 or more"
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
 RELATED = frozenset({"negatives", "positives", "excluded"})  # inputs beside the pairs, see ObjectiveOptions.takes
@@ -58,6 +50,9 @@ class ExpectedBatch:
     several: bool = False
     classes: bool = False
     inputs: str = "pairs"
+    # How messages on batches end
+    no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
+    none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
 
     @property
     def without_negatives(self) -> bool:
@@ -172,6 +167,8 @@ class PairOptions(TemperatureOptions):
     A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.
     """
 
+    takes: ClassVar[frozenset[str]] = RELATED
+
     candidates: CandidateSet = described(
         CandidateSet.all, "of a row: all columns; all but its positives; or its own list, such as its passages"
     )
@@ -198,7 +195,7 @@ class PairOptions(TemperatureOptions):
                 "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
             )
         if self.candidates is CandidateSet.negatives and batch.without_negatives:
-            yield f"objective.candidates=negatives: {NONE_IN_ONE}"
+            yield f"objective.candidates=negatives: {batch.none_in_one}"
         if self.positives is Positives.single and batch.several:
             yield (
                 "objective.positives=single with data.passage.positives=all: set objective.positives to each, exclude "

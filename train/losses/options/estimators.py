@@ -3,30 +3,20 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import (
-    DIRECTIONS,
-    NONE_IN_ONE,
-    Directions,
-    Duplicates,
-    ExpectedBatch,
-    TemperatureOptions,
-    number,
-    preset,
-)
-
-TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
+from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
+from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, TemperatureOptions, number, preset
 
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """Options of SogCLR and its relatives, which estimate the contrastive loss over the whole data set.
+    """SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).
 
-    They keep, for every sample, a running mean of e^((score difference)/τ) over negatives. learnable_refused: the error
-    message for learnable=true, empty if τ may learn.
+    Options of the class SogCLR in objectives/estimators.py, and of its relatives. They keep, for every sample, a
+    running mean of e^((score difference)/τ) over negatives. learnable_refused: the error message for learnable=true,
+    empty if τ may learn.
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
@@ -70,7 +60,7 @@ class EstimatorOptions(TemperatureOptions):
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
         if batch.without_negatives:
-            yield f"objective={self.name}: {NONE_IN_ONE}"
+            yield f"objective={self.name}: {batch.none_in_one}"
 
     def gamma_at(self, epoch: int) -> float:
         """Return γ in an epoch e: the share of the new batch in the running mean that is kept for each sample.
@@ -161,11 +151,7 @@ class NuclrOptions(EstimatorOptions):
 
 
 OBJECTIVES = [
-    preset(
-        "sogclr",
-        EstimatorOptions,
-        "SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).",
-    ),
+    preset("sogclr", EstimatorOptions),
     preset("isogclr", ISogCLROptions),
     preset("fastclip_v0", FastClipV0Options),
     preset("fastclip_v3", FastClipV3Options),

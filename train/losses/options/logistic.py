@@ -2,24 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from omegaconf import MISSING
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import (
-    NO_FURTHER,
-    RELATED,
-    Duplicates,
-    ExpectedBatch,
-    Similarity,
-    TemperatureOptions,
-    number,
-    preset,
-)
-
-Noise = StrEnum("Noise", ["unigram", "uniform", "file"])
+from dyad.train.losses.options.choices import Duplicates, Noise, Similarity
+from dyad.train.losses.options.common import RELATED, ExpectedBatch, TemperatureOptions, number, preset
 
 
 @dataclass
@@ -76,7 +65,7 @@ class NceOptions(LogisticOptions):
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
         if self.noise is Noise.file and batch.further:
-            yield f"objective.noise=file: {NO_FURTHER}"
+            yield f"objective.noise=file: {batch.no_further}"
 
 
 @dataclass
@@ -98,7 +87,7 @@ class BinaryNceOptions(LogisticOptions):
         if r is not None and r >= batch.pairs:
             yield f"objective.negatives_per_positive={r}: must be below global_batch_size={batch.pairs}"
         if r is not None and batch.further:
-            yield f"objective.negatives_per_positive={r}: {NO_FURTHER}"
+            yield f"objective.negatives_per_positive={r}: {batch.no_further}"
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The objectives by name, and the check of the options that a user gives to one.
 
-To add an objective, write its options class and a preset in train/losses/options/<family>.py, and its formula in
-train/losses/objectives/<family>.py.
+To add an objective, write its options class and a preset in train/losses/options/<family>.py, the choices of its
+options in choices.py beside it, and its formula in train/losses/objectives/<family>.py.
 """
 
 from dataclasses import fields

@@ -2,27 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import (
-    DIRECTIONS,
-    NONE_IN_ONE,
-    RELATED,
-    Directions,
-    Duplicates,
-    ExpectedBatch,
-    Similarity,
-    TemperatureOptions,
-    number,
-    preset,
-)
-
-Divergence = StrEnum("Divergence", ["kl", "chi2", "cvar"])
-PairLoss = StrEnum("PairLoss", ["identity", "hinge", "squared_hinge", "logistic"])
-Setting = StrEnum("Setting", ["supervised", "semi", "self"])
-Nu = StrEnum("Nu", ["closed_form", "sgd", "state"])
+from dyad.train.losses.options.choices import Directions, Divergence, Duplicates, Nu, PairLoss, Setting, Similarity
+from dyad.train.losses.options.common import DIRECTIONS, RELATED, ExpectedBatch, TemperatureOptions, number, preset
 
 
 @dataclass
@@ -96,7 +80,7 @@ class CoceOptions(RobustOptions):
         yield from super().broken_by(batch)
         no_negatives = batch.without_negatives if self.directions is Directions.x else batch.pairs < 2
         if self.setting is not Setting.semi and no_negatives:
-            yield f"objective.setting={self.setting}: {NONE_IN_ONE}"
+            yield f"objective.setting={self.setting}: {batch.none_in_one}"
         several = batch.several or self.duplicates is Duplicates.positive
         if self.nu is Nu.state and several and self.pair_loss is not PairLoss.identity:
             yield (
@@ -124,7 +108,4 @@ class PartialAUCOptions(RobustOptions):
             yield "objective.similarity=cosine: partial_auc takes scores, not embeddings; set objective.similarity=dot"
 
 
-OBJECTIVES = [
-    preset("coce", CoceOptions),
-    preset("partial_auc", PartialAUCOptions),
-]
+OBJECTIVES = [preset("coce", CoceOptions), preset("partial_auc", PartialAUCOptions)]

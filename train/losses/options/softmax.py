@@ -2,27 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import (
-    DIRECTIONS,
-    NO_FURTHER,
-    RELATED,
-    CandidateSet,
-    Directions,
-    ExpectedBatch,
-    PairOptions,
-    Similarity,
-    TemperatureOptions,
-    number,
-    preset,
-)
-
-Partition = StrEnum("Partition", ["sum", "mean"])
-Importance = StrEnum("Importance", ["none", "log_q", "zeta"])
-Views = StrEnum("Views", ["stacked", "interleaved"])
+from dyad.train.losses.options.choices import CandidateSet, Directions, Importance, Partition, Similarity, Views
+from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, PairOptions, TemperatureOptions, number, preset
 
 
 @dataclass
@@ -30,7 +14,6 @@ class SoftmaxOptions(PairOptions):
     """Options of the softmax family, whose losses are all computed by core_terms in objectives/softmax.py."""
 
     formula: ClassVar[str] = "softmax:SoftmaxObjective"
-    takes: ClassVar[frozenset[str]] = RELATED
 
     partition: Partition = described(Partition.sum, "sum or mean inside the log")
     tau_scaled: bool = described(False, "multiply the loss by τ (then τ learns only with a radius rho)")
@@ -59,7 +42,7 @@ class OneSidedDPMOptions(SoftmaxOptions):
     """
 
     formula: ClassVar[str] = "softmax:OneSidedDPM"
-    takes: ClassVar[frozenset[str]] = RELATED | {"importance"}
+    takes: ClassVar[frozenset[str]] = PairOptions.takes | {"importance"}
 
     directions: Directions = described(Directions.x, "x→y only")
     importance: Importance = described(
@@ -83,7 +66,7 @@ class OneSidedDPMOptions(SoftmaxOptions):
         if self.importance is not Importance.none and self.importance_file is None:
             yield f"objective.importance={self.importance}: give objective.importance_file, an .npy by sample id"
         if self.importance is not Importance.none and batch.further:
-            yield f"objective.importance={self.importance}: {NO_FURTHER}"
+            yield f"objective.importance={self.importance}: {batch.no_further}"
 
 
 @dataclass

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.common import SIMILARITY, Directions, ObjectiveOptions, Similarity, number, preset
-
-PairSet = StrEnum("PairSet", ["offdiag", "all"])
-Cov = StrEnum("Cov", ["first", "both"])
+from dyad.train.losses.options.choices import Cov, Directions, PairSet, Similarity
+from dyad.train.losses.options.common import SIMILARITY, ObjectiveOptions, number, preset
 
 
 @dataclass

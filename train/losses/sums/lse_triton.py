@@ -267,11 +267,8 @@ def _exponentials(
     # threads beyond the edge read the last row or column again; their e is set to 0 below
     x_block = x + (tl.minimum(rows, row_count - 1).to(tl.int64) * D)[:, None] + d[None, :]
     y_block = y + (tl.minimum(columns, column_count - 1).to(tl.int64) * D)[None, :] + d[:, None]
-    scores, scale, shift = (
-        tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32),
-        tl.load(exponent),
-        tl.load(exponent + 1),
-    )
+    scale, shift = tl.load(exponent), tl.load(exponent + 1)
+    scores = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), dtype=tl.float32)
     for start in range(0, D, BLOCK_D):
         if D % BLOCK_D == 0:
             x_part, y_part = tl.load(x_block), tl.load(y_block)

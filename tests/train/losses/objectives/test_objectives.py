@@ -25,9 +25,9 @@ from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.options.choices import PairLoss
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
-from dyad.train.losses.options.robust import PairLoss
 from dyad.train.losses.sums import tiles
 
 X_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7, 8])

@@ -1,0 +1,60 @@
+"""What runs of pictures learnt, beside the same tower untrained, and beside the pixels themselves.
+
+    python -m tests.benchmarks.recipes runs/simclr_emoji-… [runs/…] [suite=probe:TASK.json,…]
+
+Evaluates each run on its own sets and on `suite` (default: probes of the groups of emoji). Pixels: the picture shrunk
+to 8 × 8 places of 3 colours, as a tower without weights. Prints rows for RESULTS.md, with 95 % intervals.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.run.load_run import find_run, load_run
+from dyad.eval.run.main import untrained
+from dyad.eval.run.suite import build_evaluators
+from dyad.train.distributed.world import World
+from dyad.train.towers.tower import Tower, TwoTower
+
+SHOWN = """view_R@1 acc1 linear_acc1 knn_acc1 auc partial_auc@0.05 image_to_text_R@1 text_to_image_R@1""".split()
+
+
+def pixels(tower: Any) -> nn.Module:
+    shrunk = nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten())
+    return Tower(shrunk, nn.Identity(), prepare=tower.prepare)
+
+
+def main() -> None:
+    given = dict(word.split("=", 1) for word in sys.argv[1:] if word.startswith("suite="))
+    suite = given.get("suite", "probe:data/samples/emoji/groups.json").split(",")
+    for path in (word for word in sys.argv[1:] if not word.startswith("suite=")):
+        run = load_run(*find_run(path))
+        config = replace(run.config, eval=replace(run.config.eval, suite=[*run.config.eval.suite, *suite]))
+        towers, before = run.model.towers, untrained(config).towers
+        plain = TwoTower(pixels(towers.x_tower), pixels(towers.x_tower))
+        made = {"trained": towers, "untrained": before, "pixels": plain}
+        encoders = {name: Encoder.of(config, replace(run.model, towers=of), World()) for name, of in made.items()}
+        for evaluator in build_evaluators(config, run.model):
+            for name, encode in encoders.items():
+                takes_pixels = "view" in evaluator.name or evaluator.source.startswith(("probe:", "views:"))
+                takes_pixels |= config.task == "views"
+                if name == "pixels" and not takes_pixels:
+                    continue
+                report = evaluator.report(encode, 0)
+                found = {metric: report.metrics[metric] for metric in SHOWN if metric in report.metrics}
+                intervals = report.details.get("intervals", {})
+                text = ", ".join(
+                    f"{metric} {value:.3f}"
+                    + (" [{:.3f}, {:.3f}]".format(*intervals[metric]) if metric in intervals else "")
+                    for metric, value in found.items()
+                )
+                print(f"{path} | {evaluator.name} | {name} | {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Sharded towers: jobs of two and four processes (tests/jobs/dist_sharded.py), the layers found, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.dist import launch
+from torch import nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig, check_values
+from dyad.train.distributed.sharding import layers_of, shard_size
+
+SOAK = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("world_size", "steps"), [(2, 5), pytest.param(2, 50, marks=SOAK), pytest.param(4, 50, marks=SOAK)]
+)
+def test_losses_are_those_of_ddp(world_size: int, steps: int) -> None:
+    launch("dist_sharded.py", world_size, "losses", str(steps))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> None:
+    launch("dist_sharded.py", world_size, "state", str(tmp_path))
+
+
+@pytest.mark.compiler
+def test_compiled_layers() -> None:
+    launch("dist_sharded.py", 2, "compiled")
+
+
+def test_layers_are_members_of_lists_of_one_class() -> None:
+    inner = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())])
+    tower = nn.Sequential(nn.Embedding(3, 2), nn.ModuleDict({"layers": inner}), nn.Sequential(nn.Tanh(), nn.Tanh()))
+    assert list(layers_of(tower)) == list(inner)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "environment", "wanted"),
+    [
+        ("ddp", None, None, 1),
+        ("fsdp2", None, None, 8),
+        ("hsdp", None, "4", 4),
+        ("hsdp", 2, "4", 2),
+        ("fsdp2", 2, None, 2),
+    ],
+)
+def test_size_of_a_shard(
+    name: str, size: int | None, environment: str | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if environment:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", environment)
+    assert shard_size(DistConfig(name=Parallel[name], shard_size=size), 8) == wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"dist": DistConfig(name=Parallel.ddp, shard_size=2)}, "dist.shard_size=2: dist.name=ddp shards nothing"),
+        ({"dist": DistConfig(name=Parallel.fsdp2), "precision": Precision.fp16}, "precision=bf16"),
+        ({"dist": DistConfig(name=Parallel.hsdp), "also": {"a": "task=views"}}, "leave also"),
+        ({"dist": DistConfig(name=Parallel.fsdp2), "optim": OptimConfig(name="lion")}, "optim.name=adamw"),
+    ],
+)
+def test_refusals(config: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_values(TrainConfig(**config))  # type: ignore[arg-type]
+
+
+def test_a_shard_size_that_does_not_divide_the_processes() -> None:
+    with pytest.raises(ConfigError, match=r"dist\.shard_size=3: does not divide the 8 processes"):
+        shard_size(DistConfig(name=Parallel.fsdp2, shard_size=3), 8)

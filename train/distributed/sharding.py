@@ -1,0 +1,120 @@
+"""Sharded towers (dist=fsdp2, hsdp): a rank holds a part of every weight, of its gradient and its optimiser state.
+
+torch's fully_shard does it (FSDP2; Zhao et al. 2023, arXiv 2304.11277): a layer's weights are gathered when the layer
+runs, forward and backward, and dropped after it. fsdp2: all ranks share one copy of the weights. hsdp: dist.shard_size
+ranks share one, by default those of a machine; gradients are then also averaged over the copies.
+
+A collective runs in every forward pass of a layer. So every rank must call each tower equally often: sharded towers do
+not group texts by length, do not cache the features of a frozen trunk, and keep the graph of the last chunk alone.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.config import DistConfig, Parallel
+from dyad.train.distributed.world import World
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import Tower
+
+T = TypeVar("T", bound=Tensor)
+
+
+def shard_size(config: DistConfig, world_size: int) -> int:
+    """Return how many ranks share one copy of the weights; 1: every rank has all of them.
+
+    Raises ConfigError if that does not divide the number of ranks, `world_size`.
+    """
+    if config.name is Parallel.ddp:
+        return 1
+    of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else of_machine)
+    if world_size % size:
+        raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes")
+    return size
+
+
+def shard(
+    towers: Iterable[nn.Module], config: DistConfig, dtype: torch.dtype | None, compiled: bool, world: World
+) -> None:
+    """Shard towers in place, and move them to the device of this process; with dist=ddp do nothing.
+
+    dtype: of autocast; the weights are gathered in it, and gradients are averaged in float32. None: in that of the
+    weights. compiled: whether to torch.compile their layers, each on its own. Every rank must call it.
+    """
+    if (size := shard_size(config, world.size)) == 1:
+        return
+    mesh = _mesh(size, world)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
+    for tower in dict.fromkeys(towers):
+        for module in tower.modules():
+            if isinstance(module, Pooled):
+                module.grouped = False
+            elif isinstance(module, Tower):
+                module.without_cache()
+        for parameter in tower.parameters():  # fully_shard takes no channels-last weights
+            parameter.data = parameter.data.contiguous()
+        for layer in layers_of(tower):
+            if compiled:
+                layer.compile()
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        # The root, too, frees its weights after a forward pass: the next may be of other weights (an average, a target)
+        fully_shard(tower, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        assert isinstance(tower, FSDPModule)
+        tower.set_manual_backward_finalization(True)
+        register_fsdp_forward_method(tower, "features")
+
+
+def layers_of(tower: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a tower that are gathered one after the other: the members of lists of one class."""
+    for module in tower.children():
+        children = list(module.children())
+        alike = len(children) > 1 and len({type(child) for child in children}) == 1
+        if isinstance(module, nn.ModuleList | nn.Sequential) and alike and any(True for _ in module.parameters()):
+            yield from children
+        else:
+            yield from layers_of(module)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a sharded tensor, with the same memory; any other tensor as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def apart(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
+    """Return the tensors that are whole, and those that are sharded: torch has no operation on lists of both."""
+    found: tuple[list[T], list[T]] = [], []
+    for tensor in tensors:
+        found[isinstance(tensor, DTensor)].append(tensor)
+    return found
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of all gradients, some of which may be sharded, as a 0-d tensor. Every rank must call it."""
+    norms = [torch.nn.utils.get_total_norm(part) for part in apart(gradients) if part]
+    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+
+
+def own_rows(tensor: Tensor) -> slice | None:
+    """Return which rows of the whole tensor this rank has; None: it has all of them."""
+    if not isinstance(tensor, DTensor):
+        return None
+    dim = next(i for i, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
+    each = -(-len(tensor) // tensor.device_mesh.size(dim))
+    start = min(tensor.device_mesh.get_local_rank(dim) * each, len(tensor))
+    return slice(start, min(start + each, len(tensor)))
+
+
+def _mesh(size: int, world: World) -> DeviceMesh:
+    copies = world.size // size
+    if copies == 1:
+        return init_device_mesh(world.device.type, (size,))
+    return init_device_mesh(world.device.type, (copies, size), mesh_dim_names=("copy", "shard"))

@@ -1,0 +1,20 @@
+"""The choices of the options of objectives: what each means stands in the help text of the option."""
+
+from enum import StrEnum
+
+Similarity = StrEnum("Similarity", ["cosine", "dot"])
+Duplicates = StrEnum("Duplicates", ["keep", "mask", "positive"])
+Positives = StrEnum("Positives", ["single", "each", "exclude", "merge"])
+CandidateSet = StrEnum("CandidateSet", ["all", "negatives", "list"])
+Directions = StrEnum("Directions", ["sum", "mean", "x", "y"])
+Partition = StrEnum("Partition", ["sum", "mean"])
+Importance = StrEnum("Importance", ["none", "log_q", "zeta"])
+Views = StrEnum("Views", ["stacked", "interleaved"])
+Divergence = StrEnum("Divergence", ["kl", "chi2", "cvar"])
+PairLoss = StrEnum("PairLoss", ["identity", "hinge", "squared_hinge", "logistic"])
+Setting = StrEnum("Setting", ["supervised", "semi", "self"])
+Nu = StrEnum("Nu", ["closed_form", "sgd", "state"])
+Noise = StrEnum("Noise", ["unigram", "uniform", "file"])
+TemperatureGradient = StrEnum("TemperatureGradient", ["paper", "fastclip"])
+PairSet = StrEnum("PairSet", ["offdiag", "all"])
+Cov = StrEnum("Cov", ["first", "both"])

@@ -1,0 +1,88 @@
+"""The tensors of modules by name, and what is copied into them from the files of a checkpoint, whole or by rows."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.tensor_files import SavedTensors
+
+
+def named_tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Return the parameters and persistent buffers of `modules` by name, "<key of the module>.<path in it>".
+
+    A tensor that is shared is returned once, under its first name. Pass the modules without their
+    DistributedDataParallel wrappers, so that the names are the same for any number of ranks.
+    """
+    found: dict[int, tuple[str, Tensor]] = {}
+    for part, module in modules.items():
+        # keep_vars: the tensors themselves. Detached ones would be other objects, which do not show what is shared.
+        for name, tensor in module.state_dict(prefix=f"{part}.", keep_vars=True).items():
+            found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+def restore_weights(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Copy `weights` (name → tensor) into `modules` (prefix of the names → module).
+
+    Weights whose prefix is not among `modules` are ignored. Raises ConfigError with the names that are missing,
+    unexpected or of another shape, before anything is changed.
+    """
+    refuse_another_model(weights, modules)
+    for name, tensor in named_tensors(modules).items():
+        filled(tensor, weights, name)
+
+
+def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError unless `weights` have the names and shapes of the tensors of `modules`.
+
+    Weights whose prefix is not a key of `modules` are ignored.
+    """
+    own, ours = named_tensors(modules), tuple(f"{key}." for key in modules)
+    given = {name: _shape(weights, name) for name in weights if name.startswith(ours)}
+    problems = {
+        "not in the checkpoint": [n for n in own if n not in given],
+        "not in this model": [n for n in given if n not in own],
+        "of another shape": [
+            f"{n} {tuple(given[n])} there, {tuple(own[n].shape)} here"
+            for n in own
+            if n in given and given[n] != own[n].shape
+        ],
+    }
+    if shown := "".join(
+        f"\n  {what}: {', '.join(names[:4])}" + f" and {len(names) - 4} more" * (len(names) > 4)
+        for what, names in problems.items()
+        if names
+    ):
+        raise ConfigError(f"the checkpoint is of another model:{shown}")
+
+
+@torch.no_grad()
+def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
+    """Copy the saved tensor `name` into `tensor`, of a sharded one this rank's rows, and return that."""
+    rows = own_rows(tensor)
+    if rows is not None and isinstance(saved, SavedTensors):
+        local(tensor).copy_(saved.rows(name, rows))
+    else:
+        local(tensor).copy_(saved[name] if rows is None else saved[name][rows])
+    return tensor
+
+
+def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a copy of a saved tensor of a parameter's optimiser state, sharded or laid out as the parameter.
+
+    A copy is needed, because a saved tensor is memory-mapped from a file that may be deleted. The memory format (for
+    example channels last) of the parameter is needed, because the fused AdamW ignores strides.
+    """
+    if _shape(saved, name) != parameter.shape:
+        return saved[name].clone()
+    if own_rows(parameter) is not None:
+        return filled(torch.empty_like(parameter), saved, name)
+    value = saved[name]
+    return torch.empty_like(parameter, dtype=value.dtype, device="cpu").copy_(value)
+
+
+def _shape(saved: Mapping[str, Tensor], name: str) -> torch.Size:
+    return saved.shape(name) if isinstance(saved, SavedTensors) else saved[name].shape

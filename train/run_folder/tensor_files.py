@@ -1,0 +1,63 @@
+"""Tensors in safetensors files, read when they are asked for: whole in one file, or cut by rows into several."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of the whole at which the file's part begins
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors of `files` by name. A tensor that several files have is put together from its parts."""
+
+    def __init__(self, files: Iterable[Path] = ()) -> None:
+        self._parts: dict[str, list[tuple[int, Any]]] = {}
+        for path in files:
+            file = safe_open(path, "pt")
+            starts = json.loads((file.metadata() or {}).get(STARTS, "{}"))
+            for name in file.keys():  # noqa: SIM118  it is no mapping
+                self._parts.setdefault(name, []).append((starts.get(name, 0), file))
+        for parts in self._parts.values():
+            parts.sort(key=lambda part: part[0])
+
+    def __getitem__(self, name: str) -> Tensor:
+        parts = [file.get_tensor(name) for _, file in self._parts[name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __or__(self, other: "SavedTensors") -> "SavedTensors":
+        """Return the tensors of both; where both have a name, those of `other`."""
+        both = SavedTensors()
+        both._parts = self._parts | other._parts
+        return both
+
+    def shape(self, name: str) -> torch.Size:
+        shapes = [file.get_slice(name).get_shape() for _, file in self._parts[name]]
+        return torch.Size(shapes[0] if len(shapes) == 1 else [sum(shape[0] for shape in shapes), *shapes[0][1:]])
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Read some rows of a tensor, and nothing else of it."""
+        parts = [(start, file.get_slice(name)) for start, file in self._parts[name]]
+        found = []
+        for start, part in parts:
+            first, end = max(rows.start - start, 0), min(rows.stop - start, part.get_shape()[0])
+            if first < end:
+                found.append(part[first:end])
+        return torch.cat(found) if found else parts[0][1][:0]
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> None:
+    """Write tensors to a file. starts: by name, the rows of the whole tensors at which those that are parts begin."""
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(own, path, {STARTS: json.dumps(starts, sort_keys=True)} if starts else None)

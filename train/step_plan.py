@@ -1,0 +1,34 @@
+"""The plan of a run: its steps and intervals, for the loop and the logs."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
+
+    first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the
+    end only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
+    steps_per_epoch: for the log.
+    """
+
+    first_step: int
+    total_steps: int
+    global_batch_size: int
+    world_size: int
+    log_every: int
+    evaluate_every: int
+    save_every: int
+    evaluation_owed: bool = False
+    steps_per_epoch: int = 1
+
+    def due(self, step: int, every: int) -> bool:
+        """Whether an action is due after `step` finished steps; always True at the last step of the run.
+
+        every: the action's interval in steps; 0: at the last step only.
+        """
+        return step == self.total_steps or (every > 0 and step % every == 0)
+
+    def next_save(self, step: int) -> int:
+        """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
+        return min((step // self.save_every + 1) * self.save_every, self.total_steps)
