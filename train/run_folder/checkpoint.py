@@ -107,8 +107,7 @@ def capture(
     weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
     one entry per training sample; None if it has none. average: the moving average of the weights by parameter. target:
     the weights of the target network by parameter. part: as in CheckpointState.
-    Raises TypeError for an optimiser whose state is neither tensors
-    nor numbers.
+    Raises TypeError for an optimiser whose state is neither tensors nor numbers.
     """
     assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -149,7 +148,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
     for entry in (*state.optimizer, *state.scalars):
         name, _, key = entry.rpartition("/")
         if name.isdecimal() and int(name) < len(groups):
-            groups[int(name)][key] = state.scalars[entry]
+            groups[int(name)][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
             continue
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
