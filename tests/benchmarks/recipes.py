@@ -1,23 +1,30 @@
 """What runs of pictures learnt, beside the same tower untrained, and beside the pixels themselves.
 
     python -m tests.benchmarks.recipes runs/simclr_emoji-… [runs/…] [suite=probe:TASK.json,…]
+    python -m tests.benchmarks.recipes rare=runs/rare_class-… classes=runs/classes_emoji-…
 
 Evaluates each run on its own sets and on `suite` (default: probes of the groups of emoji). Pixels: the picture shrunk
-to 8 × 8 places of 3 colours, as a tower without weights. Prints rows for RESULTS.md, with 95 % intervals.
+to 8 × 8 places of 3 colours, as a tower without weights. The second command ranks the rare class by its trained score,
+and by its log p of a classifier of all classes. Prints rows for RESULTS.md, with 95 % intervals.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.metrics.auc import auc_values
+from dyad.eval.metrics.bootstrap import comparison
 from dyad.eval.run.load_run import find_run, load_run
 from dyad.eval.run.main import untrained
 from dyad.eval.run.suite import build_evaluators
+from dyad.eval.tasks.labelled import RareClass, TrainedClasses
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import Tower, TwoTower
 
@@ -29,8 +36,32 @@ def pixels(tower: Any) -> nn.Module:
     return Tower(shrunk, nn.Identity(), prepare=tower.prepare)
 
 
+def against_classifier(rare: str, classes: str) -> None:
+    """Print AUCs of the score of a rare class, of its log p by a classifier, and their paired difference."""
+    runs = [load_run(*find_run(path)) for path in (rare, classes)]
+    encoders = [Encoder.of(run.config, run.model, World()) for run in runs]
+    scored, classified = (
+        next(e for e in build_evaluators(run.config, run.model) if isinstance(e, kind))
+        for run, kind in zip(runs, (RareClass, TrainedClasses), strict=True)
+    )
+    values = scored._values(encoders[0])
+    logits = encoders[1]("x", scored.data.items) @ classified._weights(encoders[1]).T
+    logits = torch.from_numpy(logits).double() * math.exp(runs[1].logit_scale or 0.0)
+    log_p = logits.log_softmax(1)[:, list(classified.classes).index(scored.rare)].numpy()
+    limits = {"auc": 1.0, "partial_auc@0.05": 0.05}
+    others = {name: auc_values(log_p, scored.positive, limit) for name, limit in limits.items()}
+    found = comparison({name: values[name] for name in limits}, others, lambda _: range(len(log_p)))
+    for name in limits:
+        row = f"{values[name].mean():.3f} against {found['metrics'][name]:.3f}"
+        low, high = found["difference"][name]["interval"]
+        print(f"{rare} | {name} | {row} | {found['difference'][name]['value']:+.3f} [{low:.3f}, {high:.3f}]")
+
+
 def main() -> None:
-    given = dict(word.split("=", 1) for word in sys.argv[1:] if word.startswith("suite="))
+    given = dict(word.split("=", 1) for word in sys.argv[1:] if word.startswith(("suite=", "rare=", "classes=")))
+    if "rare" in given:
+        against_classifier(given["rare"], given["classes"])
+        return
     suite = given.get("suite", "probe:data/samples/emoji/groups.json").split(",")
     for path in (word for word in sys.argv[1:] if not word.startswith("suite=")):
         run = load_run(*find_run(path))

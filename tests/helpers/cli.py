@@ -1,6 +1,6 @@
 """`python -m train …` without the seconds of imports: a process that has them starts each command in a fork of itself.
 
-python tests/helpers/cli.py reads JSON lines, {"start": [module, argument, …], "out": path, "env": {…}} or
+python tests/helpers/cli.py reads JSON lines, {"start": [module, argument, …], "cwd": path, "out": path, "env": {…}} or
 {"wait": pid}, and answers each with a number: the process id, the exit code (minus the signal). A fork runs the real
 `__main__` of the module in a session of its own; its standard output and error go to `out`.
 """
@@ -51,14 +51,14 @@ class Commands:
             stdout=subprocess.PIPE,
         )
 
-    def start(self, *arguments: str, **environment: str) -> Running:
+    def start(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> Running:
         self._count += 1
         out = self._folder / f"out-{self._count}.txt"
         out.touch()  # the process makes it only when it has begun
-        return Running(self, self.ask(start=arguments, out=str(out), env=environment), out)
+        return Running(self, self.ask(start=arguments, cwd=str(cwd), out=str(out), env=environment), out)
 
-    def run(self, *arguments: str, **environment: str) -> Ended:
-        return self.start(*arguments, **environment).wait()
+    def run(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> Ended:
+        return self.start(*arguments, cwd=cwd, **environment).wait()
 
     def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:
         """As torchrun starts them on one machine."""
@@ -114,6 +114,7 @@ def serve() -> None:
             continue
         child = os.fork()
         if child == 0:
+            os.chdir(question["cwd"])
             os._exit(become(question["start"], question["out"], question["env"]))
         print(child, flush=True)
 

@@ -46,27 +46,30 @@ def shard(
 ) -> None:
     """Shard towers in place, and move them to the device of this process; with dist=ddp do nothing.
 
-    dtype: of autocast; the weights are gathered in it, and gradients are averaged in float32. None: in that of the
-    weights. compiled: whether to torch.compile their layers, each on its own. Every rank must call it.
+    dtype: of autocast, None without. On GPUs the weights are gathered in it, and gradients are averaged in float32; on
+    CPUs both are in that of the weights, since norms there take no mixed dtypes. compiled: whether to torch.compile
+    their layers, each on its own. Every rank must call it.
     """
     if (size := shard_size(config, world.size)) == 1:
         return
     mesh = _mesh(size, world)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
+    gathered = dtype if world.device.type == "cuda" else None
+    policy = MixedPrecisionPolicy(gathered, reduce_dtype=gathered and torch.float32, cast_forward_inputs=False)
     for tower in dict.fromkeys(towers):
         for module in tower.modules():
             if isinstance(module, Pooled):
                 module.grouped = False
             elif isinstance(module, Tower):
                 module.without_cache()
-        for parameter in tower.parameters():  # fully_shard takes no channels-last weights
-            parameter.data = parameter.data.contiguous()
-        for layer in layers_of(tower):
-            if compiled:
-                layer.compile()
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        layers = list(layers_of(tower))
+        for layer in layers if compiled else ():
+            layer.compile()
         # The root, too, frees its weights after a forward pass: the next may be of other weights (an average, a target)
-        fully_shard(tower, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        for module in (*layers, tower):
+            # Here a layer that was left in its file is read. fully_shard takes no channels-last weights
+            for parameter in apart(module.parameters())[0]:
+                parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32)).contiguous()
+            fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
         assert isinstance(tower, FSDPModule)
         tower.set_manual_backward_finalization(True)
         register_fsdp_forward_method(tower, "features")

@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -46,6 +47,7 @@ from dyad.train.towers.batch_norm import check_batch_norms
 from dyad.train.towers.build import TwoTowerModel, build_model, on_meta, share_towers
 from dyad.train.towers.published import may_download
 from dyad.train.towers.tower import Tower, TwoTower
+from dyad.train.towers.transformers_model import weights_in_files
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     """Build what one loss is made of. of_run: the model of the run, for a further loss with this name."""
     # open_clip writes a download straight to its place, where another process would read half of it
     build = node_first if may_download(config.model) else raise_on_all
-    model = build(world, lambda: _model(config, world))
+    model = build(world, lambda: build_run_model(config, world))
     if of_run is not None:
         whole = config.data.rare is None  # the projection to one number is the score of one class
         raise_on_all(world, lambda: share_towers(model.towers, of_run.towers, f"also.{name}", whole))
@@ -195,8 +197,13 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     return DATA[config.task][config.data.items](config, model)
 
 
-def _model(config: TrainConfig, world: World) -> TwoTowerModel:
-    model = build_model(config)
+def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
+    """Build the model of a run. What is to be sharded stays in its files: `shard` reads the part of each rank.
+
+    Raises ConfigError as `build_model` and `batch_norms`.
+    """
+    with weights_in_files() if shard_size(config.dist, world.size) > 1 else nullcontext():
+        model = build_model(config)
     batch_norms(config, model.towers, world.size)
     return model
 

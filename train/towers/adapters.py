@@ -6,8 +6,11 @@ forward pass and subtracts it afterwards, which rounds: the weights drift. Adapt
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
@@ -69,7 +72,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     choices = ", ".join(sorted({name.rpartition(".")[2] for name in (*layers, *packed)}))
     advice = f"Choose of {choices}" if choices else "This tower has no layer for adapters: leave lora_rank out"
     trunk.requires_grad_(False)
-    with explained(f"{key}.lora_targets={options.lora_targets}", advice):
+    with explained(f"{key}.lora_targets={options.lora_targets}", advice), _as_float32(trunk):
         if others != [] or not own:
             lora = LoraConfig(
                 r=options.lora_rank,
@@ -80,6 +83,19 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
             inject_adapter_in_model(lora, trunk)
     for name in own:
         AdaptedAttention.adapt(packed[name], options.lora_rank, options.lora_alpha)
+
+
+@contextmanager
+def _as_float32(trunk: nn.Module) -> Iterator[None]:
+    """In the block, the weights of `trunk` have no values and say that they are float32: peft rounds to their dtype."""
+    held = {parameter: parameter.data for parameter in trunk.parameters()}
+    for parameter, data in held.items():
+        parameter.data = torch.empty(1, device=data.device).expand(data.shape)
+    try:
+        yield
+    finally:
+        for parameter, data in held.items():
+            parameter.data = data
 
 
 def merged(trunk: nn.Module) -> nn.Module:

@@ -107,9 +107,14 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
     for a model, weights or inputs that do not exist or do not fit.
     """
-    tower, tokenize = _text_encoder(config, load_pretrained)
-    _probe(tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_pair(tower, tower if config.shared else copy.deepcopy(tower), config), tokenize)
+    generator = torch.get_rng_state()
+    tower, tokenize = other, _ = _text_encoder(config, load_pretrained)
+    if not config.shared:  # loaded again: a copy would hold in memory what may stay in files
+        torch.set_rng_state(generator)
+        other, _ = _text_encoder(config, load_pretrained)
+    for encoder in dict.fromkeys((tower, other)):
+        _probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_pair(tower, other, config), tokenize)
 
 
 def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> PictureModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers import tiny_decoder
 from helpers.dist import launch
 from torch import nn
 
@@ -25,6 +26,13 @@ def test_losses_are_those_of_ddp(world_size: int, steps: int) -> None:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> None:
     launch("dist_sharded.py", world_size, "state", str(tmp_path))
+
+
+@pytest.mark.linux
+def test_no_rank_holds_all_weights_of_a_model_in_files(tmp_path: Path) -> None:
+    tiny_decoder.write(tmp_path / "small")
+    tiny_decoder.write(tmp_path / "large", width=640, layers=8)  # 50 million weights
+    launch("dist_from_files.py", 2, str(tmp_path / "small"), str(tmp_path / "large"))
 
 
 @pytest.mark.compiler

@@ -1,0 +1,77 @@
+"""The recipes of models that need several GPUs, llm_embedder and vit_h14, at toy width on two processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_decoder
+from helpers.cli import Commands
+from helpers.tiny_runs import SHARD, losses
+
+from dyad.train.cli.command_line import read_line
+from dyad.train.cli.compose import compose_config
+from dyad.train.plan.plan import RunPlan
+
+# Of Qwen3-Embedding-8B, with 4 of its 36 layers; 193 million weights each, and 1.2 million of adapters
+WIDE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 4, "num_attention_heads": 32}
+WIDE |= {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_665}
+PUBLISHED = [f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B")] + ["intfloat/e5-mistral-7b-instruct"]
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Recipe → keys by which it runs here, in seconds."""
+    tiny_decoder.write(tmp_path / "decoder")
+    text = {"model.text.name": tmp_path / "decoder", "data.train": "data/samples/topics", "data.negatives.per_row": 0}
+    text |= {"data.question.length": 128, "data.passage.length": 64, "chunk_size": 4, "epochs": "null"}
+    vision = {"image_size": 32, "layers": 3, "width": 32, "head_width": 16, "patch_size": 8}
+    words = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
+    clip = tmp_path / "clip.json"
+    clip.write_text(json.dumps({"embed_dim": 32, "vision_cfg": vision, "text_cfg": words}))
+    return {
+        "llm_embedder": text,
+        "vit_h14": {"model.name": clip, "data.train": SHARD, "data.captions": "[caption]", "chunk_size": 4},
+    }
+
+
+@pytest.mark.parametrize("name", ["llm_embedder", "vit_h14"])
+def test_a_recipe_at_toy_width_trains_as_without_shards(
+    name: str, toys: dict[str, dict[str, Any]], commands: Commands, tmp_path: Path
+) -> None:
+    keys = {"global_batch_size": 16, "steps": 4, "optim.warmup": 0, "tracking": "local", "tracking.every": 1}
+    keys |= {**toys[name], "data.workers": 0, "checkpoint.every": 2, "precision": "fp32"}
+
+    def run(dist: str, **more: Any) -> Path:
+        words = [f"{key}={value}" for key, value in {**keys, "dist": dist, "run.name": dist, **more}.items()]
+        ended = commands.world(2, "train", f"experiment={name}", f"run.dir={tmp_path}/runs", *words)
+        assert [e.code for e in ended] == [0, 0], ended[0].out
+        return tmp_path / "runs" / more.get("run.name", dist)
+
+    assert losses(run("fsdp2")) == pytest.approx(losses(run("ddp")), rel=1e-5)
+    assert len(losses(run("hsdp", precision="bf16", **{"run.name": "bf16"}))) == 4
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_embedders_compose(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = read_line(["experiment=llm_embedder", f"model.text.name={model}", "data.train=train.jsonl"]).words
+    config = compose_config(words)
+    assert (config.model.text.name, config.model.text.pooling.name, config.dist.name.name) == (model, "last", "fsdp2")
+    assert config.data.question.prefix.endswith("\nQuery:") and config.data.question.length == 512
+
+
+def test_layers_of_an_embedder_of_8_billion_weights_are_planned(tmp_path: Path) -> None:
+    tiny_decoder.write(tmp_path / "8B", weights=False)
+    settings = tmp_path / "8B" / "config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **WIDE, "layer_types": None}))
+    cluster = ["plan.gpus=8", "plan.gpu=h100", "steps=100", "epochs=null", "data.train=train.jsonl"]
+    words = ["experiment=llm_embedder", f"model.text.name={tmp_path}/8B", *cluster]
+    plan = RunPlan(compose_config(read_line(words).words))
+    assert plan.towers.weights / 4e6 == pytest.approx(4 * 193 + 621 + 4 * 1.2, rel=0.01)
+    assert plan.towers.moments / plan.towers.trained == pytest.approx(2, rel=0.01)
+    stays, _ = plan.memory(plan.pairs, plan.chunk)
+    assert stays["weights"][0] == plan.towers.weights / 8
+    assert plan.peak(plan.pairs, plan.chunk) < 0.9 * 80 * 2**30
