@@ -38,16 +38,16 @@ def pixels(tower: Any) -> nn.Module:
 
 def against_classifier(rare: str, classes: str) -> None:
     """Print AUCs of the score of a rare class, of its log p by a classifier, and their paired difference."""
-    runs = [load_run(*find_run(path)) for path in (rare, classes)]
-    encoders = [Encoder.of(run.config, run.model, World()) for run in runs]
-    scored, classified = (
-        next(e for e in build_evaluators(run.config, run.model) if isinstance(e, kind))
-        for run, kind in zip(runs, (RareClass, TrainedClasses), strict=True)
+    ranker, classifier = (load_run(*find_run(path)) for path in (rare, classes))
+    scored: Any = next(e for e in build_evaluators(ranker.config, ranker.model) if isinstance(e, RareClass))
+    classified: Any = next(
+        e for e in build_evaluators(classifier.config, classifier.model) if isinstance(e, TrainedClasses)
     )
-    values = scored._values(encoders[0])
-    logits = encoders[1]("x", scored.data.items) @ classified._weights(encoders[1]).T
-    logits = torch.from_numpy(logits).double() * math.exp(runs[1].logit_scale or 0.0)
-    log_p = logits.log_softmax(1)[:, list(classified.classes).index(scored.rare)].numpy()
+    values = scored._values(Encoder.of(ranker.config, ranker.model, World()))
+    encode = Encoder.of(classifier.config, classifier.model, World())
+    logits = torch.from_numpy(encode("x", scored.data.items) @ classified._weights(encode).T).double()
+    log_p = (math.exp(classifier.logit_scale or 0.0) * logits).log_softmax(1).numpy()
+    log_p = log_p[:, list(classified.classes).index(scored.rare)]
     limits = {"auc": 1.0, "partial_auc@0.05": 0.05}
     others = {name: auc_values(log_p, scored.positive, limit) for name, limit in limits.items()}
     found = comparison({name: values[name] for name in limits}, others, lambda _: range(len(log_p)))

@@ -108,9 +108,15 @@ def is_saving(run: Path) -> bool:
     return any((run / "checkpoints").glob(".step_*.partial"))
 
 
-@pytest.mark.parametrize(("world", "objective", "kills"), [(3, "clip", 2), (4, "fastclip_v3", 1)])
-def test_everything_is_killed(world: int, objective: str, kills: int, jobs: Jobs, models: Path) -> None:
+@pytest.mark.parametrize(
+    ("world", "objective", "kills", "layout"),
+    [(3, "clip", 2, {}), (4, "fastclip_v3", 1, {"dist.name": "hsdp", "dist.shard_size": 2})],
+)
+def test_everything_is_killed(
+    world: int, objective: str, kills: int, layout: dict[str, Any], jobs: Jobs, models: Path
+) -> None:
     keys = {
+        **layout,
         "objective": objective,
         "model.text.kind": "transformers",
         "model.text.name": models / "bert",
@@ -146,10 +152,11 @@ def test_a_target_goes_on_after_kills_on_any_number_of_processes(jobs: Jobs) -> 
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("dist", ["ddp", "fsdp2"])
 @pytest.mark.parametrize("objective", ["clip", "fastclip_v3"])
 @pytest.mark.parametrize("world", [2, 3, 4])
-def test_everything_is_killed_25_times(world: int, objective: str, jobs: Jobs) -> None:
-    keys = {"steps": 150, "checkpoint.every": 4, "data.workers": 1, "objective": objective}
+def test_everything_is_killed_25_times(world: int, objective: str, dist: str, jobs: Jobs) -> None:
+    keys = {"steps": 150, "checkpoint.every": 4, "data.workers": 1, "objective": objective, "dist": dist}
     undisturbed = jobs.run(world, {**keys, "run.name": "undisturbed"}, observed=True)
     killed = kill_again_and_again(jobs, (world,), keys, 25)
     assert digest(killed) == digest(undisturbed)

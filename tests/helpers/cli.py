@@ -51,13 +51,13 @@ class Commands:
             stdout=subprocess.PIPE,
         )
 
-    def start(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> Running:
+    def start(self, *arguments: str, cwd: str = str(ROOT), **environment: str) -> Running:
         self._count += 1
         out = self._folder / f"out-{self._count}.txt"
         out.touch()  # the process makes it only when it has begun
-        return Running(self, self.ask(start=arguments, cwd=str(cwd), out=str(out), env=environment), out)
+        return Running(self, self.ask(start=arguments, cwd=cwd, out=str(out), env=environment), out)
 
-    def run(self, *arguments: str, cwd: Path = ROOT, **environment: str) -> Ended:
+    def run(self, *arguments: str, cwd: str = str(ROOT), **environment: str) -> Ended:
         return self.start(*arguments, cwd=cwd, **environment).wait()
 
     def world(self, size: int, *arguments: str, **environment: str) -> list[Ended]:

@@ -10,7 +10,7 @@ from tokenizers.decoders import ByteLevel as ByteDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3Model
+from transformers import AutoModel, PreTrainedTokenizerFast, Qwen3Config
 from transformers.utils import logging
 
 END, TURN = "<|endoftext|>", "<|im_end|>"
@@ -37,6 +37,6 @@ def write(folder: Path, width: int = 32, layers: int = 3, weights: bool = True) 
         pad_token_id=len(letters),
     )
     if weights:
-        Qwen3Model(shape).to(torch.bfloat16).save_pretrained(folder)
+        AutoModel.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
     else:
         shape.save_pretrained(folder)

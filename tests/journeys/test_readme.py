@@ -117,7 +117,7 @@ def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -
         if command == "bash launch/test.sh":  # that one is running this
             continue
         if re.fullmatch("python -m [^|&;$]+", command):
-            ended = commands.run(*shlex.split(command)[2:], cwd=checkout, HF_HUB_OFFLINE="1")
+            ended = commands.run(*shlex.split(command)[2:], cwd=str(checkout), HF_HUB_OFFLINE="1")
             code, out = ended.code, ended.out
         else:
             line = ["bash", "-c", f"source launch/setup.sh demo && {command}"]
