@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.cli import Commands
+from helpers.cli import Commands, server
 from helpers.tiny_runs import make_models, tiny_arguments
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -26,11 +26,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands() -> Commands:
     """Starts `python -m …` without the seconds of its imports."""
-    started = Commands(tmp_path_factory.mktemp("out"))
-    yield started
-    started.close()
+    return server()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def closed_server() -> Iterator[None]:
+    """What started commands ends with the tests, and well."""
+    yield
+    if server.cache_info().currsize:
+        server().close()
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def test_its_terminal_is_closed(commands: Commands, tiny: Tiny, tmp_path: Path) 
     """The terminal sends SIGHUP to all processes that it has started, and takes no output any more."""
     keyboard, screen = os.openpty()
     words = tiny({"steps": 5000, "data.workers": 1, "run.name": "a"})
-    leader = commands.ask(start=words, out=os.ttyname(screen), env={})
+    leader = commands.ask(start=words, cwd=".", out=os.ttyname(screen), env={})
     run = tmp_path / "runs" / "a"
     os.set_blocking(keyboard, False)
     wait_for(lambda: not unread(keyboard) and logged(run, 5), "no step")

@@ -15,10 +15,12 @@ import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -81,6 +83,12 @@ class Commands:
     def close(self) -> None:
         self._server.communicate()
         assert self._server.returncode == 0
+
+
+@cache
+def server() -> Commands:
+    """The process that starts the commands of all tests of this process. Its end must be waited for: `close`."""
+    return Commands(Path(tempfile.mkdtemp()))
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,31 @@
-"""Starting a job of several processes from a test."""
+"""Starting a job of several processes from a test: forks of a process that has torch, or fresh ones by torchrun."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from helpers.cli import server
+
 ROOT = Path(__file__).parents[2]
+HOLDS = "all checks hold"  # printed by each rank of a job when all its checks do
 
 
 def launch(script: str, world_size: int, *arguments: str) -> None:
-    """Run tests/jobs/`script` in `world_size` processes; each prints a line when all its checks hold."""
-    assert printed(script, world_size, *arguments).count("all checks hold") == world_size
+    """Run tests/jobs/`script` in `world_size` processes, whose checks must all hold."""
+    assert printed(script, world_size, *arguments).count(HOLDS) == world_size
 
 
 def printed(script: str, world_size: int, *arguments: str) -> str:
-    """Run tests/jobs/`script` in `world_size` processes; return what they print."""
+    """Run tests/jobs/`script` in `world_size` processes without the seconds of imports; return what they print."""
+    ended = server().world(world_size, f"jobs.{script.removesuffix('.py')}", *arguments)
+    assert not any(rank.code for rank in ended), "\n".join(rank.out[-2000:] for rank in ended)
+    return "".join(rank.out for rank in ended)
+
+
+def torchrun(script: str, world_size: int, *arguments: str) -> str:
+    """Run tests/jobs/`script` in `world_size` fresh processes, as a job that measures memory or kills needs; return
+    what they print."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
     run = subprocess.run(
         [*command, str(ROOT / "tests" / "jobs" / script), *arguments],

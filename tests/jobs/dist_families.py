@@ -216,7 +216,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "log_q.npy", -numbers(B, seed=13).abs().numpy())
         every = [(case, run_case(case, Part(case, (B,), ORDERS[0], 0))) for case in cases(Path(folder))]
-        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+        store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0)
         for world_size in range(max(rank + 1, 2), 4):
             group = PrefixStore(f"of {world_size}", store)
             dist.init_process_group("gloo", store=group, rank=rank, world_size=world_size)

@@ -257,7 +257,7 @@ def main() -> None:
     tiles.TILE = 4
     rank = int(os.environ["RANK"])
     every = [(case, run(case, Part(case, (B,), ORDERS[0], 0))) for case in cases()]
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0)
     for world_size in range(rank + 1, 5):
         group = PrefixStore(f"of {world_size}", store)
         dist.init_process_group("gloo", store=group, rank=rank, world_size=world_size)
