@@ -167,7 +167,7 @@ def run(case: Case) -> Found:
         dist.destroy_process_group()
 
 
-def found(cases: list[Case], folder: Path) -> list[Found]:
+def results(cases: list[Case], folder: Path) -> list[Found]:
     """Run the cases in one process with the stub of CUDA. Raises RuntimeError with its last lines if it fails."""
     lines = answers("tests.gpu_less.sharded_steps", [asdict(case) for case in cases], folder)
     return [Found(**{**line, "held": {name: Held(**held) for name, held in line["held"].items()}}) for line in lines]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu_less.sharded_steps import LAYERS, WORLD, Case, found
+from tests.gpu_less.sharded_steps import LAYERS, WORLD, Case, results
 
 # case; chunks of a step; all-reduces of the objective and of the scalars
 CASES = [
@@ -25,7 +25,7 @@ def test_all_is_sharded_on_the_gpu_and_as_on_a_cpu(tmp_path: Path) -> None:
     Of every chunk but the last, the towers run forward twice. The one further all-gather and reduce-scatter is the
     objective's.
     """
-    for (case, chunks, all_reduces), steps in zip(CASES, found([case for case, *_ in CASES], tmp_path), strict=True):
+    for (case, chunks, all_reduces), steps in zip(CASES, results([case for case, *_ in CASES], tmp_path), strict=True):
         of_losses, of_norms = TOLERANCE[case.precision]
         assert steps.scalars[::2] == pytest.approx(steps.scalars_on_cpu[::2], rel=of_losses), case
         assert steps.scalars[1::2] == pytest.approx(steps.scalars_on_cpu[1::2], rel=of_norms), case
