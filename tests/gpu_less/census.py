@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +35,7 @@ from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.image import NormalizePixels, PatchDropout
 from dyad.train.towers.tower import TwoTower
-from tests.gpu_less.pretend_cuda import GPU, ROOT, environment, pretended
+from tests.gpu_less.pretend_cuda import GPU, answers, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
 
 PAIRS = 32
@@ -200,24 +197,24 @@ def with_own_ids(gather: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tup
     return gathered
 
 
-def join_uniform_ranks(world_size: int) -> None:
-    """Join a process group of which only rank 0 is real; its collectives take all ranks to hold what this one holds."""
+def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
+    """Join a process group of which only rank 0 is real; its collectives take all ranks to hold what this one holds.
+
+    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
+    """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     options = FakeProcessGroup.Options()
     options.simulate_uniform_ranks = True
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size, pg_options=options)
+    group: dict[str, Any] = {"store": FakeStore(), "rank": 0, "world_size": world_size, "pg_options": options}
+    dist.init_process_group("fake", device_id=device, **group)
 
 
 def counted(cases: list[Case], folder: Path) -> list[Found]:
     """Run the cases in one process with the stub of CUDA. Raises RuntimeError with its last lines if it fails."""
-    program = [sys.executable, "-m", "tests.gpu_less.census", "--json", json.dumps([asdict(case) for case in cases])]
-    variables = {**os.environ, **environment(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    ended = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=900)
-    if ended.returncode:
-        raise RuntimeError(f"{ended.stdout[-500:]}\n{ended.stderr[-4000:]}")
-    return [Found(**json.loads(line)) for line in ended.stdout.splitlines() if line.startswith("{")]
+    lines = answers("tests.gpu_less.census", [asdict(case) for case in cases], folder)
+    return [Found(**line) for line in lines]
 
 
 def markdown() -> str:

@@ -10,7 +10,10 @@ the libraries of `environment`: a stub of libcuda and libcudart (stub/*.c) in wh
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,6 +29,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +45,19 @@ def environment(folder: Path) -> dict[str, str]:
     subprocess.run([*compiler, "-o", driver, stub / "driver.c", f"-Wl,-soname,{driver.name}"], check=True)
     subprocess.run([*compiler, "-o", runtime, stub / "runtime.c"], check=True)
     return {"LD_LIBRARY_PATH": str(folder), "LD_PRELOAD": str(runtime)}
+
+
+def answers(module: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Run `python -m module --json CASES` with the stub of CUDA; return the lines of JSON that it prints.
+
+    Raises RuntimeError with its last lines if it fails. folder: for the stub.
+    """
+    variables = {**os.environ, **environment(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    program = [sys.executable, "-m", module, "--json", json.dumps(cases)]
+    ended = subprocess.run(program, capture_output=True, text=True, cwd=ROOT, env=variables, timeout=900)
+    if ended.returncode:
+        raise RuntimeError(f"{ended.stdout[-500:]}\n{ended.stderr[-4000:]}")
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
 class PretendCuda(FakeTensorMode):
@@ -63,6 +80,8 @@ class PretendCuda(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(issubclass(kind, DTensor) for kind in types):  # of a sharded tensor: asks again for each rank's part
+            return NotImplemented
         if self._inside:  # a step of torch's own way to a fake result
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._count(func, args, kwargs)
@@ -93,8 +112,11 @@ class PretendCuda(FakeTensorMode):
         return result
 
     def _count(self, func: Any, args: Any, kwargs: Any) -> None:
-        if func.namespace == "c10d":
+        if func.namespace in {"c10d", "_c10d_functional"} and func is not WAIT:  # the second: of sharded tensors
             self.collectives[func.overloadpacket.__name__] += 1
+            devices = {t.device for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+            if len(devices) > 1:
+                raise RuntimeError(f"{func} of tensors on {devices}")
         elif func in COPIES:
             source = args[0] if func is aten._to_copy.default else args[1]
             target = kwargs.get("device") if func is aten._to_copy.default else args[0].device
@@ -105,6 +127,7 @@ class PretendCuda(FakeTensorMode):
             self.reads[asking_line()] += 1
 
 
+WAIT: Any = torch.ops._c10d_functional.wait_tensor.default  # on a GPU the stream waits, not the host
 COPIES = (aten._to_copy.default, aten.copy_.default)
 NUMBERS = {aten._local_scalar_dense.default, aten.equal.default, aten.allclose.default}
 READING = NUMBERS | {  # the size of their result is known to the GPU alone
@@ -165,7 +188,7 @@ def asking_line() -> str:
 
 @contextmanager
 def pretended() -> Iterator[PretendCuda]:
-    """A PretendCuda mode; lists and arrays of its tensors hold their numbers, and Triton's kernels are computed."""
+    """A PretendCuda mode; its tensors give their numbers to lists and arrays, and take those of what becomes .data."""
     with PretendCuda() as mode:
         whole = FakeTensor.tolist, FakeTensor.numpy
 
@@ -174,9 +197,15 @@ def pretended() -> Iterator[PretendCuda]:
                 mode.reads[asking_line()] += 1
             return on_cpu(tensor).tolist()
 
+        def become(tensor: FakeTensor, value: FakeTensor) -> None:
+            Tensor.data.__set__(tensor, value)  # pyright: ignore[reportAttributeAccessIssue]
+            tensor.fake_device, tensor.on_cpu = value.fake_device, value.on_cpu  # pyright: ignore[reportAttributeAccessIssue]
+
+        FakeTensor.data = property(Tensor.data.__get__, become)  # pyright: ignore[reportAttributeAccessIssue]
         FakeTensor.tolist = tolist  # pyright: ignore[reportAttributeAccessIssue]
         FakeTensor.numpy = lambda tensor, **_: on_cpu(tensor).numpy()  # pyright: ignore[reportAttributeAccessIssue]
         try:
             yield mode
         finally:
             FakeTensor.tolist, FakeTensor.numpy = whole
+            del FakeTensor.data
