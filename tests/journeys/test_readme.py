@@ -35,7 +35,7 @@ def shortened(command: str) -> str:
     }:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
-        return f"{without} {SHORT} {EMOJI if 'experiment=emoji' in command or 'demo.sh' in command else ''}"
+        return f"{without} {SHORT} {EMOJI if 'emoji' in command or 'demo.sh' in command else ''}"
     return command
 
 
