@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from dyad.data.batch import Batch
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import TrainConfig
+from dyad.train.config import Parallel, TrainConfig
+from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World
 from dyad.train.plan.measure import Measured
 from dyad.train.plan.objective import planned_objective
@@ -25,14 +26,15 @@ from dyad.train.towers.pooled import Pooled
 
 MODELS = {
     "tiny_clip_gn": "model=tiny_clip_gn global_batch_size=16",
+    "frozen": "model=tiny_clip_gn global_batch_size=16 model.image.frozen=true model.image.unlocked_groups=2",
     "in chunks": "model=tiny_clip_gn global_batch_size=16 chunk_size=4 keep_graphs=1 optim.ema=0.99",
     "minilm": "experiment=topics global_batch_size=4 model.text.from_scratch=true",
     "small_cnn": "task=views model=small_cnn data=simclr objective=simclr global_batch_size=64",
 }
 
 
-def planned(name: str) -> TrainConfig:
-    config = compose_config([*MODELS[name].split(), "steps=10"])
+def planned(name: str, *words: str) -> TrainConfig:
+    config = compose_config([*MODELS[name].split(), "steps=10", *words])
     return replace(config, model=replace(config.model, frozen_cache_mb=0))
 
 
@@ -53,7 +55,8 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
     there = [*model.towers.parameters(), *model.towers.buffers(), batch.x, batch.y, *step.average.tensors.values()]
     there += [value for slot in slots for value in slot.values()]
     trained = sum(p.nbytes for p in model.towers.parameters() if p.requires_grad)
-    before = sum(tensor.nbytes for tensor in there) + trained * (world.size > 1)  # the buckets of DDP
+    before = sum(local(tensor).nbytes for tensor in there)
+    before += trained * (world.size > 1 and config.dist.name is Parallel.ddp)  # the buckets of DDP
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step(batch, 1)
     return before + _peak(profiled), measured.sent

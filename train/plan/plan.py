@@ -15,7 +15,7 @@ from dyad.train.distributed.world import World
 from dyad.train.plan.cluster import planned_devices
 from dyad.train.plan.dry_run import dry_run
 from dyad.train.plan.objective import objective_cost, planned_objective, products, value, written
-from dyad.train.plan.towers import FakeTowers
+from dyad.train.plan.towers import FakeTowers, nbytes
 from dyad.train.run.classes import with_classes
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
@@ -46,6 +46,7 @@ class RunPlan:
         self.chunk = math.ceil(self.pairs / self.chunks)
         # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
         self._gradients_grow = self.devices.count == self.chunks == 1
+        self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
         self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
         self.cost = objective_cost(config, self.devices.count)
         self.samples, self.sample_bytes = counted_samples(config)
@@ -57,26 +58,29 @@ class RunPlan:
         """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
         config, towers, shards = self.config, self.towers, self.devices.shards
         trained, is_ddp, copies = towers.trained / shards, self.devices.count > shards == 1, 1 + self.devices.is_gpu
+        is_half = self.devices.precision is not Precision.fp32
+        whole, casts = towers.largest * (1 - 1 / shards) / (1 + is_half), is_half * towers.weights / 2
         stays: Rows = {
             "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
             "moments": (towers.moments / shards, "B", f"state of optim.name={config.optim.name} / {shards} shards"),
             "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
             "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
             "target": (trained * (config.target.kind is not TargetKind.none), "B", "as the trained weights"),
-            "whole weights": (towers.largest * (1 - 1 / shards), "B", "one tower at a time · (1 - 1 / shards)"),
+            "whole weights": (whole, "B", f"one tower at a time · (1 - 1 / shards), {2 if is_half else 4} bytes each"),
             "inputs": (copies * towers.input_bytes(pairs), "B", f"{copies} · {pairs:,} pairs: the next batch is there"),
         }
         if (state := self._state) is not None:
             share = state.num_samples / self.devices.count
             stays["state of samples"] = 4 * len(state.names) * share, "B", f"4·{len(state.names)}·samples / ranks"
         chunks = math.ceil(pairs / chunk)
-        kept, sizes = min(config.keep_graphs or 1, chunks), self._sizes(pairs)
-        casts = 0 if self.devices.precision is Precision.fp32 else towers.weights / 2
-        one = max(0.0, towers.graph - casts) * chunk / self.chunk
-        graphs = kept * one + min(casts, towers.graph)
+        kept, sizes = min(self._kept, chunks), self._sizes(pairs)
+        graphs = kept * max(0.0, towers.graph - casts) * chunk / self.chunk
+        graphs += min(casts, towers.graph) * (shards == 1)  # weights of shards are gathered in the type of autocast
         forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
-        # gradients that are not in buckets: those of all chunks but the last, or of the only process
-        backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else trained
+        # gradients that are not in buckets: of all chunks but the last, which no rank shares yet, or of the only process
+        backward += (
+            0.0 if self._gradients_grow or (is_ddp and chunks == 1) else trained if chunks == 1 else towers.trained
+        )
         backward += 16 * pairs * towers.y.per_pair * towers.width
         objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
         phases: Rows = {
@@ -109,19 +113,28 @@ class RunPlan:
 
     def sent(self) -> Rows:
         """Return the bytes of the whole tensors of each kind of collective in a step; {} for one rank."""
-        sizes, shards, trained = self._sizes(self.pairs), self.devices.shards, self.towers.trained
-        is_half = self.devices.is_gpu and self.devices.precision is not Precision.fp32
+        sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
+        is_half, has_target = (
+            self.devices.precision is not Precision.fp32,
+            self.config.target.kind is not TargetKind.none,
+        )
         found: Rows = {}
         for kind, formula in self.cost.sent.items():
-            if kind == "all-gather" and is_half and "B·D" in formula:  # of embeddings, which are fp32 on CPUs
+            if (
+                kind == "all-gather" and is_half and self.devices.is_gpu and "B·D" in formula
+            ):  # embeddings, fp32 on CPUs
                 formula = {**formula, "B·D": formula["B·D"] / 2}
             found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
+        gradients, filled = nbytes(self.towers.parameters, shards), f"rows filled up to {shards} shards"
         if shards > 1:
-            found["all-gather, weights"] = 2 * self.towers.weights, "B", "for forward and for backward"
-            found["reduce-scatter, gradients"] = trained, "B", "4 bytes for each trained weight"
+            passes, (forward, backward) = 2 * chunks - 1 + chunks * has_target, self.towers.gathered(shards)
+            weights = (passes * forward + chunks * backward) / (1 + is_half)
+            found["all-gather, weights"] = weights, "B", f"{passes} · forward + {chunks} · backward, {filled}"
+            found["reduce-scatter, gradients"] = gradients, "B", f"4 bytes for each trained weight, {filled}"
+            found["all-reduce, norms"] = 4 * len(self.towers.parameters), "B", "4 bytes for each trained tensor"
         if self.devices.count > shards:
             formula = f"4 bytes for each trained weight / {shards} shards"
-            found["all-reduce, gradients"] = trained / shards, "B", formula
+            found["all-reduce, gradients"] = gradients / shards, "B", formula
         return found
 
     def time(self) -> Rows:
@@ -129,7 +142,7 @@ class RunPlan:
         towers, b, mfu, peak = self.towers, self.pairs, self.config.plan.mfu, self.devices.peak
         forward, backward = towers.forward_flops, towers.backward_flops
         objective = value(self.cost.flops, self._sizes(b))
-        again, tera = 1 - min(self.config.keep_graphs or 1, self.chunks) / self.chunks, b / 1e12
+        again, tera = 1 - min(self._kept, self.chunks) / self.chunks, b / 1e12
         rows: Rows = {
             "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
             "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),

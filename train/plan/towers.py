@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dyad.train.config import Task, TrainConfig
+from dyad.train.distributed.sharding import layers_of
 from dyad.train.plan.cluster import Devices
 from dyad.train.plan.measure import Measured
 from dyad.train.run.classes import class_inputs
@@ -83,6 +84,7 @@ class FakeTowers:
                 parameter.register_post_accumulate_grad_hook(free_gradient)
             self._measure([*towers.parameters(), *towers.buffers()], pairs)
         state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
+        self.parameters = trained
         self.weights, self.trained, self.moments = map(
             nbytes, ([*towers.parameters(), *towers.buffers()], trained, state)
         )
@@ -99,6 +101,24 @@ class FakeTowers:
         repeated = min(measured.flops - flops, 2 * flops)  # more than twice: a part of the forward pass is repeated
         self.backward, self.forward_flops, self.backward_flops = measured.peak, flops / pairs, repeated / pairs
 
+    def gathered(self, shards: int) -> tuple[int, int]:
+        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, and in the backward.
+
+        The backward skips frozen layers below the first that trains, but for one: that is fetched ahead of its turn. Of
+        a tower of both sides it gathers the layers for each side, and what is in no layer once.
+        """
+        forward, backward, roots = 0, 0, dict[Tower, int]()
+        for tower in (self.x.tower, self.y.tower):
+            layers = [[*layer.parameters()] for layer in layers_of(tower)]
+            sizes = [nbytes(layer, shards) for layer in layers]
+            whole = nbytes(tower.parameters(), shards)
+            trained = [any(p.requires_grad for p in layer) for layer in [*layers, tower.parameters()]]
+            forward += whole
+            if trained[-1]:
+                backward += sum(sizes[max(trained.index(True) - 1, 0) :])
+                roots[tower] = whole - sum(sizes)
+        return forward, backward + sum(roots.values())
+
     def input_bytes(self, pairs: int) -> int:
         return sum(side.count(pairs) * side.input.nbytes for side in (self.x, self.y))
 
@@ -109,8 +129,10 @@ class FakeTowers:
             return side.tower(inputs, np.full(rows, inputs.shape[1])) if is_text else side.tower(inputs)
 
 
-def nbytes(tensors: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
+    """Return the bytes of tensors, each with zero rows at its end until `multiple` divides their number."""
+    sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
+    return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
 
 
 def free_gradient(parameter: Tensor) -> None:
