@@ -36,7 +36,8 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     batch_norms(config, towers, size)
     batch = next(build_loader(data, order, rank=0, world_size=size, first_step=0, last_step=1, workers=0))
     before, config = copy.deepcopy(objective), replace(config, steps=parts.total_steps)
-    step, measured = first_step(towers, objective, config, World(0, size), batch, torch.as_tensor(order.ids(0)))
+    batch.sample_ids = torch.arange(len(batch))
+    step, measured = first_step(towers, objective, config, World(0, size), batch)
     yield f"rank 0 of {size}, {precision}: {len(batch):,} of {config.global_batch_size:,} pairs"
     yield f"loss {step.scalars['loss']:.6g} of step 1 of {parts.total_steps:,}"
     if config.objective.name in SOFTMAX and batch.extra is None and len(batch) >= ENOUGH:

@@ -68,10 +68,10 @@ def join_uniform_ranks(world_size: int) -> None:
 
 
 @contextmanager
-def only_rank_0(world_size: int, ids_B: Tensor | None = None) -> Iterator[None]:
-    """Join uniform ranks, all of whose sample ids and content keys differ; do nothing for one rank.
+def only_rank_0(world_size: int) -> Iterator[None]:
+    """Join uniform ranks that have sample ids and content keys of their own; do nothing for one rank.
 
-    ids_B: the sample ids of all ranks; None: those of rank 0 are 0, 1, …, and the others go on from there.
+    The ids of rank 0 must be 0, 1, …; those of the others go on from there.
     """
     if world_size == 1:
         yield
@@ -81,13 +81,7 @@ def only_rank_0(world_size: int, ids_B: Tensor | None = None) -> Iterator[None]:
     def with_own_numbers(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
         sizes = torch.tensor(layout.sizes)
         start_B = (sizes.cumsum(0) - sizes).repeat_interleave(sizes).to(parts[0].device, non_blocking=True)
-        every = list(gathered(layout, *parts))
-        for place, own in enumerate(parts):
-            if own.dtype == torch.int64:
-                every[place] = every[place] + start_B
-                if ids_B is not None and torch.equal(own, ids_B[: len(own)]):
-                    every[place] = ids_B
-        return tuple(every)
+        return tuple(e + start_B if e.dtype == torch.int64 else e for e in gathered(layout, *parts))
 
     join_uniform_ranks(world_size)
     try:

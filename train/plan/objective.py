@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import Precision, TrainConfig
@@ -60,13 +60,13 @@ def planned_objective(config: TrainConfig, samples: int) -> Objective:
 
 
 def first_step(
-    towers: TwoTower, objective: Objective, config: TrainConfig, world: World, batch: Batch, ids_B: Tensor | None = None
+    towers: TwoTower, objective: Objective, config: TrainConfig, world: World, batch: Batch
 ) -> tuple[TrainStep, Measured]:
     """Take the first step as rank 0 of a `world` whose ranks all hold `batch`; return what took it, and its measures.
 
-    ids_B: as of only_rank_0.
+    The sample ids of `batch` must be 0, 1, ….
     """
-    with only_rank_0(world.size, ids_B):
+    with only_rank_0(world.size):
         term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
         step = TrainStep([term])
         with Measured([*towers.parameters(), *objective.parameters(), batch.x, batch.y]) as measured:

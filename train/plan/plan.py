@@ -44,6 +44,9 @@ class RunPlan:
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
         self.chunks = chunk_count(config.global_batch_size, self.devices.count, config.chunk_size)
         self.chunk = math.ceil(self.pairs / self.chunks)
+        self._is_ddp = self.devices.count > self.devices.shards == 1
+        self._is_half = self.devices.precision is not Precision.fp32
+        self._has_target = config.target.kind is not TargetKind.none
         # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
         self._gradients_grow = self.devices.count == self.chunks == 1
         self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
@@ -52,36 +55,37 @@ class RunPlan:
         self.samples, self.sample_bytes = counted_samples(config)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
-        self._state = planned_objective(config, samples).memory
+        state = planned_objective(config, samples).memory
+        self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
 
     def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:
         """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
         config, towers, shards = self.config, self.towers, self.devices.shards
-        trained, is_ddp, copies = towers.trained / shards, self.devices.count > shards == 1, 1 + self.devices.is_gpu
-        is_half = self.devices.precision is not Precision.fp32
-        whole, casts = towers.largest * (1 - 1 / shards) / (1 + is_half), is_half * towers.weights / 2
+        trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
+        whole, casts = towers.largest * (1 - 1 / shards) / (1 + self._is_half), self._is_half * towers.weights / 2
         stays: Rows = {
             "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
             "moments": (towers.moments / shards, "B", f"state of optim.name={config.optim.name} / {shards} shards"),
             "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
             "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
-            "target": (trained * (config.target.kind is not TargetKind.none), "B", "as the trained weights"),
-            "whole weights": (whole, "B", f"one tower at a time · (1 - 1 / shards), {2 if is_half else 4} bytes each"),
-            "inputs": (copies * towers.input_bytes(pairs), "B", f"{copies} · {pairs:,} pairs: the next batch is there"),
+            "target": (trained * self._has_target, "B", "as the trained weights"),
+            "whole weights": (whole, "B", "one tower at a time · (1 - 1 / shards), in the type of autocast"),
+            "inputs": (
+                copies * towers.inputs * pairs / self.chunk,
+                "B",
+                f"{copies} · {pairs:,} pairs, with the next batch",
+            ),
+            "state of samples": (self._state, "B", "4 bytes for each number · samples / ranks"),
         }
-        if (state := self._state) is not None:
-            share = state.num_samples / self.devices.count
-            stays["state of samples"] = 4 * len(state.names) * share, "B", f"4·{len(state.names)}·samples / ranks"
         chunks = math.ceil(pairs / chunk)
         kept, sizes = min(self._kept, chunks), self._sizes(pairs)
         graphs = kept * max(0.0, towers.graph - casts) * chunk / self.chunk
         graphs += min(casts, towers.graph) * (shards == 1)  # weights of shards are gathered in the type of autocast
         forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
-        # gradients that are not in buckets: of all chunks but the last, which no rank shares yet, or of the only process
-        backward += (
-            0.0 if self._gradients_grow or (is_ddp and chunks == 1) else trained if chunks == 1 else towers.trained
-        )
-        backward += 16 * pairs * towers.y.per_pair * towers.width
+        # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
+        unshared = trained if chunks == 1 else trained * shards
+        backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
+        backward += 16 * pairs * towers.y_rows / self.chunk * towers.width
         objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
         phases: Rows = {
             "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
@@ -114,24 +118,19 @@ class RunPlan:
     def sent(self) -> Rows:
         """Return the bytes of the whole tensors of each kind of collective in a step; {} for one rank."""
         sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
-        is_half, has_target = (
-            self.devices.precision is not Precision.fp32,
-            self.config.target.kind is not TargetKind.none,
-        )
+        halved = ["all-gather"] if self._is_half and self.devices.is_gpu else []  # on CPUs embeddings are in float32
         found: Rows = {}
         for kind, formula in self.cost.sent.items():
-            if (
-                kind == "all-gather" and is_half and self.devices.is_gpu and "B·D" in formula
-            ):  # embeddings, fp32 on CPUs
+            if kind in halved and "B·D" in formula:
                 formula = {**formula, "B·D": formula["B·D"] / 2}
             found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
-        gradients, filled = nbytes(self.towers.parameters, shards), f"rows filled up to {shards} shards"
+        gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
-            passes, (forward, backward) = 2 * chunks - 1 + chunks * has_target, self.towers.gathered(shards)
-            weights = (passes * forward + chunks * backward) / (1 + is_half)
+            passes, (forward, backward) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
+            weights = (passes * forward + chunks * backward) / (1 + self._is_half)
             found["all-gather, weights"] = weights, "B", f"{passes} · forward + {chunks} · backward, {filled}"
             found["reduce-scatter, gradients"] = gradients, "B", f"4 bytes for each trained weight, {filled}"
-            found["all-reduce, norms"] = 4 * len(self.towers.parameters), "B", "4 bytes for each trained tensor"
+            found["all-reduce, norms"] = 4 * len(self.towers.trained), "B", "4 bytes for each trained tensor"
         if self.devices.count > shards:
             formula = f"4 bytes for each trained weight / {shards} shards"
             found["all-reduce, gradients"] = gradients / shards, "B", formula
