@@ -1,21 +1,21 @@
 """The towers of a plan, without memory for their weights: one chunk runs forward and backward on fake tensors.
 
 Fake tensors have shapes and no values, so a model that no machine could hold takes seconds. They say that they are on
-the CPU; where a GPU computes in another way, as_on_gpu does so too.
+the CPU; where a GPU computes in another way, AsOnGpu does so too.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.sharding import layers_of
@@ -28,22 +28,17 @@ from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.tower import COLOURS, Tower
 
-NORMS = ("layer_norm", "group_norm")
 
-
-@contextmanager
-def as_on_gpu() -> Iterator[None]:
+class AsOnGpu(TorchFunctionMode):
     """Norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own."""
 
-    def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda x, *more, **kw: norm(x.float() if torch.is_autocast_enabled("cpu") else x, *more, **kw)
-
-    def attention(*args: Any, **kwargs: Any) -> Tensor:
-        return attend(*args[:4], **{**kwargs, "dropout_p": 0.0})
-
-    attend, norms = F.scaled_dot_product_attention, {name: in_float32(getattr(F, name)) for name in NORMS}
-    with patch.multiple(F, scaled_dot_product_attention=attention, **norms):
-        yield
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.layer_norm, F.group_norm) and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        if func is F.scaled_dot_product_attention:
+            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
 
 
 class FakeTowers:
@@ -59,7 +54,7 @@ class FakeTowers:
         """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
         with torch.device("meta"):
             model = build_model(replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False)
-        with FakeTensorMode(allow_non_fake_inputs=True), as_on_gpu() if devices.is_gpu else nullcontext():
+        with FakeTensorMode(allow_non_fake_inputs=True), AsOnGpu() if devices.is_gpu else nullcontext():
             towers = model.towers.to_empty(device="cpu")
             self._towers = (towers.x_tower, towers.y_tower)
             self.trained = [p for p in towers.parameters() if p.requires_grad]
