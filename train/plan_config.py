@@ -11,7 +11,7 @@ GPUS = {"h100": (80, "H100"), "h100-pcie": (80, "H100 PCIe"), "h200": (141, "H20
 GPUS |= {"a100-40": (40, "A100"), "a100-80": (80, "A100"), "l40s": (48, "L40S"), "l4": (24, "L4")}
 GPUS |= {"a10g": (24, "A10G"), "v100-16": (16, "V100"), "v100-32": (32, "V100"), "rtx4090": (24, "RTX 4090")}
 GPUS |= {"t4": (16, "Tesla T4")}
-Gpu = StrEnum("Gpu", [*GPUS])
+Gpu = StrEnum("Gpu", list(GPUS))
 
 
 @dataclass

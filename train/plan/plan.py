@@ -126,8 +126,8 @@ class RunPlan:
             found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
         gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
-            passes, (forward, backward) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
-            weights = (passes * forward + chunks * backward) / (1 + self._is_half)
+            passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
+            weights = (passes * forward + chunks * backward + once) / (1 + self._is_half)
             found["all-gather, weights"] = weights, "B", f"{passes} · forward + {chunks} · backward, {filled}"
             found["reduce-scatter, gradients"] = gradients, "B", f"4 bytes for each trained weight, {filled}"
             found["all-reduce, norms"] = 4 * len(self.towers.trained), "B", "4 bytes for each trained tensor"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
@@ -26,7 +26,7 @@ from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.tower import COLOURS, Tower
+from dyad.train.towers.tower import COLOURS
 
 
 class AsOnGpu(TorchFunctionMode):
@@ -86,24 +86,27 @@ class FakeTowers:
         self.backward, pairs = measured.peak, len(inputs[0])
         self.forward_flops, self.backward_flops = flops / pairs, repeated / pairs
 
-    def gathered(self, shards: int) -> tuple[int, int]:
-        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, and in the backward.
+    def gathered(self, shards: int) -> tuple[int, int, int]:
+        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, in the backward, and
+        once in a step.
 
-        The backward skips frozen layers below the first that trains, but for one: that is fetched ahead of its turn. Of
-        a tower of both sides it gathers the layers for each side, and what is in no layer once.
+        The backward skips frozen layers below the first that trains; but the last of these is fetched ahead of its
+        turn, and stays for the next chunk. Of a tower of both sides layers are gathered for each side, the rest once.
         """
-        forward, backward = 0, 0
+        forward, backward, once = 0, 0, 0
         for tower, sides in Counter(self._towers).items():
-            whole, layers = nbytes(tower.parameters(), shards), [[*layer.parameters()] for layer in layers_of(tower)]
-            sizes = [nbytes(layer, shards) for layer in layers]
-            trained = [any(p.requires_grad for p in layer) for layer in [*layers, tower.parameters()]]
+            layers, rest = [[*layer.parameters()] for layer in layers_of(tower)], [*tower.parameters()]
+            sizes, whole = [nbytes(layer, shards) for layer in layers], nbytes(rest, shards)
+            trained = [any(p.requires_grad for p in part) for part in (*layers, rest)]
             forward += sides * whole
             if trained[-1]:
-                backward += sides * sum(sizes[max(trained.index(True) - 1, 0) :]) + whole - sum(sizes)
-        return forward, backward
+                first = trained.index(True)
+                backward += sides * sum(sizes[first:]) + whole - sum(sizes)
+                once += sum(sizes[:first][-1:])
+        return forward, backward, once
 
 
-def embed(tower: Tower, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
+def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return the embeddings of a tower under autocast; its texts count as of full length, which no token can tell."""
     lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Pooled) else None
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
