@@ -5,8 +5,13 @@ from enum import StrEnum
 
 from dyad.data.config import described
 
-# Names of GPUs; train/plan/cluster.py says what they are
-Gpu = StrEnum("Gpu", "h100 h100-pcie h200 b200 a100-40 a100-80 l40s l4 a10g v100-16 v100-32 rtx4090 t4".split())
+# Name → memory in GiB, and the name by which telemetry.py finds the peak. Memory: GB of NVIDIA's data sheets of the
+# H100, H200, B200 (DGX B200: 1,440 GB of eight), A100, L40S, L4, A10, V100 and T4, and of the GeForce RTX 4090's page.
+GPUS = {"h100": (80, "H100"), "h100-pcie": (80, "H100 PCIe"), "h200": (141, "H200"), "b200": (180, "B200")}
+GPUS |= {"a100-40": (40, "A100"), "a100-80": (80, "A100"), "l40s": (48, "L40S"), "l4": (24, "L4")}
+GPUS |= {"a10g": (24, "A10G"), "v100-16": (16, "V100"), "v100-32": (32, "V100"), "rtx4090": (24, "RTX 4090")}
+GPUS |= {"t4": (16, "Tesla T4")}
+Gpu = StrEnum("Gpu", list(GPUS))
 
 
 @dataclass

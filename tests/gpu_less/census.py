@@ -12,15 +12,14 @@ import argparse
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra, KnownPositives
@@ -29,7 +28,7 @@ from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed import data_parallel
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
-from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.plan.measure import only_rank_0
 from dyad.train.step import sizes
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -163,7 +162,7 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
 
 def run(case: Case) -> Found:
     """Count one case. Raises what a GPU would: an operation on tensors of two devices."""
-    with rank_0_of(case.world_size) if case.world_size > 1 else nullcontext():
+    with rank_0_of(case.world_size):
         expected = two_steps(case, torch.device("cpu"), "fp32")
         with pretended() as mode, computed_kernels():
             loss = two_steps(case, GPU, case.precision, mode)
@@ -173,42 +172,12 @@ def run(case: Case) -> Found:
 @contextmanager
 def rank_0_of(world_size: int) -> Iterator[None]:
     """A group of ranks that hold the same rows under ids and keys of their own; the towers without DDP."""
-    join_uniform_ranks(world_size)
-    try:
-        with (
-            patch.object(data_parallel, "wrap_towers", lambda towers, *_: (towers.x_tower, towers.y_tower)),
-            patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
-            patch.object(Layout, "gathered", with_own_ids(Layout.gathered)),
-        ):
-            yield
-    finally:
-        dist.destroy_process_group()
-
-
-def with_own_ids(gather: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """Layout.gathered for which sample ids and keys differ between ranks: int64 numbers grow from rank to rank."""
-
-    def gathered(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
-        every, count = gather(layout, *parts), len(parts[0])
-        ranks = torch.arange(layout.world_size, device=parts[0].device)
-        first = PAIRS * ranks.repeat_interleave(count, output_size=count * layout.world_size)
-        return tuple(e + first if e.dtype == torch.int64 else e for e in every)
-
-    return gathered
-
-
-def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
-    """Join a process group of which only rank 0 is real; its collectives take all ranks to hold what this one holds.
-
-    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
-    """
-    from torch._C._distributed_c10d import FakeProcessGroup
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    options = FakeProcessGroup.Options()
-    options.simulate_uniform_ranks = True
-    group: dict[str, Any] = {"store": FakeStore(), "rank": 0, "world_size": world_size, "pg_options": options}
-    dist.init_process_group("fake", device_id=device, **group)
+    with (
+        only_rank_0(world_size),
+        patch.object(data_parallel, "wrap_towers", lambda towers, *_: (towers.x_tower, towers.y_tower)),
+        patch.object(sizes.dist, "new_group", lambda **_: None),  # the hosts' own group is the pretended one
+    ):
+        yield
 
 
 def counted(cases: list[Case], folder: Path) -> list[Found]:

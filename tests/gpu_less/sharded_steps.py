@@ -26,10 +26,11 @@ from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, Trai
 from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
+from dyad.train.plan.measure import join_uniform_ranks
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import Tower, TwoTower
-from tests.gpu_less.census import join_uniform_ranks, moved
+from tests.gpu_less.census import moved
 from tests.gpu_less.pretend_cuda import GPU, answers, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
 

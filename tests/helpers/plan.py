@@ -13,11 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from dyad.data.batch import Batch
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import TrainConfig
+from dyad.train.config import Parallel, TrainConfig
+from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World
 from dyad.train.plan.measure import Measured
 from dyad.train.plan.objective import planned_objective
-from dyad.train.plan.towers import Side, sides
+from dyad.train.plan.towers import planned_inputs
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_model
@@ -26,13 +27,15 @@ from dyad.train.towers.pooled import Pooled
 MODELS = {
     "tiny_clip_gn": "model=tiny_clip_gn global_batch_size=16",
     "in chunks": "model=tiny_clip_gn global_batch_size=16 chunk_size=4 keep_graphs=1 optim.ema=0.99",
+    "frozen in chunks": "model=tiny_clip_gn model.image.frozen=true model.image.unlocked_groups=2 global_batch_size=12 "
+    "chunk_size=2 optim.ema=0.99",
     "minilm": "experiment=topics global_batch_size=4 model.text.from_scratch=true",
     "small_cnn": "task=views model=small_cnn data=simclr objective=simclr global_batch_size=64",
 }
 
 
-def planned(name: str) -> TrainConfig:
-    config = compose_config([*MODELS[name].split(), "steps=10"])
+def planned(name: str, *words: str) -> TrainConfig:
+    config = compose_config([*MODELS[name].split(), "steps=10", *words])
     return replace(config, model=replace(config.model, frozen_cache_mb=0))
 
 
@@ -40,9 +43,12 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
     """The most bytes that a rank holds at one time, and the bytes of each kind of collective."""
     model = build_model(config, load_pretrained=False)
     count = config.global_batch_size // world.size
-    x, y = (_rows(side, count) for side in sides(config, model, world.size))
+    inputs = planned_inputs(config, model, world.size, count)
+    x, y = (torch.randint(200, rows.shape, dtype=rows.dtype) for rows in inputs)
+    sides = ((model.towers.x_tower, x), (model.towers.y_tower, y))
+    lengths = [np.full(len(rows), rows.shape[1]) if isinstance(t.trunk, Pooled) else None for t, rows in sides]
     ids = torch.arange(count)
-    batch = Batch(x[0], y[0], ids, ids, ids, x_lengths=x[1], y_lengths=y[1])
+    batch = Batch(x, y, ids, ids, ids, x_lengths=lengths[0], y_lengths=lengths[1])
     step = TrainStep(
         [LossTerm(model.towers, planned_objective(config, 4096), config, 10, world, (count,) * world.size)]
     )
@@ -53,16 +59,11 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
     there = [*model.towers.parameters(), *model.towers.buffers(), batch.x, batch.y, *step.average.tensors.values()]
     there += [value for slot in slots for value in slot.values()]
     trained = sum(p.nbytes for p in model.towers.parameters() if p.requires_grad)
-    before = sum(tensor.nbytes for tensor in there) + trained * (world.size > 1)  # the buckets of DDP
+    before = sum(local(tensor).nbytes for tensor in there)
+    before += trained * (world.size > 1 and config.dist.name is Parallel.ddp)  # the buckets of DDP
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step(batch, 1)
     return before + _peak(profiled), measured.sent
-
-
-def _rows(side: Side, count: int) -> tuple[torch.Tensor, Any]:
-    shape, is_text = (side.count(count), *side.input.shape[1:]), isinstance(getattr(side.tower, "trunk", None), Pooled)
-    rows = torch.randint(200, shape, dtype=side.input.dtype)
-    return rows, np.full(shape[0], shape[1]) if is_text else None
 
 
 def _peak(profiled: Any) -> int:

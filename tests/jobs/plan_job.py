@@ -10,25 +10,28 @@ from helpers.plan import measured_step, planned
 from dyad.train.distributed.world import init_world, shutdown
 from dyad.train.plan.plan import RunPlan
 
-MODELS = ("in chunks", "minilm", "small_cnn")
+# of shards: frozen layers and chunks; one tower of both sides, in bf16
+RUNS = {"in chunks": [], "minilm": [], "small_cnn": []}
+RUNS |= {f"{name}, sharded": ["dist=fsdp2"] for name in ("frozen in chunks", "minilm")}
 
 
 def main() -> None:
     torch.set_num_threads(1)
+    configs = {run: planned(run.removesuffix(", sharded"), *words) for run, words in RUNS.items()}
     is_first = os.environ["RANK"] == "0"
-    plans = {name: RunPlan(planned(name)) for name in MODELS} if is_first else {}
+    plans = {run: RunPlan(config) for run, config in configs.items()} if is_first else {}
     world = init_world(200, cpu=True)
-    for name in MODELS:
-        peak, sent = measured_step(planned(name), world)
+    for run, config in configs.items():
+        peak, sent = measured_step(config, world)
         if is_first:
-            plan = plans[name]
+            plan = plans[run]
             assert plan.devices.count == world.size and not plan.devices.is_gpu
             expected = plan.peak(plan.pairs, plan.chunk)
-            print(f"{name}: planned {expected / 2**20:.1f} MiB, taken {peak / 2**20:.1f}")
-            assert abs(expected / peak - 1) < 0.15, (name, expected, peak)
+            print(f"{run}: planned {expected / 2**20:.1f} MiB, taken {peak / 2**20:.1f}")
+            assert abs(expected / peak - 1) < 0.15, (run, expected, peak)
             for kind in ("all-gather", "all-reduce", "reduce-scatter"):
-                of_plan = sum(size for what, (size, _) in plan.sent().items() if what.startswith(kind))
-                assert of_plan == sent[kind], (name, kind, of_plan, sent)
+                of_plan = sum(size for what, (size, *_) in plan.sent().items() if what.startswith(kind))
+                assert of_plan == sent[kind], (run, kind, of_plan, sent)
     shutdown(world)
     print("all checks hold")
 

@@ -27,14 +27,15 @@ from dyad.train.towers.tower import Tower
 T = TypeVar("T", bound=Tensor)
 
 
-def shard_size(config: DistConfig, world_size: int) -> int:
+def shard_size(config: DistConfig, world_size: int, of_machine: int | None = None) -> int:
     """Return how many ranks share one copy of the weights; 1: every rank has all of them.
 
-    Raises ConfigError if that does not divide the number of ranks, `world_size`.
+    of_machine: the number of ranks of a machine; None: as this job was started. Raises ConfigError if the result does
+    not divide the number of ranks, `world_size`.
     """
     if config.name is Parallel.ddp:
         return 1
-    of_machine = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    of_machine = of_machine or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else of_machine)
     if world_size % size:
         raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes")

@@ -1,21 +1,18 @@
 """The devices that a plan is for, GPUs by name, and how their ranks share the weights."""
 
+import math
 import os
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from dyad.train.config import Precision, TrainConfig
+from dyad.train.distributed.sharding import shard_size
 from dyad.train.losses.sums.tiles import LARGE_TILE, ROOM, TILE
 from dyad.train.monitor.telemetry import peak_tflops
+from dyad.train.plan_config import GPUS
+from dyad.train.step.graph_cache import cpu_memory
 
-# Name → memory in GiB, and the name by which telemetry.py finds the peak. Memory: GB of NVIDIA's data sheets of the
-# H100, H200, B200 (DGX B200: 1,440 GB of eight), A100, L40S, L4, A10, V100 and T4, and of the GeForce RTX 4090's page.
-GPUS = {"h100": (80, "H100"), "h100-pcie": (80, "H100 PCIe"), "h200": (141, "H200"), "b200": (180, "B200")}
-GPUS |= {"a100-40": (40, "A100"), "a100-80": (80, "A100"), "l40s": (48, "L40S"), "l4": (24, "L4")}
-GPUS |= {"a10g": (24, "A10G"), "v100-16": (16, "V100"), "v100-32": (32, "V100"), "rtx4090": (24, "RTX 4090")}
-GPUS |= {"t4": (16, "Tesla T4")}
 WITHOUT_BF16 = ("V100", "Tesla T4")
 
 
@@ -23,48 +20,34 @@ WITHOUT_BF16 = ("V100", "Tesla T4")
 class Devices:
     """The devices of a plan: their number, name, bytes of memory each, and the precision of the towers on them.
 
-    shards: how many ranks share the weights, gradients and moments; all others repeat them.
+    peak: TFLOP/s of dense products in that precision; NaN if it is not known. tile: most rows and columns of a tile of
+    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights.
     """
 
     count: int
     name: str
+    is_gpu: bool
     memory: float
     precision: Precision
+    peak: float
+    tile: int
     shards: int
-
-    @property
-    def is_gpu(self) -> bool:
-        return self.name != "CPU"
-
-    @property
-    def peak(self) -> float | None:
-        """FLOP/s of dense products in the precision of the towers; None if that is not known."""
-        peak = peak_tflops(self.name, self.precision)
-        return peak and peak * 1e12
-
-    @property
-    def tile(self) -> int:
-        """Rows and columns of a tile of scores, see tile_size of train/losses/sums/tiles.py."""
-        return LARGE_TILE if self.is_gpu and self.memory >= ROOM else TILE
 
 
 def planned_devices(config: TrainConfig) -> Devices:
     """Return the devices that plan.gpus and plan.gpu name; without them, those of this job or machine."""
-    plan, cuda = config.plan, torch.cuda.is_available()
+    plan, cuda, precision = config.plan, torch.cuda.is_available(), config.precision
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())
-    name, memory = "CPU", float(psutil.virtual_memory().total // count)
+    name, memory = "CPU", cpu_memory()[1]
     if plan.gpu or (plan.gpus and not cuda):
         gib, name = GPUS[plan.gpu or "h100"]
         memory = gib * 2.0**30
     elif cuda:
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    precision = config.precision
+    is_gpu = name != "CPU"
     if precision is Precision.auto:
-        precision = Precision.fp32 if name == "CPU" or name.startswith(WITHOUT_BF16) else Precision.bf16
-    return Devices(count, name, memory, precision, shards_of(config, count))
-
-
-def shards_of(config: TrainConfig, count: int) -> int:
-    """Return over how many of `count` ranks dist.name spreads the weights, see shard_size of sharding.py."""
-    own = config.dist.shard_size
-    return {"ddp": 1, "fsdp2": own or count, "hsdp": own or min(config.plan.gpus_per_node, count)}[config.dist.name]
+        precision = Precision.bf16 if is_gpu and not name.startswith(WITHOUT_BF16) else Precision.fp32
+    peak = peak_tflops(name, precision) or math.nan
+    tile = LARGE_TILE if is_gpu and memory >= ROOM else TILE
+    shards = shard_size(config.dist, count, min(plan.gpus_per_node, count))
+    return Devices(count, name, is_gpu, memory, precision, peak, tile, shards)

@@ -10,14 +10,12 @@ import torch
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
-from dyad.data.loading.order import Order, local_rows
-from dyad.train.config import Precision, Task, TrainConfig
+from dyad.data.loading.order import Order
+from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
-from dyad.train.plan.measure import Measured, only_rank_0
+from dyad.train.plan.objective import first_step
 from dyad.train.run.classes import with_classes
 from dyad.train.run.components import batch_norms, build_parts
-from dyad.train.step.loss_term import LossTerm
-from dyad.train.step.step import TrainStep
 
 ENOUGH = 32  # pairs; of few, the own pair of a column, which is there once and not W times, is a large part
 SOFTMAX = ("clip", "info_nce", "dpr")  # log-sum-exp over all columns: W times as many alike columns add ln W
@@ -36,17 +34,12 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     if not isinstance(order, Order) or isinstance(data, Stream) or config.also:
         raise ConfigError("plan.dry_run: takes a single loss (no also.NAME), and data with an index")
     batch_norms(config, towers, size)
-    how = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
-    batch = next(build_loader(data, order, **how))
-    rows = [local_rows(config.global_batch_size, rank, size) for rank in range(size)]
-    pairs = None if config.task is Task.labelled else tuple(part.stop - part.start for part in rows)
-    before = copy.deepcopy(objective)
-    with only_rank_0(size, torch.as_tensor(order.ids(0))):
-        step = TrainStep([LossTerm(towers, objective, config, parts.total_steps, World(0, size), pairs)])
-        with Measured([*towers.parameters(), batch.x, batch.y]) as measured:
-            loss = step(batch, 0)["loss"]
+    batch = next(build_loader(data, order, rank=0, world_size=size, first_step=0, last_step=1, workers=0))
+    before, config = copy.deepcopy(objective), replace(config, steps=parts.total_steps)
+    batch.sample_ids = torch.arange(len(batch))
+    step, measured = first_step(towers, objective, config, World(0, size), batch)
     yield f"rank 0 of {size}, {precision}: {len(batch):,} of {config.global_batch_size:,} pairs"
-    yield f"loss {loss:.6g} of step 1 of {parts.total_steps:,}"
+    yield f"loss {step.scalars['loss']:.6g} of step 1 of {parts.total_steps:,}"
     if config.objective.name in SOFTMAX and batch.extra is None and len(batch) >= ENOUGH:
         x, y = step.terms[0].embeddings
         alone = before(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys).loss.item()

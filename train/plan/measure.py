@@ -10,34 +10,38 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from dyad.train.losses.sums.all_gather import Layout
 
+# Collectives by their names in torch; those of DTensor are functional, and have no underscore
 COLLECTIVES = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
+COLLECTIVES |= {"all_reduce": "all-reduce"}
 
 
 class Measured(TorchDispatchMode):
     """Counts the bytes of tensors that operations make in the block: `live` now, `peak` the most at one time.
 
-    existing: tensors of before, which do not count. flops: of all products and convolutions. sent: bytes of the largest
-    tensor of each collective, by its name. Tensors may be real, or without values.
+    existing: tensors that live longer than the block, and do not count. flops: of all products and convolutions. sent:
+    bytes of the largest tensor of each collective, by its name. Tensors may be real, or without values.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.live, self.peak, self.flops, self.sent = 0, 0, 0, Counter[str]()
-        self._before = [tensor.untyped_storage() for tensor in existing]  # alive, so that no other has their number
-        self._known = {storage._cdata for storage in self._before}
+        self._known = {tensor.untyped_storage()._cdata for tensor in existing}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(of, DTensor) for of in types):
+            return NotImplemented  # it comes again, as operations on this rank's parts
         name, kwargs = str(func.overloadpacket.__name__), kwargs or {}
         result = func(*args, **kwargs)
-        if func.namespace == "c10d":
-            tensors = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-            self.sent[COLLECTIVES.get(name, name)] += max((tensor.nbytes for tensor in tensors), default=0)
+        if func.namespace == "c10d" or name in COLLECTIVES:
+            sizes = (leaf.nbytes for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            self.sent[COLLECTIVES.get(name, name)] += max(sizes, default=0)
         if count := flop_registry.get(getattr(torch.ops.aten, name.rstrip("_"), None)):
             self.flops += count(*args, **kwargs, out_val=result)
         for tensor in tree_leaves(result):
@@ -53,33 +57,39 @@ class Measured(TorchDispatchMode):
         self.live -= size
 
 
-@contextmanager
-def only_rank_0(world_size: int, ids_B: Tensor) -> Iterator[None]:
-    """Join a process group of which only rank 0 is real: collectives take all ranks to hold what this one holds.
+def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
+    """Join a process group of which only rank 0 is real: its collectives take all ranks to hold what this one holds.
 
-    ids_B: the sample ids of all ranks, those of rank 0 first. Content keys of the others are made to differ, too.
+    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
+    """
+    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    options = FakeProcessGroup.Options()
+    options.simulate_uniform_ranks = True
+    group: dict[str, Any] = {"store": FakeStore(), "rank": 0, "world_size": world_size, "pg_options": options}
+    dist.init_process_group("fake", device_id=device, **group)
+
+
+@contextmanager
+def only_rank_0(world_size: int) -> Iterator[None]:
+    """Join uniform ranks that have sample ids and content keys of their own; do nothing for one rank.
+
+    The ids of rank 0 must be 0, 1, …; those of the others go on from there.
     """
     if world_size == 1:
         yield
         return
-    from torch._C._distributed_c10d import FakeProcessGroup
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     gathered = Layout.gathered
 
-    def with_own_ids(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
-        shift_B = len(ids_B) * torch.arange(world_size).repeat_interleave(torch.tensor(layout.sizes))
-        every = list(gathered(layout, *parts))
-        for place, own in enumerate(parts):
-            if own.dtype == torch.int64:
-                every[place] = ids_B if torch.equal(own, ids_B[: len(own)]) else every[place] + shift_B
-        return tuple(every)
+    def with_own_numbers(layout: Layout, *parts: Tensor) -> tuple[Tensor, ...]:
+        sizes = torch.tensor(layout.sizes)
+        start_B = (sizes.cumsum(0) - sizes).repeat_interleave(sizes).to(parts[0].device, non_blocking=True)
+        return tuple(e + start_B if e.dtype == torch.int64 else e for e in gathered(layout, *parts))
 
-    options = FakeProcessGroup.Options()
-    options.simulate_uniform_ranks = True
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size, pg_options=options)
+    join_uniform_ranks(world_size)
     try:
-        with patch.object(Layout, "gathered", with_own_ids):
+        with patch.object(Layout, "gathered", with_own_numbers):
             yield
     finally:
         dist.destroy_process_group()

@@ -5,12 +5,12 @@ fitted by a sum of products of the sizes. So every objective, also one of a plug
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import Precision, TrainConfig
@@ -19,59 +19,20 @@ from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums.tiles import TILE
 from dyad.train.plan.measure import COLLECTIVES, Measured, only_rank_0
+from dyad.train.run.components import pairs_of_ranks
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
 
 SENT_AT = ((2, 3), (3, 3), (2, 5), (4, 4), (3, 7), (5, 2))  # b, D
 SENT = ("B·D", "B", "D²", "D", "1")
-TAKEN_AT = (
-    (8, 1, 1024),
-    (8, 8, 1024),
-    (8, 32, 1024),
-    (8, 8, 512),
-    (512, 2, 8),
-    (256, 8, 8),
-    (64, 16, 64),
-    (512, 4, 128),
-)
+TAKEN_AT = ((8, 1, 1024), (8, 8, 1024), (8, 32, 1024), (8, 8, 512))  # b, W, D
+TAKEN_AT += ((512, 2, 8), (256, 8, 8), (64, 16, 64), (512, 4, 128))
 TAKEN = ("B·D", "b·D", "D²", "tile", "B")
-UNCHANGED_BYTES = 8  # of gradients of the two towers below
 Formula = Mapping[str, float]  # product of sizes → its factor
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of a step: b pairs of each of W ranks, embeddings of width D, tiles of at most `most` rows and columns."""
-
-    b: int
-    W: int
-    D: int
-    most: int = TILE
-
-    def products(self) -> dict[str, float]:
-        """Return the products of sizes of which formulas consist. B: the pairs of all ranks."""
-        B, D = self.b * self.W, self.D
-        tile = min(self.b, self.most) * min(B, self.most)
-        return {"B·D": B * D, "b·D": self.b * D, "D²": D**2, "B": B, "tile": tile, "D": D, "1": 1}
-
-    def value(self, formula: Formula) -> float:
-        return sum(factor * self.products()[product] for product, factor in formula.items())
-
-
-class Unchanged(nn.Module):
-    """A tower that returns its input; a number of 4 bytes makes it train."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.zero = nn.Parameter(torch.zeros(1))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return rows + self.zero
-
-
-@dataclass(frozen=True)
-class ObjectiveCost:
+class ObjectiveCost(NamedTuple):
     """Formulas: bytes that each kind of collective sends, bytes of memory, and FLOPs for each pair."""
 
     sent: Mapping[str, Formula]
@@ -81,17 +42,14 @@ class ObjectiveCost:
 
 def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
     """Measure the objective of a configuration; what is sent, for `world_size` ranks."""
-    at = [Sizes(b, world_size, D) for b, D in SENT_AT]
-    steps = [small_step(config, sizes).sent for sizes in at] if world_size > 1 else []
-    sent = {kind: fitted([step[kind] for step in steps], at, SENT) for kind in COLLECTIVES.values() if steps}
-    for formula in sent.values():  # every rank sends whole bytes for each number
-        formula.update({product: round(factor) for product, factor in formula.items()})
-    if sent:
-        sent["all-reduce"]["1"] = sent["all-reduce"].get("1", 0) - UNCHANGED_BYTES
-    at = [Sizes(b, W, D) for b, W, D in TAKEN_AT]
-    measured = [small_step(config, sizes) for sizes in at]
-    flops = [m.flops / sizes.b for m, sizes in zip(measured, at, strict=True)]
-    return ObjectiveCost(sent, fitted([m.peak for m in measured], at, TAKEN), fitted(flops, at, ("B·D", "D²")))
+    sizes = [(b, world_size, D) for b, D in SENT_AT]
+    steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
+    sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
+    whole = {kind: {product: round(factor) for product, factor in sent[kind].items()} for kind in sent}
+    taken = [small_step(config, *each) for each in TAKEN_AT]
+    flops = [step.flops / b for step, (b, _, _) in zip(taken, TAKEN_AT, strict=True)]
+    memory = fitted([step.peak for step in taken], TAKEN_AT, TAKEN)
+    return ObjectiveCost(whole, memory, fitted(flops, TAKEN_AT, ("B·D", "D²")))
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
@@ -101,40 +59,64 @@ def planned_objective(config: TrainConfig, samples: int) -> Objective:
     return build_objective(**options | own)
 
 
-def small_step(config: TrainConfig, sizes: Sizes) -> Measured:
-    """Take a step of the run's objective and target network with random embeddings; return what was measured."""
-    torch.manual_seed(0)
-    B, (batch, has_pairs) = sizes.b * sizes.W, random_batch(config, sizes)
-    run = {"task": config.task, "target": config.target, "objective": config.objective}
-    small = TrainConfig(**run, global_batch_size=B, precision=Precision.fp32)
-    with only_rank_0(sizes.W, torch.arange(B)):
-        towers, objective = TwoTower(Unchanged(), Unchanged()), planned_objective(config, max(4096, B))
-        pairs = (sizes.b,) * sizes.W if has_pairs else None
-        step = TrainStep([LossTerm(towers, objective, small, 100, World(0, sizes.W), pairs)])
+def first_step(
+    towers: TwoTower, objective: nn.Module, config: TrainConfig, world: World, batch: Batch
+) -> tuple[TrainStep, Measured]:
+    """Take the first step as rank 0 of a `world` whose ranks all hold `batch`; return what took it, and its measures.
+
+    The sample ids of `batch` must be 0, 1, ….
+    """
+    with only_rank_0(world.size):
+        term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
+        step = TrainStep([term])
         with Measured([*towers.parameters(), *objective.parameters(), batch.x, batch.y]) as measured:
             step(batch, 0)
+    return step, measured
+
+
+def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
+    """Take a step of the run's objective and target network with b random embeddings of width D on each of W ranks."""
+    torch.manual_seed(0)
+    run = {"task": config.task, "target": config.target, "objective": config.objective}
+    small = TrainConfig(**run, steps=100, global_batch_size=b * W, precision=Precision.fp32)
+    towers, objective = TwoTower(nn.PReLU(init=1.0), nn.PReLU(init=1.0)), planned_objective(config, max(4096, b * W))
+    _, measured = first_step(towers, objective, small, World(0, W), random_batch(config, b, W, D))
+    if W > 1:
+        measured.sent["all-reduce"] -= sum(p.nbytes for p in towers.parameters())  # of the gradients of these towers
     return measured
 
 
-def random_batch(config: TrainConfig, sizes: Sizes) -> tuple[Batch, bool]:
-    """Return unit vectors in place of the inputs of a run's batch, and whether side y has the items of pairs alone."""
-    b, ids, per_row = sizes.b, torch.arange(sizes.b), config.data.negatives.per_row
-    classes = len(config.run.classes or [])
-    m = -(-classes // sizes.W) if classes > 1 else b
-    x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else sizes.D)) for rows in (b, m))
+def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
+    """Return b unit vectors on each side in place of the inputs of a run's batch; of classes, the share of a rank."""
+    ids, per_row, classes = torch.arange(b), config.data.negatives.per_row, len(config.run.classes or [])
+    m = -(-classes // W) if classes > 1 else b
+    x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
     batch = Batch(x, y, ids, ids, torch.arange(m), positives=ids % m if classes > 1 else None)
     if per_row:
         row = ids.repeat_interleave(per_row)
         batch.extra = Extra(y[row], row, b + torch.arange(len(row)), torch.zeros(len(row), dtype=torch.bool))
-    return batch, not classes
+    return batch
 
 
-def fitted(values: Sequence[float], at: Sequence[Sizes], products: Sequence[str]) -> dict[str, float]:
-    """Return the factors of `products` in the sum that gives `values` at the sizes `at`; those near 0 are left out."""
-    matrix = torch.tensor([[sizes.products()[product] for product in products] for sizes in at], dtype=torch.float64)
+def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
+    """Return the products of sizes of which formulas consist: b pairs of each of W ranks, B of all, embeddings of width
+    D, tiles of at most `most` rows and columns."""
+    B = b * W
+    return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}
+
+
+def value(formula: Formula, sizes: Mapping[str, float]) -> float:
+    """Return the value of a formula for the products of some sizes."""
+    return sum(factor * sizes[product] for product, factor in formula.items())
+
+
+def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, float]:
+    """Return the factors of the products `names` in the sum that gives `values` at the sizes `at`; those near 0 are
+    left out."""
+    matrix = torch.tensor([[products(*sizes)[name] for name in names] for sizes in at], dtype=torch.float64)
     scale = matrix.amax(0)
     found = torch.linalg.lstsq(matrix / scale, torch.tensor(values, dtype=torch.float64)).solution / scale
-    return {name: factor for name, factor in zip(products, found.tolist(), strict=True) if abs(factor) > 0.5}
+    return {name: factor for name, factor in zip(names, found.tolist(), strict=True) if abs(factor) > 0.5}
 
 
 def written(formula: Formula) -> str:

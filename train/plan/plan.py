@@ -1,32 +1,29 @@
 """The plan of a run: what it takes on some devices, as rows of (what, how much, by which formula)."""
 
-import io
 import math
-import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 
 from dyad.data.base.errors import UserError
 from dyad.data.question_passage.questions import is_beir
-from dyad.data.shards.index import SCANS, stored_index
-from dyad.data.shards.scan_tar import Scan
+from dyad.data.shards.index import has_index, index_shards
 from dyad.data.shards.sources import parse_sources, written_sources
-from dyad.data.shards.storage import open_stream, scheme_of, stat
+from dyad.data.shards.storage import scheme_of, stat
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.plan.cluster import planned_devices
 from dyad.train.plan.dry_run import dry_run
-from dyad.train.plan.objective import Sizes, objective_cost, planned_objective, written
-from dyad.train.plan.towers import FakeTowers
+from dyad.train.plan.objective import objective_cost, planned_objective, products, value, written
+from dyad.train.plan.towers import FakeTowers, nbytes
 from dyad.train.run.classes import with_classes
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
 
 PICTURES_PER_CORE = 1065  # a second, decoded and augmented: tests/benchmarks/RESULTS.md, "Loading pictures"
 MOST_PAIRS = 1 << 22  # of a rank, in the search for the largest batch
-LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is read to count its samples
-Rows = dict[str, tuple[float, str]]  # what → how much, and the formula
-Row = tuple[str, str, str]  # what, how much, and the formula
+LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to count its samples
+Rows = dict[str, tuple[float, str, str]]  # what → how much, NaN if that is not known; its unit; and the formula
 
 
 def print_plan(config: TrainConfig) -> None:
@@ -36,195 +33,191 @@ def print_plan(config: TrainConfig) -> None:
 
 
 class RunPlan:
-    """What a run takes on the devices that its keys of `plan` name. pairs: of a rank in a step; chunk: of a chunk."""
+    """What a run takes on the devices that its keys of `plan` name. pairs: of a rank in a step; chunk: of a chunk.
+
+    steps: of the run. samples: of an epoch. sample_bytes: mean bytes of one. NaN where these are not known.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config = with_classes(config, World())
         self.devices = planned_devices(config)
-        self.towers = FakeTowers(config, self.devices)
-        self.cost = objective_cost(config, self.devices.count)
-        self.samples, self.sample_bytes = counted_samples(config)
-        self._state = planned_objective(config, round(self.samples or 1)).memory
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
         self.chunks = chunk_count(config.global_batch_size, self.devices.count, config.chunk_size)
         self.chunk = math.ceil(self.pairs / self.chunks)
+        self._is_ddp = self.devices.count > self.devices.shards == 1
+        self._is_half = self.devices.precision is not Precision.fp32
+        self._sends_half = self._is_half and self.devices.is_gpu  # embeddings, weights; on CPUs they stay float32
+        self._has_target = config.target.kind is not TargetKind.none
         # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
         self._gradients_grow = self.devices.count == self.chunks == 1
-        self._run = self.towers.run(self.chunk, self._gradients_grow)
-        self._usable = (1 - SPARE) * self.devices.memory
+        self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
+        self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
+        self.cost = objective_cost(config, self.devices.count)
+        self.samples, self.sample_bytes = counted_samples(config)
+        self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
+        samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
+        state = planned_objective(config, samples).memory
+        self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
 
     def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:
         """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
-        config, towers, run, shards = self.config, self.towers, self._run, self.devices.shards
-        trained, is_ddp, copies = towers.trained / shards, self.devices.count > shards == 1, 1 + self.devices.is_gpu
+        config, towers, shards = self.config, self.towers, self.devices.shards
+        trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
+        whole, casts = towers.largest * (1 - 1 / shards) / (1 + self._sends_half), self._is_half * towers.weights / 2
         stays: Rows = {
-            "weights": (towers.weights / shards, f"4 bytes each / {shards} shards"),
-            "moments": (towers.moments / shards, f"state of optim.name={config.optim.name} / {shards} shards"),
-            "gradients": (trained * is_ddp, "of DDP's buckets, 4 bytes for each trained weight"),
-            "average": (trained * (config.optim.ema is not None), "optim.ema: as the trained weights"),
-            "target": (trained * (config.target.kind is not TargetKind.none), "target.kind: as the trained weights"),
-            "whole weights": (towers.largest * (1 - 1 / shards), f"one tower at a time · (1 - 1 / {shards} shards)"),
-            "inputs": (copies * towers.input_bytes(pairs), f"{copies} · {pairs:,} pairs: the next batch is there, too"),
+            "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
+            "moments": (towers.moments / shards, "B", f"state of optim.name={config.optim.name} / {shards} shards"),
+            "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
+            "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
+            "target": (trained * self._has_target, "B", "as the trained weights"),
+            "whole weights": (whole, "B", "one tower at a time · (1 - 1 / shards), in the type of autocast"),
+            "inputs": (
+                copies * towers.inputs * pairs / self.chunk,
+                "B",
+                f"{copies} · {pairs:,} pairs, with the next batch",
+            ),
+            "state of samples": (self._state, "B", "4 bytes for each number · samples / ranks"),
         }
-        if (state := self._state) is not None:
-            share = state.num_samples / self.devices.count
-            stays["state of samples"] = 4 * len(state.names) * share, f"4·{len(state.names)}·samples / ranks"
         chunks = math.ceil(pairs / chunk)
-        kept, sizes = min(config.keep_graphs or 1, chunks), self._sizes(pairs)
-        casts = 0 if self.devices.precision is Precision.fp32 else towers.weights / 2
-        one = max(0.0, run.graph - casts) * chunk / self.chunk
-        graphs = kept * one + min(casts, run.graph)
-        forward, backward = ((most - run.graph) * chunk / self.chunk for most in (run.forward, run.backward))
-        # gradients that are not in buckets: those of all chunks but the last, or of the only process
-        backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else trained
-        backward += 16 * pairs * towers.y.per_pair * sizes.D
-        objective, formula = max(0.0, sizes.value(self.cost.memory)), written(self.cost.memory)
-        phases = {
-            "+ towers forward": (graphs + forward, f"graphs of {kept} · {chunk:,} pairs, and the largest operation"),
-            "+ objective": (graphs + objective, f"graphs + {formula}; D = {sizes.D}"),
-            "+ towers backward": (graphs + backward, "graphs + gradients + 16·b·D of the embeddings"),
-            "+ optimiser": (trained * (not is_ddp), "gradients"),
+        kept, sizes = min(self._kept, chunks), self._sizes(pairs)
+        graphs = kept * max(0.0, towers.graph - casts) * chunk / self.chunk
+        graphs += min(casts, towers.graph) * (
+            shards == 1 or not self._sends_half
+        )  # else weights are gathered in the type of autocast
+        forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
+        # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
+        unshared = trained if chunks == 1 else trained * shards
+        backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
+        backward += 16 * pairs * towers.y_rows / self.chunk * towers.width
+        objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
+        phases: Rows = {
+            "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
+            "+ objective": (graphs + objective, "B", f"graphs + {formula}; D = {towers.width}"),
+            "+ towers backward": (graphs + backward, "B", "graphs + gradients + 16·b·D of the embeddings"),
+            "+ optimiser": (trained * (not is_ddp), "B", "gradients"),
         }
         return {what: row for what, row in stays.items() if row[0]}, phases
 
     def peak(self, pairs: int, chunk: int) -> float:
         """Return the most bytes that a rank with so many pairs, `chunk` at a time, holds at one time."""
         stays, phases = self.memory(pairs, chunk)
-        return sum(size for size, _ in stays.values()) + max(size for size, _ in phases.values())
+        return sum(size for size, *_ in stays.values()) + max(size for size, *_ in phases.values())
+
+    def largest(self) -> Rows:
+        """Return the peak of the run, whether it fits, and the largest chunk and batches that fit."""
+        b, usable, ranks = self.pairs, (1 - SPARE) * self.devices.memory, self.devices.count
+        peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
+        fits = f"{'fits' if peak <= usable else 'DOES NOT FIT'} into {_amount(self.devices.memory, 'B')}"
+        chunk = bisect_right(batches[:b], usable, key=lambda n: self.peak(b, n))
+        whole = bisect_right(batches, usable, key=lambda n: self.peak(n, n))
+        cut = bisect_right(batches, usable, key=lambda n: self.peak(n, min(n, self.chunk)))
+        return {
+            "peak": (peak, "B", f"what stays + the largest phase: {fits}, of which a tenth stays free"),
+            "largest chunk_size": (chunk, "", f"of {b:,} pairs of a rank"),
+            "largest batch in one chunk": (whole * ranks, "", f"{whole:,} pairs of a rank · ranks"),
+            f"largest batch in chunks of {self.chunk}": (cut * ranks, "", f"{cut:,} pairs of a rank · ranks"),
+        }
 
     def sent(self) -> Rows:
         """Return the bytes of the whole tensors of each kind of collective in a step; {} for one rank."""
-        sizes, shards, trained = self._sizes(self.pairs), self.devices.shards, self.towers.trained
-        is_half = self.devices.is_gpu and self.devices.precision is not Precision.fp32
+        sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
+        halved = ["all-gather"] if self._sends_half else []
         found: Rows = {}
         for kind, formula in self.cost.sent.items():
-            if kind == "all-gather" and is_half and "B·D" in formula:  # of embeddings, which are fp32 on CPUs
+            if kind in halved and "B·D" in formula:
                 formula = {**formula, "B·D": formula["B·D"] / 2}
-            found[f"{kind}, objective"] = sizes.value(formula), written(formula)
+            found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
+        gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
-            found["all-gather, weights"] = 2 * self.towers.weights, "for forward and for backward"
-            found["reduce-scatter, gradients"] = trained, "4 bytes for each trained weight"
+            passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
+            weights = (passes * forward + chunks * backward + once) / (1 + self._sends_half)
+            found["all-gather, weights"] = weights, "B", f"{passes} · forward + {chunks} · backward, {filled}"
+            found["reduce-scatter, gradients"] = gradients, "B", f"4 bytes for each trained weight, {filled}"
+            found["all-reduce, norms"] = 4 * len(self.towers.trained), "B", "4 bytes for each trained tensor"
         if self.devices.count > shards:
-            found["all-reduce, gradients"] = trained / shards, f"4 bytes for each trained weight / {shards} shards"
+            formula = f"4 bytes for each trained weight / {shards} shards"
+            found["all-reduce, gradients"] = gradients / shards, "B", formula
         return found
 
-    def flops(self) -> Rows:
-        """Return the FLOPs of a rank in a step."""
-        run, b, kept = self._run, self.pairs, min(self.config.keep_graphs or 1, self.chunks)
-        again = 1 - kept / self.chunks
-        objective = b * self._sizes(b).value(self.cost.flops)
-        return {
-            "towers": (b * (run.forward_flops + run.backward_flops), f"b·(forward + backward), {b:,} pairs"),
-            "forward again": (again * b * run.forward_flops, f"b·forward·{again:.3g}: {self.chunks} chunks"),
-            "objective": (objective, f"b·({written(self.cost.flops)})"),
+    def time(self) -> Rows:
+        """Return the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
+        towers, b, mfu, peak = self.towers, self.pairs, self.config.plan.mfu, self.devices.peak
+        forward, backward = towers.forward_flops, towers.backward_flops
+        objective = value(self.cost.flops, self._sizes(b))
+        again, tera = 1 - min(self._kept, self.chunks) / self.chunks, b / 1e12
+        rows: Rows = {
+            "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
+            "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),
+            "a step, objective": (tera * objective, "TFLOP", f"b·({written(self.cost.flops)})"),
         }
+        seconds = sum(count for count, *_ in rows.values()) / (mfu * peak)
+        return {
+            "a pair, forward": (forward / 1e9, "GFLOP", "both towers; texts of full length"),
+            "a pair, backward": (backward / 1e9, "GFLOP", "both towers"),
+            **rows,
+            "a step": (seconds, "s", f"sum / (plan.mfu={mfu:g} · {_amount(peak, 'TFLOP/s')} of plan.gpu)"),
+            "steps": (self.steps, "", "steps, or epochs · samples / B"),
+            "the run": (self.steps * seconds / 3600, "h", "steps · seconds of a step"),
+        }
+
+    def data(self) -> Rows:
+        """Return what the run reads, and how fast the loader must give it."""
+        config, size = self.config, self.sample_bytes
+        B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
+        of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
+        rows: Rows = {
+            "negatives of an anchor": (classes - 1, "", "classes - 1") if classes > 1 else of_batch,
+            "samples": (self.samples, "", "of data.train, by its indexes or its first shard"),
+            "bytes of a sample": (size, "", "bytes of data.train / samples"),
+            "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
+        }
+        for whose, gpus in (("GPU", 1), ("node", min(config.plan.gpus_per_node, self.devices.count))):
+            rate = gpus * self.pairs / self.time()["a step"][0]
+            rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
+            if config.has_pictures:
+                formula = f"pairs/s / {PICTURES_PER_CORE} pictures that a core decodes and augments (RESULTS.md)"
+                rows[f"cores of a {whose}"] = rate / PICTURES_PER_CORE, "", formula
+            rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
+        return rows
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the plan."""
-        config, devices = self.config, self.devices
+        config, devices, (stays, phases) = self.config, self.devices, self.memory(self.pairs, self.chunk)
         yield f"{devices.count} × {devices.name}, {devices.precision}, {config.dist.name}; {config.task}"
-        yield from _table(f"Memory of a rank, objective={config.objective.name}", self._memory())
-        sent = ((what, _bytes(size), formula) for what, (size, formula) in self.sent().items())
-        yield from _table("Sent in a step: bytes of the whole tensors", sent)
-        total = sum(count for count, _ in self.flops().values())
-        seconds = devices.peak and total / (config.plan.mfu * devices.peak)
-        steps, samples = config.steps, self.samples
-        if steps is None and samples and config.epochs:
-            steps = math.ceil(config.epochs * samples / config.global_batch_size)
-        yield from _table("Time", self._time(steps, seconds))
-        yield from _table("Data", self._data(steps, seconds))
+        memory = f"Memory of a rank, objective={config.objective.name}"
+        sent = "Sent in a step: bytes of the whole tensors"
+        parts = {memory: stays | phases | self.largest(), sent: self.sent(), "Time": self.time(), "Data": self.data()}
+        for title, rows in parts.items():
+            yield f"\n{title}"
+            for what, (number, unit, formula) in rows.items():
+                yield f"  {what:<28}{_amount(number, unit):>16}  {formula}"
         if config.also:
             yield f"not counted: also.{', also.'.join(config.also)}"
 
-    def _memory(self) -> Iterator[Row]:
-        b, usable = self.pairs, self._usable
-        stays, phases = self.memory(b, self.chunk)
-        yield from ((what, _bytes(size), formula) for what, (size, formula) in (stays | phases).items())
-        peak = self.peak(b, self.chunk)
-        fits = "fits" if peak <= usable else "DOES NOT FIT"
-        device = f"{_bytes(self.devices.memory)}, of which a tenth stays free"
-        yield "peak", _bytes(peak), f"what stays + the largest phase: {fits} into {device}"
-        largest = bisect_right(range(1, b + 1), usable, key=lambda n: self.peak(b, n))
-        yield "largest chunk_size", f"{largest:,}", f"of {b:,} pairs of a rank"
-        for what, chunk in (("in one chunk", MOST_PAIRS), (f"in chunks of {self.chunk}", self.chunk)):
-            pairs = range(1, MOST_PAIRS + 1)
-            largest = bisect_right(pairs, usable, key=lambda n, chunk=chunk: self.peak(n, min(n, chunk)))
-            yield f"largest batch {what}", f"{largest * self.devices.count:,}", f"{largest:,} pairs of a rank · ranks"
-
-    def _time(self, steps: int | None, seconds: float | None) -> Iterator[Row]:
-        run, peak = self._run, self.devices.peak
-        yield "a pair, forward", f"{run.forward_flops / 1e9:,.4g} GFLOP", "both towers; texts of full length"
-        yield "a pair, backward", f"{run.backward_flops / 1e9:,.4g} GFLOP", "both towers"
-        for what, (count, formula) in self.flops().items():
-            yield f"a step, {what}", f"{count / 1e12:,.4g} TFLOP", formula
-        formula = f"sum / (plan.mfu={self.config.plan.mfu:g} · {peak / 1e12:,.4g} TFLOP/s)" if peak else "set plan.gpu"
-        yield "a step", _or_unknown(seconds, " s"), formula
-        yield "steps", _or_unknown(steps), "steps, or epochs · samples / B"
-        yield "the run", _or_unknown(steps and seconds and steps * seconds / 3600, " h"), "steps · seconds of a step"
-
-    def _data(self, steps: int | None, seconds: float | None) -> Iterator[Row]:
-        config, samples, size = self.config, self.samples, self.sample_bytes
-        B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
-        formula = "classes - 1" if classes > 1 else f"B·(1 + {k}) - 1, {k} hard negatives a row"
-        yield "negatives of an anchor", f"{classes - 1 if classes > 1 else B * (1 + k) - 1:,}", formula
-        yield "samples", _or_unknown(samples), "of data.train, by its indexes or its first shard"
-        yield "bytes of a sample", _or_unknown(size), "bytes of data.train / samples"
-        yield "epochs", _or_unknown(steps and samples and steps * B / samples), "steps · B / samples"
-        for whose, gpus in (("GPU", 1), ("node", min(config.plan.gpus_per_node, self.devices.count))):
-            rate = seconds and gpus * self.pairs / seconds
-            yield (
-                f"pairs/s of a {whose}",
-                _or_unknown(rate),
-                f"{gpus} · b / seconds of a step: the loader must give them",
-            )
-            if config.has_pictures:
-                formula = f"pairs/s / {PICTURES_PER_CORE} pictures that a core decodes and augments (RESULTS.md)"
-                yield f"cores of a {whose}", _or_unknown(rate and rate / PICTURES_PER_CORE), formula
-            yield f"read by a {whose}", _or_unknown(rate and size and rate * size / 1e6, " MB/s"), "pairs/s · bytes"
-
-    def _sizes(self, pairs: int) -> Sizes:
-        return Sizes(pairs, self.devices.count, self.towers.width, self.devices.tile)
+    def _sizes(self, pairs: int) -> dict[str, float]:
+        return products(pairs, self.devices.count, self.towers.width, self.devices.tile)
 
 
-def counted_samples(config: TrainConfig) -> tuple[float | None, float | None]:
-    """Return how many samples an epoch has, and the mean bytes of one; None for data that only training can count."""
-    try:
-        if config.data.train is None or any(
-            is_beir(of.path) for of in written_sources(config.data.train, "data.train")
-        ):
-            return None, None
-        shards = [(path, of.weight) for of in parse_sources(config.data.train) for path in of.shards]
-        size = _sample_bytes(shards[0][0])
-        return (size and sum(weight * stat(path).size for path, weight in shards) / size), size
-    except (UserError, OSError):
-        return None, None
+def counted_samples(config: TrainConfig) -> tuple[float, float]:
+    """Return how many samples an epoch has, and the mean bytes of one, by the index of the first shard, which is stored
+    if it is new; NaN for data that only training can count."""
+    with suppress(UserError, OSError, ZeroDivisionError):
+        train = config.data.train
+        if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
+            weights = {path: source.weight for source in parse_sources(train) for path in source.shards}
+            first = next(iter(weights))
+            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
+                (index,) = index_shards([first])
+                mean = index.size / index.samples
+                return sum(weight * stat(path).size for path, weight in weights.items()) / mean, mean
+    return math.nan, math.nan
 
 
-def _sample_bytes(path: str) -> float | None:
-    """Return the mean bytes of a sample of a shard: from its index, else from a scan, which stores nothing."""
-    if (index := stored_index(path)) is not None:
-        return index.size / index.samples
-    scan = SCANS.get(os.path.splitext(path)[1])
-    if scan is None or scheme_of(path) or stat(path).size > LARGEST_SCAN:
-        return None
-    with open_stream(path) as raw:
-        found = scan(io.BufferedReader(raw, 1 << 20))  # type: ignore[type-var]
-    return stat(path).size / len(found.samples if isinstance(found, Scan) else found.crc32)
-
-
-def _table(title: str, rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of a part of the plan: its title, and its rows in columns."""
-    listed = list(rows)
-    first, second = (max((len(row[i]) for row in listed), default=0) for i in (0, 1))
-    yield f"\n{title}"
-    yield from (f"  {what:<{first}}  {much:>{second}}  {formula}" for what, much, formula in listed)
-
-
-def _or_unknown(number: float | None, unit: str = "") -> str:
-    digits = ".0f" if number and number >= 1000 else ".4g"
-    return f"{number:,{digits}}{unit}" if number else "unknown"
-
-
-def _bytes(size: float) -> str:
-    power = min(3, int(math.log(max(size, 1), 1024)))
-    return f"{size / 1024**power:,.4g} {('B', 'KiB', 'MiB', 'GiB')[power]}"
+def _amount(number: float, unit: str) -> str:
+    """Write a number with its unit: bytes in KiB, MiB or GiB, and NaN as "unknown"."""
+    if math.isnan(number):
+        return "unknown"
+    if unit == "B":
+        power = min(3, int(math.log(max(number, 1), 1024)))
+        number, unit = number / 1024**power, ("B", "KiB", "MiB", "GiB")[power]
+    return f"{number:,{'.0f' if number >= 1000 else '.4g'}} {unit}".rstrip()

@@ -1,23 +1,24 @@
 """The towers of a plan, without memory for their weights: one chunk runs forward and backward on fake tensors.
 
 Fake tensors have shapes and no values, so a model that no machine could hold takes seconds. They say that they are on
-the CPU; where a GPU computes in another way, as_on_gpu does so too.
+the CPU; where a GPU computes in another way, AsOnGpu does so too.
 """
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from dyad.train.config import Task, TrainConfig
+from dyad.train.distributed.sharding import layers_of
 from dyad.train.plan.cluster import Devices
 from dyad.train.plan.measure import Measured
 from dyad.train.run.classes import class_inputs
@@ -25,137 +26,115 @@ from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
 from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.tower import COLOURS
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What a chunk takes. graph: bytes kept after the forward pass; forward, backward: the most bytes during each, the
-    graph included; forward_flops, backward_flops: FLOPs of one pair."""
-
-    graph: float
-    forward: float
-    backward: float
-    forward_flops: float
-    backward_flops: float
-
-
-@dataclass(frozen=True)
-class Side:
-    """One side of the pairs: its tower, an input (1, …), and the rows for each pair, or of a rank in any batch."""
-
-    tower: nn.Module
-    input: Tensor
-    per_pair: int = 1
-    rows: int | None = None
-
-    def count(self, pairs: int) -> int:
-        return self.rows or pairs * self.per_pair
-
-
-@contextmanager
-def as_on_gpu() -> Iterator[None]:
+class AsOnGpu(TorchFunctionMode):
     """Norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own."""
 
-    def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def computed(*args: Any, **kwargs: Any) -> Tensor:
-            wide = torch.is_autocast_enabled("cpu")
-            return norm(*(a.float() if wide and isinstance(a, Tensor) else a for a in args), **kwargs)
-
-        return computed
-
-    def attention(*args: Any, **kwargs: Any) -> Tensor:
-        return attend(*args[:4], **{**kwargs, "dropout_p": 0.0})
-
-    attend = F.scaled_dot_product_attention
-    replaced: dict[str, Any] = {name: in_float32(getattr(F, name)) for name in ("layer_norm", "group_norm")}
-    with patch.multiple(F, **replaced, scaled_dot_product_attention=attention):
-        yield
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (F.layer_norm, F.group_norm) and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        if func is F.scaled_dot_product_attention:
+            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
+        return func(*args, **kwargs)
 
 
 class FakeTowers:
-    """The towers of a configuration on fake tensors. Bytes: weights: all; trained: those that train; moments: the state
-    of the optimiser; largest: the weights of the larger tower. width: of the embeddings."""
+    """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
+    embeddings; y_rows: of a chunk.
 
-    def __init__(self, config: TrainConfig, devices: Devices) -> None:
-        self._dtype, self._is_gpu = AUTOCAST[devices.precision], devices.is_gpu
+    Bytes: weights: all; moments: the state of the optimiser; largest: the weights of the larger tower; inputs: of a
+    chunk; graph: what it keeps after its forward pass; forward, backward: the most during each, the graph included.
+    forward_flops, backward_flops: FLOPs of one pair.
+    """
+
+    def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
+        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
         with torch.device("meta"):
             model = build_model(replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False)
-            x, y = sides(config, model, devices.count)
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with self._mode:
-            towers = self._towers = fake_copy(model.towers)
-            self.x, self.y = replace(x, tower=towers.x_tower), replace(y, tower=towers.y_tower)
-            self.width = self._embed(self.x, 2).shape[1]
-            self._tensors = [*towers.parameters(), *towers.buffers()]
-            self._trained = [p for p in towers.parameters() if p.requires_grad]
+        with FakeTensorMode(allow_non_fake_inputs=True), AsOnGpu() if devices.is_gpu else nullcontext():
+            towers = model.towers.to_empty(device="cpu")
+            self._towers = (towers.x_tower, towers.y_tower)
+            self.trained = [p for p in towers.parameters() if p.requires_grad]
             optimizer = build_optimizer(towers.named_parameters(), config.optim)
-            for parameter in self._trained:
+            for parameter in self.trained:
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-            towers.zero_grad()
+            optimizer.zero_grad()
+            for parameter in () if gradients_stay else self.trained:
+                parameter.register_post_accumulate_grad_hook(free_gradient)
+            tensors, inputs = (
+                [*towers.parameters(), *towers.buffers()],
+                planned_inputs(config, model, devices.count, pairs),
+            )
+            self._run(inputs, tensors, AUTOCAST[devices.precision])
         state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
-        self.weights, self.trained, self.moments = map(nbytes, (self._tensors, self._trained, state))
-        self.largest = max(nbytes(side.tower.parameters()) for side in (self.x, self.y))
+        self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))
+        self.largest, self.y_rows = max(nbytes(tower.parameters()) for tower in self._towers), len(inputs[1])
 
-    def run(self, pairs: int, gradients_stay: bool) -> Chunk:
-        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
-        freed = [] if gradients_stay else [p.register_post_accumulate_grad_hook(free_gradient) for p in self._trained]
-        device = as_on_gpu() if self._is_gpu else nullcontext()
+    def _run(self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None) -> None:
         # an outer autocast, which is off, keeps casts of the weights until the backward is over, as the trainer's does
-        with self._mode, Measured(self._tensors) as measured, torch.autocast("cpu", enabled=False), device:
-            embeddings = [self._embed(side, side.count(pairs)) for side in (self.x, self.y)]
-            graph, forward, flops = measured.live, measured.peak, measured.flops
-            measured.peak = graph
+        with Measured([*tensors, *inputs]) as measured, torch.autocast("cpu", enabled=False):
+            embeddings = [embed(tower, rows, dtype) for tower, rows in zip(self._towers, inputs, strict=True)]
+            self.graph, self.forward, flops = measured.live, measured.peak, measured.flops
+            measured.peak, self.width = self.graph, embeddings[0].shape[1]
             trained = [e for e in embeddings if e.requires_grad]
             torch.autograd.backward(trained, [torch.zeros_like(e) for e in trained])
-            self._towers.zero_grad()
-        for hook in freed:
-            hook.remove()
         repeated = min(measured.flops - flops, 2 * flops)  # more than twice: a part of the forward pass is repeated
-        return Chunk(graph, forward, measured.peak, flops / pairs, repeated / pairs)
+        self.backward, pairs = measured.peak, len(inputs[0])
+        self.forward_flops, self.backward_flops = flops / pairs, repeated / pairs
 
-    def input_bytes(self, pairs: int) -> int:
-        return sum(side.count(pairs) * side.input.nbytes for side in (self.x, self.y))
+    def gathered(self, shards: int) -> tuple[int, int, int]:
+        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, in the backward, and
+        once in a step.
 
-    def _embed(self, side: Side, rows: int) -> Tensor:
-        inputs = torch.empty(rows, *side.input.shape[1:], dtype=side.input.dtype)
-        with torch.autocast("cpu", self._dtype, enabled=self._dtype is not None):
-            if isinstance(getattr(side.tower, "trunk", None), Pooled):
-                return side.tower(inputs, np.full(rows, inputs.shape[1]))
-            return side.tower(inputs)
+        The backward skips frozen layers below the first that trains; but the last of these is fetched ahead of its
+        turn, and stays for the next chunk. Of a tower of both sides layers are gathered for each side, the rest once.
+        """
+        forward, backward, once = 0, 0, 0
+        for tower, sides in Counter(self._towers).items():
+            layers, rest = [[*layer.parameters()] for layer in layers_of(tower)], [*tower.parameters()]
+            sizes, whole = [nbytes(layer, shards) for layer in layers], nbytes(rest, shards)
+            trained = [any(p.requires_grad for p in part) for part in (*layers, rest)]
+            forward += sides * whole
+            if trained[-1]:
+                first = trained.index(True)
+                backward += sides * sum(sizes[first:]) + whole - sum(sizes)
+                once += sum(sizes[:first][-1:])
+        return forward, backward, once
 
 
-def nbytes(tensors: Any) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the embeddings of a tower under autocast; its texts count as of full length, which no token can tell."""
+    lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Pooled) else None
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        return tower(inputs, lengths)
+
+
+def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
+    """Return the bytes of tensors, each with zero rows at its end until `multiple` divides their number."""
+    sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
+    return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
 
 
 def free_gradient(parameter: Tensor) -> None:
     parameter.grad = None
 
 
-def fake_copy(module: Any) -> Any:
-    """Return a copy of a module on the meta device whose tensors say that they are on the CPU. Needs the mode on."""
-    copies: dict[int, Any] = {}
-    for tensor in (*module.buffers(), *module.parameters()):
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-        copies[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-    return copy.deepcopy(module, copies)
-
-
-def sides(config: TrainConfig, model: TwoTowerModel, world_size: int) -> tuple[Side, Side]:
-    """Return both sides of the pairs; texts are as long as they may be."""
-    data, towers, names = config.data, model.towers, config.run.classes or []
+def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
+    """Return tensors like the inputs of both sides of some pairs; texts are as long as they may be."""
+    data, names = config.data, config.run.classes or []
     is_qa = config.task is Task.question_passage
     if isinstance(model, PictureModel):
-        x = Side(towers.x_tower, torch.empty(1, 3, model.image.size, model.image.size, dtype=torch.uint8))
+        x = torch.empty(pairs, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
     else:
-        length = data.question.length if is_qa else data.passage.length
-        x = Side(towers.x_tower, torch.empty(1, length, dtype=torch.int64))
+        x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
     if config.task is Task.image_text:
-        return x, Side(towers.y_tower, model.tokenize(["a"]))
+        return x, model.tokenize(["a"]).repeat(pairs, 1)
     if is_qa:
-        passage = torch.empty(1, data.passage.length, dtype=torch.int64)
-        return x, Side(towers.y_tower, passage, per_pair=1 + data.negatives.per_row)
+        return x, torch.empty(pairs * (1 + data.negatives.per_row), data.passage.length, dtype=torch.int64)
     if len(names) > 1:
-        return x, Side(towers.y_tower, class_inputs(config, model)[1](names[:1]), rows=-(-len(names) // world_size))
-    return x, replace(x, tower=towers.y_tower)
+        return x, class_inputs(config, model)[1](names[: -(-len(names) // world_size)])
+    return x, torch.empty_like(x)

@@ -109,7 +109,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     total_steps = config.steps or math.ceil((config.epochs or 0) * own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossParts) -> LossTerm:
-        pairs = _pairs(loss.config, world)
+        pairs = pairs_of_ranks(loss.config, world)
         return LossTerm(loss.model.towers, loss.objective, loss.config, total_steps, world, pairs, name)
 
     losses = {"": own, **further}
@@ -144,7 +144,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     return LossParts(config, model, data, evaluators, objective)
 
 
-def _pairs(config: TrainConfig, world: World) -> tuple[int, ...] | None:
+def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
     """Return how many pairs each rank has in every step; None if side y has items of its own."""
     if config.task is Task.labelled:
         return None

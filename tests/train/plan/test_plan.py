@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.cli import Commands
 from helpers.dist import launch
 from helpers.plan import measured_step, planned
-from helpers.tiny_runs import refused
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.cli.command_line import read_line
@@ -21,17 +21,27 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.plan.cluster import GPUS, planned_devices
-from dyad.train.plan.objective import Sizes, objective_cost, small_step
-from dyad.train.plan.plan import RunPlan
-from dyad.train.plan_config import Gpu
+from dyad.train.plan.cluster import planned_devices
+from dyad.train.plan.measure import only_rank_0
+from dyad.train.plan.objective import objective_cost, products, small_step, value
+from dyad.train.plan.plan import RunPlan, counted_samples
+from dyad.train.plan_config import GPUS
+from dyad.train.run.main import check, run
 
 
 def config_of(*words: str) -> TrainConfig:
     return compose_config(read_line(words).words)
 
 
-@pytest.fixture
+def sent_by(plan: RunPlan) -> Mapping[str, float]:
+    """The bytes of each kind of collective in a step."""
+    found = Counter[str]()
+    for what, (size, *_) in plan.sent().items():
+        found[what.partition(",")[0]] += round(size)
+    return found
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Small steps on a machine that does other things too take seconds longer with several."""
     before = torch.get_num_threads()
@@ -41,7 +51,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["tiny_clip_gn", "minilm", "small_cnn"])
-def test_planned_memory_is_what_a_step_takes(name: str, one_thread: None) -> None:
+def test_planned_memory_is_what_a_step_takes(name: str) -> None:
     config = planned(name)
     plan = RunPlan(config)
     taken, _ = measured_step(config, World())
@@ -52,18 +62,28 @@ def test_two_ranks_take_and_send_what_is_planned() -> None:
     launch("plan_job.py", 2)
 
 
+@pytest.mark.filterwarnings("ignore:Importing from timm", "ignore:FSDP2-wrapped module")
+def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
+    """As rank 0 of two copies of three shards; three divides few of the weights' rows."""
+    words = ("dist=hsdp", "dist.shard_size=3")
+    with only_rank_0(6):
+        _, sent = measured_step(planned("frozen in chunks", *words), World(0, 6))
+    plan = RunPlan(planned("frozen in chunks", *words, "plan.gpus=6", "plan.gpu=t4"))
+    filled = plan.sent()["reduce-scatter, gradients"][0]
+    assert filled > sum(weight.nbytes for weight in plan.towers.trained)
+    assert sent_by(plan) == {kind: sent[kind] for kind in sent_by(plan)}
+
+
 @pytest.mark.parametrize("objective", ["siglip", "sogclr"])
 def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str) -> None:
     config = config_of(f"objective={objective}")
-    cost, sizes = objective_cost(config, 16), Sizes(100, 16, 320)
-    step = small_step(config, sizes)
-    assert {kind: sizes.value(formula) for kind, formula in cost.sent.items()} == {
-        "all-gather": step.sent["all-gather"],
-        "all-reduce": step.sent["all-reduce"] - 8,  # of the two towers that do nothing
-        "reduce-scatter": step.sent["reduce-scatter"],
+    cost, sizes = objective_cost(config, 16), (100, 16, 320)
+    step, at = small_step(config, *sizes), products(*sizes)
+    assert {kind: value(formula, at) for kind, formula in cost.sent.items()} == {
+        kind: step.sent[kind] for kind in ("all-gather", "all-reduce", "reduce-scatter")
     }
-    assert sizes.value(cost.memory) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
-    assert sizes.b * sizes.value(cost.flops) == pytest.approx(step.flops, rel=0.01)
+    assert value(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
+    assert 100 * value(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
 
 
 def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +96,11 @@ def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeyp
     assert time.process_time() - start < 30
     assert "512 × H100, bf16, ddp" in lines[0]
     assert plan.towers.weights / 4e6 == pytest.approx(427.6, abs=0.1)  # millions, as open_clip's model profile says
-    flops = plan.flops()["towers"][0]
-    assert flops / 64 / 1e9 == pytest.approx(526, rel=0.01)  # of a pair, as shared by that profile
+    flops = plan.time()["a step, towers"][0]
+    assert flops / 64 * 1e3 == pytest.approx(526, rel=0.01)  # of a pair, as shared by that profile
     sent = plan.sent()
-    assert (
-        sent["all-gather, objective"][0] == 32768 * 768 * 2 and sent["all-reduce, gradients"][0] == plan.towers.trained
-    )
+    weights = sum(weight.nbytes for weight in plan.towers.trained)
+    assert sent["all-gather, objective"][0] == 32768 * 768 * 2 and sent["all-reduce, gradients"][0] == weights
     assert not list(tmp_path.iterdir())
 
 
@@ -103,11 +122,9 @@ def test_shards_divide_weights_and_moments() -> None:
         assert ("all-reduce, gradients" in whole.sent()) == (name == "hsdp")
 
 
-def test_every_gpu_has_memory_and_peaks() -> None:
-    assert {*GPUS} == {*Gpu}
-    assert all(
-        peak_tflops(name, precision) for _, name in GPUS.values() for precision in (Precision.fp32, Precision.fp16)
-    )
+def test_every_gpu_has_peaks() -> None:
+    precisions = (Precision.fp32, Precision.fp16)
+    assert all(peak_tflops(name, precision) for _, name in GPUS.values() for precision in precisions)
     assert planned_devices(config_of("plan.gpu=t4", "plan.gpus=2")).precision is Precision.fp32
 
 
@@ -118,26 +135,42 @@ def test_both_short_forms_are_read() -> None:
         config_of("plan.gpu=h10")
 
 
-def test_a_plan_needs_no_data_and_writes_nothing(commands: Commands, tmp_path: Path) -> None:
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `python -m train` prints for these words, which name a plan."""
+    config = config_of(*words)
+    check(config)
+    run(config)
+    return capsys.readouterr().out
+
+
+def test_a_plan_needs_no_data_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["model=tiny_clip_gn", f"run.dir={tmp_path}/runs", "steps=10"]
-    ended = commands.run("train", *keys, "plan=true", "plan.gpus=8", "plan.gpu=h100", "data.train=not/there.tar")
-    assert ended.code == 0 and "8 × H100" in ended.out and "largest chunk_size" in ended.out, ended.out
+    out = printed(capsys, *keys, "plan=true", "plan.gpus=8", "plan.gpu=h100", "data.train=not/there.tar")
+    assert "8 × H100" in out and "largest chunk_size" in out
     assert not list(tmp_path.iterdir())
-    refused(commands.run("train", *keys, "plan.gpus=0"), 2, "plan.gpus=0", "1 or more")
-    refused(commands.run("train", *keys, "plan.gpus=512"), 2, "global_batch_size=256", "512 processes")
+    with pytest.raises(ConfigError, match=r"plan\.gpus=0: .*1 or more"):
+        printed(capsys, *keys, "plan.gpus=0")
+    with pytest.raises(ConfigError, match=r"global_batch_size=256: .* 512 processes"):
+        printed(capsys, *keys, "plan.gpus=512")
+
+
+def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
+    assert counted_samples(config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"')) == (60, 17)
+    assert all(map(math.isnan, counted_samples(config_of("data.train=not/there.tar"))))
 
 
 def test_a_dry_run_sends_what_is_planned(
-    commands: Commands, tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path
+    tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = tiny({"plan.dry_run": 4, "global_batch_size": 256, "objective": "clip"})
-    ended = commands.run(*run)
-    assert ended.code == 0 and "rank 0 of 4, fp32: 64 of 256 pairs" in ended.out, ended.out
+    words = tiny({"plan.dry_run": 4, "global_batch_size": 256, "objective": "clip"})[1:]
+    out = printed(capsys, *words)
+    assert "rank 0 of 4, fp32: 64 of 256 pairs" in out
     assert not (tmp_path / "runs").exists()
-    words = dict(line.split(": ") for line in ended.out.splitlines() if line.startswith("  "))
-    loss = float(ended.out.partition("loss ")[2].split()[0])
-    assert loss == pytest.approx(float(words["  expected"].split()[-1]), abs=0.03)
-    plan = RunPlan(config_of(*run[1:], "plan.gpus=4", "plan.gpu=h100", "precision=fp32"))
-    for kind in ("all-gather", "all-reduce", "reduce-scatter"):
-        of_plan = sum(size for what, (size, _) in plan.sent().items() if what.startswith(kind))
-        assert of_plan == int(words[f"  {kind}"].replace(",", "")), kind
+    found = dict(line.split(": ") for line in out.splitlines() if line.startswith("  "))
+    loss = float(out.partition("loss ")[2].split()[0])
+    assert loss == pytest.approx(float(found["  expected"].split()[-1]), abs=0.03)
+    plan = RunPlan(config_of(*words, "plan.gpus=4", "plan.gpu=h100", "precision=fp32"))
+    for kind, size in sent_by(plan).items():
+        assert size == int(found[f"  {kind}"].replace(",", "")), kind
