@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 def test_a_rank_is_killed(jobs: Jobs) -> None:
     job = jobs.start(2, {"steps": 1000, "checkpoint.every": 5, "data.workers": 1})
-    job.reaches(7)
+    job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     job.signal(SIGKILL, rank=1)
     outcome = job.ends(within=60)
     assert outcome.codes == [4, -SIGKILL] and not outcome.orphans, outcome
@@ -32,7 +32,7 @@ def test_a_rank_is_killed(jobs: Jobs) -> None:
 @pytest.mark.soak
 def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
     job = jobs.launch(2, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
-    job.reaches(7)
+    job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     job.signal(SIGKILL, rank=1)
     outcome = job.ends(within=60)
     assert outcome.codes == [4] and not outcome.orphans and outcome.seconds < 15, outcome
@@ -42,7 +42,7 @@ def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
 @pytest.mark.parametrize(("killed", "code"), [("agent", 4), ("script", -SIGKILL)])
 def test_torchrun_or_its_script_is_killed(jobs: Jobs, killed: str, code: int) -> None:
     job = jobs.launch(2, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
-    job.reaches(7)
+    job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     os.kill(job.agent() if killed == "agent" else job.script.pid, SIGKILL)
     outcome = job.ends(within=30)
     assert outcome.codes == [code] and not outcome.orphans, outcome
