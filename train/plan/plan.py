@@ -70,7 +70,7 @@ class RunPlan:
             "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
             "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
             "target": (trained * self._has_target, "B", "as the trained weights"),
-            "whole weights": (whole, "B", "one tower at a time · (1 - 1 / shards), in the type of autocast"),
+            "whole weights": (whole, "B", "what is in no layer, and two layers · (1 - 1 / shards)"),
             "inputs": (
                 copies * towers.inputs * pairs / self.chunk,
                 "B",
