@@ -94,6 +94,11 @@ def test_texts_with_a_class(jobs: Jobs, models: Path, tmp_path: Path) -> None:
             ["classes"],
         ),
         ({"data.label": "grupo"}, ["data.rare=activities", "data.label=grupo"]),
+        (
+            {"data.rare": "null", "data.rare_per_batch": None, "objective": "cross_entropy", "objective.alpha": None}
+            | {"data.classes": "no.json"},
+            ["data.classes=no.json", "no such file"],
+        ),
     ],
 )
 def test_refusals(change: dict[str, Any], words: list[str], jobs: Jobs) -> None:

@@ -65,7 +65,9 @@ def _found(config: TrainConfig) -> dict[str, str]:
     """Return the name of each class → its prompt."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
-        return {name: prompts[0] for name, prompts in read_task(Path(data.classes).expanduser()).classes.items()}
+        if not (path := Path(data.classes).expanduser()).is_file():
+            raise ConfigError(f"data.classes={path}: no such file. Give a task file (JSON), or the classes: [a,b]")
+        return {name: prompts[0] for name, prompts in read_task(path).classes.items()}
     names: list[str] = [*map(str, data.classes or [])]
     if not names or rare is not None:
         samples = open_labelled(data.train, config)
