@@ -31,6 +31,15 @@ SIZES = {2: (9, 7), 4: (5, 0, 4, 7)}
 PER_ROW = [0, 2, 1, 0, 0, 3, 1, 1, 0, 0, 2, 0, 1, 1, 0, 0]
 
 
+# objective, model, options of the step
+COMPILED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("clip", {}, {"chunk_size": 3}),
+    ("siglip", {"recompute": True}, {}),
+    ("fastclip_v3", {"rank": 2}, {}),
+    ("dpr", {"frozen": "trunk"}, {"chunk_size": 2}),
+]
+
+
 class Layer(nn.Module):
     """A linear layer, with adapters beside its frozen weights if `rank` is above 0, and dropout of nothing."""
 
@@ -172,9 +181,11 @@ def main() -> None:
     if sys.argv[1] == "losses":
         check_losses(world, int(sys.argv[2]))
     elif sys.argv[1] == "compiled":
-        plain, compiled = (steps("clip", layouts(world)["fsdp2"], world, {}, 3, compile=c) for c in (False, True))
-        for one, other in zip(plain, compiled, strict=True):
-            assert abs(one - other) <= 1e-5 * max(1, abs(one)), (plain, compiled)
+        for name, of, options in COMPILED:
+            fsdp2 = layouts(world)["fsdp2"]
+            plain, compiled = (steps(name, fsdp2, world, of, 3, compile=c, **options) for c in (False, True))
+            for one, other in zip(plain, compiled, strict=True):
+                assert abs(one - other) <= 1e-5 * max(1, abs(one)), (name, of, options, plain, compiled)
     else:
         check_share(world)
         check_checkpoints(world, Path(broadcast_object(sys.argv[2], world)))
