@@ -17,6 +17,7 @@ from torch import Tensor
 
 B = TypeVar("B", bound="Batch")
 Lengths = npt.NDArray[np.int64]
+PADDING = -1  # in rows of tokens, where the mask of a tokenizer says padding: its own padding token may stand in texts
 
 
 @dataclass
@@ -77,9 +78,8 @@ class Batch:
     … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
     keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
-    batches of further losses of the same step (also.NAME). padding: the
-    token id that fills up rows of tokens. x_lengths, y_lengths: the number of tokens of each row, kept on the host;
-    None for a side that is no text, or whose tokenizer does not tell.
+    batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
+    on the host; None for a side that is no text, or whose tokenizer does not tell.
     """
 
     x: Tensor
@@ -91,7 +91,6 @@ class Batch:
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
     further: tuple["Batch", ...] = ()
-    padding: int = 0
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
     positives: Tensor | None = None

@@ -8,7 +8,6 @@ bit on the same device with the same `block`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -142,7 +141,7 @@ class Model:
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
-        the model compares by those. Divided by `temperature`, they are the logits of training.
+        the model compares by those. Divided by `temperature`, plus `bias`, they are the logits of training.
         """
         if self.encoder.cosine:
             x, y = (e / np.maximum(np.linalg.norm(e, axis=-1, keepdims=True), 1e-12) for e in (x, y))
@@ -202,7 +201,13 @@ class Model:
     @property
     def temperature(self) -> float | None:
         """The learnt temperature, by which training divides scores; None if the model has none."""
-        return None if self.loaded.logit_scale is None else math.exp(-self.loaded.logit_scale)
+        return self.loaded.calibration and self.loaded.calibration.temperature
+
+    @property
+    def bias(self) -> float | None:
+        """The learnt bias of the logits, scores / temperature + bias, of a model with a sigmoid loss such as SigLIP;
+        None if the model has none."""
+        return self.loaded.calibration and self.loaded.calibration.logit_bias
 
     @property
     def tokenize(self) -> Any:

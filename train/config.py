@@ -37,6 +37,7 @@ BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp", "fsdp2", "hsdp"])
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
+KNOWN_BY_WEIGHTS = ("temperature", "init_bias")  # options of the objective, see from_weights
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
 
@@ -105,6 +106,7 @@ class TextTowerConfig:
 class ModelConfig:
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
+    quick_gelu: bool | None = described(None, "open_clip: QuickGELU, not GELU; null: as model and weights say")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
     head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1)
@@ -216,7 +218,10 @@ class TrainConfig:
     compile: bool = described(False, "torch.compile the towers")
     deterministic: bool = described(False, "equal runs on equal GPUs give equal bits; slower, fails for some towers")
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
-    init_from: str | None = described(None, "checkpoint or run folder whose weights, and nothing else, to start from")
+    init_from: str | None = described(None, "checkpoint or run folder to start from: its weights, its kind of model")
+    from_weights: list[str] = described(
+        [], f"of {' and '.join(KNOWN_BY_WEIGHTS)}: what starts as the weights know it. Filled in: what nobody types"
+    )
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
     also: dict[str, Any] = described(
         {}, "further losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
@@ -297,6 +302,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         and isinstance(optim.warmup, float),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
         and optim.cooldown > steps >= 1,
+        f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}": not {*config.from_weights}
+        <= {*KNOWN_BY_WEIGHTS},
         **_stream_rules(config),
         **_sharding_rules(config),
         **_objective_rules(config),

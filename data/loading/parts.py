@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dyad.data.batch import Batch, mapped
+from dyad.data.batch import PADDING, Batch, mapped
 from dyad.data.loading.workers import prefetched
 
 ITEM = 256  # samples of a part, at the most
@@ -74,16 +74,15 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
                 setattr(part, side, pictures[side])
             del found  # frees the shared memory of the part
         taken.append(part)
-    batch = _joined(taken, firsts, taken[0].padding)
+    batch = _joined(taken, firsts)
     return batch.pin_memory() if pin else batch
 
 
-def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
+def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     """Return one dataclass object from those of consecutive parts of a batch: arrays become one tensor, tuples are
     concatenated, counts added.
 
-    firsts: the row of the batch where each part begins; fields named `row` count from there. padding: fills up rows of
-    tokens that are shorter than those of another part.
+    firsts: the row of the batch where each part begins; fields named `row` count from there.
     """
     whole: dict[str, Any] = {}
     for name in (field.name for field in fields(records[0])):
@@ -95,9 +94,9 @@ def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values
-            whole[name] = _stacked([torch.from_numpy(value) for value in moved], padding)
+            whole[name] = _stacked([torch.from_numpy(value) for value in moved])
         elif is_dataclass(values[0]):
-            whole[name] = _joined(values, firsts, padding)
+            whole[name] = _joined(values, firsts)
         elif isinstance(values[0], tuple):
             whole[name] = tuple(replace(one, row=one.row + first) for part, first in placed for one in part)
         elif isinstance(values[0], dict):
@@ -107,9 +106,9 @@ def _joined(records: Sequence[Any], firsts: Sequence[int], padding: int) -> Any:
     return replace(records[0], **whole)
 
 
-def _stacked(tensors: Sequence[Tensor], padding: int) -> Tensor:
-    """Concatenate tensors along their first dimension. Rows of tokens are filled up at the right with `padding`."""
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors along their first dimension. Rows of tokens are filled up at the right with PADDING."""
     if tensors[0].dim() > 1:
         width = max(tensor.shape[1] for tensor in tensors)
-        tensors = [F.pad(tensor, (0, width - tensor.shape[1]), value=padding) for tensor in tensors]
+        tensors = [F.pad(tensor, (0, width - tensor.shape[1]), value=PADDING) for tensor in tensors]
     return torch.cat(list(tensors))

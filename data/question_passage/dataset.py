@@ -28,14 +28,12 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right.
+    """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right
+    with PADDING.
 
     L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair; None: no
-    pairs. pad: the token id that fills up shorter texts.
+    pairs.
     """
-
-    @property
-    def pad(self) -> int: ...
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
@@ -120,7 +118,6 @@ class QuestionPassage:
             extra=_extra(y[len(drawn) :], extra, self.tokenize) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
-            padding=self.tokenize.pad,
             x_lengths=lengths_by(self.tokenize, x),
             y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
         )

@@ -79,9 +79,9 @@ class SingleTexts:
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
         ids, keys = torch.tensor(ids), torch.tensor([text.key for text in texts])
-        n, pad = lengths_by(self.tokenize, x), self.tokenize.pad
+        n = lengths_by(self.tokenize, x)
         y, m = (self.numbers(labels), None) if self.numbers else (x.clone(), n)
-        return Batch(x, y, ids, keys, keys.clone(), bad=bad, padding=pad, x_lengths=n, y_lengths=m)
+        return Batch(x, y, ids, keys, keys.clone(), bad=bad, x_lengths=n, y_lengths=m)
 
     def where(self, sample_id: int) -> str:
         return self.rows.where(sample_id)

@@ -14,16 +14,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.json_text import read_json
-from dyad.data.base.untrusted_paths import file_inside
 from dyad.eval.run.load_run import LoadedModel, find_run, load_run, read_config
 from dyad.train.cli.compose import typed
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
+from dyad.train.towers.calibration import SETTINGS, Calibration, exported
+from dyad.train.towers.published import is_two_tower
 from dyad.train.towers.sentence_transformers import open_schema, sentence_folder
 
-SETTINGS = "dyad.json"
 KEPT = """objective.similarity model.text.pooling data.question.prefix data.question.length data.passage.prefix
 data.passage.length data.passage.title""".split()
 
@@ -33,7 +32,8 @@ model= is one of, each with the weights, prompts and lengths that it brings:
   open_clip:NAME@WEIGHTS        an open_clip model or config .json; a file, or the tag of published weights
   open_clip:FOLDER              … that brings its weights; also open_clip:hf-hub:ORG/NAME
   st:NAME                       a SentenceTransformer, a folder or published
-  hf:NAME                       a transformers encoder: mean of the states of 32 and 128 tokens, cosine
+  hf:NAME                       a CLIP or SigLIP of transformers, or an encoder: mean of the states of 32 and 128
+                                tokens, cosine
   dpr:FOLDER                    two encoders, question_encoder/ and ctx_encoder/, such as an export of format=dpr
   FOLDER                        a run, a checkpoint, or a folder of one of these kinds, such as an export
 """
@@ -67,10 +67,12 @@ def find_trained(path: str) -> FoundModel:
     return FoundModel(read_config(run), partial(load_run, run, checkpoint))
 
 
-def settings(config: TrainConfig, logit_scale: float | None) -> dict[str, Any]:
-    """Return the content of the file SETTINGS of an export: keys of the configuration, and log(1/τ)."""
+def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
+    """Return the content of the file SETTINGS of an export: keys of the configuration, and the scale and bias of its
+    logits."""
     keys = all_keys(config)
-    return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": logit_scale}
+    bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
+    return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
 
 
 def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
@@ -81,15 +83,12 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
-    path = file_inside(Path(folder).expanduser(), SETTINGS) if folder else None
+    saved, calibration = exported(folder, folder) if folder else ({}, None)
     try:
-        saved = read_json(path) if path else {}
-        kept = {key: value for key, value in saved.get("keys", {}).items() if key in KEPT}
-        for key, value in {**keys, **kept}.items():
+        for key, value in {**keys, **{key: value for key, value in saved.items() if key in KEPT}}.items():
             OmegaConf.update(schema, key, value)
-        config, scale = typed(schema), saved.get("logit_scale")
-        scale = None if scale is None else float(scale)
-    except (OmegaConfBaseException, AttributeError, TypeError, ValueError, OSError) as error:
+        config = typed(schema)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
 
@@ -97,7 +96,7 @@ def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
         from dyad.train.towers.build import build_model
 
         model = build_model(config)
-        return LoadedModel("", config, model, getattr(model, "logit_scale", None) if scale is None else scale)
+        return LoadedModel("", config, model, calibration or model.calibration)
 
     return FoundModel(config, load)
 
@@ -119,6 +118,13 @@ def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
     """
     own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
     return _found(Task.question_passage, own | keys, folder or name)
+
+
+def _transformers(target: str) -> FoundModel:
+    if not is_two_tower(target):
+        return _text(target)
+    both = {f"model.{side}.{key}": value for side in ("image", "text") for key, value in (("kind", "transformers"),)}
+    return _found(Task.image_text, {"model.name": target, "model.embed_dim": None, **both}, target)
 
 
 def _sentence_transformer(target: str) -> FoundModel:
@@ -145,5 +151,5 @@ KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
     "open_clip": (_open_clip, "open_clip_config.json"),
     "st": (_sentence_transformer, "modules.json"),
     "dpr": (_dpr, "question_encoder/config.json"),
-    "hf": (_text, "tokenizer_config.json"),
+    "hf": (_transformers, "tokenizer_config.json"),
 }

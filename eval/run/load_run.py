@@ -15,6 +15,7 @@ from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import saved_config
+from dyad.train.towers.calibration import Calibration
 
 if TYPE_CHECKING:
     from dyad.train.towers.build import TwoTowerModel
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model with its weights: of a training run, or of another library (eval/run/load_model.py).
 
-    source: its name for results: the checkpoint folder, or the name that the user wrote. logit_scale: log(1/τ), where τ
-    is the learnt temperature; None if it is not known.
+    source: its name for results: the checkpoint folder, or the name that the user wrote. calibration: the learnt scale
+    and bias of its logits; None if they are not known.
     """
 
     source: str
     config: TrainConfig
     model: "TwoTowerModel"
-    logit_scale: float | None
+    calibration: Calibration | None
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))
-    scale = weights.get("objective.logit_scale")
-    scale = None if scale is None else float(scale)
-    return LoadedRun(str(checkpoint), config, model, scale, run, checkpoint, step_of(checkpoint))
+    calibration = Calibration.of_run(str(checkpoint), weights)
+    return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, step_of(checkpoint))
 
 
 def read_config(run: Path) -> TrainConfig:

@@ -10,7 +10,6 @@ and by its log p of a classifier of all classes. Prints rows for RESULTS.md, wit
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from typing import Any
@@ -46,7 +45,7 @@ def against_classifier(rare: str, classes: str) -> None:
     values = scored._values(Encoder.of(ranker.config, ranker.model, World()))
     encode = Encoder.of(classifier.config, classifier.model, World())
     logits = torch.from_numpy(encode("x", scored.data.items) @ classified._weights(encode).T).double()
-    log_p = (math.exp(classifier.logit_scale or 0.0) * logits).log_softmax(1).numpy()
+    log_p = (logits / (classifier.calibration.temperature if classifier.calibration else 1.0)).log_softmax(1).numpy()
     log_p = log_p[:, list(classified.classes).index(scored.rare)]
     limits = {"auc": 1.0, "partial_auc@0.05": 0.05}
     others = {name: auc_values(log_p, scored.positive, limit) for name, limit in limits.items()}

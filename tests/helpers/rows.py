@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dyad.data.batch import PADDING
+
 Fields = dict[str, Any]
 
 
 class Letters:
     """Code points; a pair has a 1 between its texts. Padded to the longest row, rounded up to 8, at most `length`."""
 
-    pad = 0
-
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
         rows = [[ord(c) for c in text] for text in texts]
         if pairs is not None:
             rows = [row + [1] + [ord(c) for c in second] for row, second in zip(rows, pairs, strict=True)]
         width = min(length, -(-max(map(len, rows)) // 8) * 8)
-        return torch.tensor([(row + [self.pad] * width)[:width] for row in rows])
+        return torch.tensor([(row + [PADDING] * width)[:width] for row in rows])
 
 
 tokenize = Letters()
@@ -31,7 +31,7 @@ tokenize = Letters()
 
 def texts_of(tokens: Tensor) -> list[str]:
     """What `tokenize` was given, cut to its length."""
-    return ["".join(chr(c) for c in row if c).replace("\1", "|") for row in tokens.tolist()]
+    return ["".join(chr(c) for c in row if c != PADDING).replace("\1", "|") for row in tokens.tolist()]
 
 
 def write_lines(path: Path, rows: Iterable[Fields]) -> Path:

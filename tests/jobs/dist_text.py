@@ -48,7 +48,7 @@ def batch(seed: int) -> Batch:
 
 def towers(shared: bool) -> TwoTower:
     torch.manual_seed(0)
-    first, second = (Tower(Pooled(Encoder(), Pooling.mean, 0), nn.Identity(), pad=0) for _ in range(2))
+    first, second = (Tower(Pooled(Encoder(), Pooling.mean, 0), nn.Identity()) for _ in range(2))
     return TwoTower(first, first if shared else second).double()
 
 

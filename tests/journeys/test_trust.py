@@ -27,7 +27,7 @@ from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
 from dyad.train.towers.published import location_of
-from dyad.train.towers.transformers_model import load_model
+from dyad.train.towers.transformers_model import load_companion, load_model
 from tests.journeys.test_slurm import sbatch, shell
 from tests.layout.test_layout import FILES, SOURCES
 
@@ -161,7 +161,8 @@ def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffi
 
 
 def _load(name: str, pretrained: bool) -> Any:
-    return load_model(f"model.text.name={name}", name, "AutoTokenizer", pretrained)
+    load_companion(f"model.text.name={name}", name, "AutoTokenizer")
+    return load_model(f"model.text.name={name}", name, pretrained)
 
 
 def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) -> None:

@@ -22,8 +22,18 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.train.cli.brought import take
 from dyad.train.cli.command_line import in_full, parsed
-from dyad.train.cli.presets import CONFIG_DIR, OWN, SUFFIXES, groups, recipe_of, refuse_resolvers, store_recipe
+from dyad.train.cli.presets import (
+    CONFIG_DIR,
+    OWN,
+    SUFFIXES,
+    groups,
+    own_keys,
+    recipe_of,
+    refuse_resolvers,
+    store_recipe,
+)
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig, check_values
 from dyad.train.losses import OBJECTIVES
@@ -166,6 +176,8 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
         config = compose("train", words)
     if config.plugins and not any(word.startswith("plugins=") for word in overrides):
         raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
+    with _explained(overrides):
+        take(config, {word.lstrip("+~").partition("=")[0] for word in overrides} | own_keys(recipe))
     return config
 
 

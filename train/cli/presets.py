@@ -47,6 +47,15 @@ def recipe_of(words: Sequence[str]) -> Path | None:
     return path
 
 
+def own_keys(recipe: Path | None) -> set[str]:
+    """Return the dotted keys that a recipe file sets, and the groups of which it names a preset."""
+    if recipe is None:
+        return set()
+    node = _checked(recipe)
+    chosen = [entry for entry in node.pop("defaults", None) or [] if isinstance(entry, dict)]
+    return {*flat(node), *(str(name).rpartition(" ")[2].strip("/") for entry in chosen for name in entry)}
+
+
 def store_recipe(path: Path, words: Sequence[str]) -> None:
     """Store in Hydra's ConfigStore a recipe file, as experiment=OWN, and the presets beside it that it names.
 

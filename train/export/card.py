@@ -1,7 +1,6 @@
 """Write the model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
 
 import html
-import math
 import os
 import platform
 import re
@@ -61,7 +60,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         settings=by_section(
             {key: value for key, value in maths_keys(config).items() if value and is_read(key, config)}
         ),
-        temperature=None if source.logit_scale is None else math.exp(-source.logit_scale),
+        temperature=source.calibration and source.calibration.temperature,
         commit=commit(),
         versions=_versions(),
         notices=[_quoted(notice) for notice in notices(list(_origins(config)))],

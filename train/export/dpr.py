@@ -48,13 +48,13 @@ def calls(source: ExportSource) -> Iterator[Call]:
     """
     for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
         own_class = FOLDERS[folder] if _is_dpr(side) else None
-        yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooled.pooling.value, own_class=own_class)
+        yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooling.value, own_class=own_class)
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
     """Return Markdown that shows how to load both encoders by AutoModel, and by DPR's own classes where they fit."""
     question, _ = encoder_sides(source, "dpr")
-    return render("dpr.md.j2", folder, source, pooling=question.pooled.pooling.value, is_dpr=_is_dpr(question))
+    return render("dpr.md.j2", folder, source, pooling=question.pooling.value, is_dpr=_is_dpr(question))
 
 
 def _is_dpr(side: TextSide) -> bool:

@@ -13,7 +13,7 @@ from transformers import MODEL_MAPPING
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Title
-from dyad.train.config import TrainConfig
+from dyad.train.config import Pooling, TrainConfig
 from dyad.train.export.library import PROBES, Call, ExportSource
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import TextPairModel
@@ -41,6 +41,13 @@ class TextSide:
     def pooled(self) -> Pooled:
         """Return the trunk of this side's text tower: the transformers encoder with its pooling."""
         return cast(Pooled, self.tower.trunk)
+
+    @property
+    def pooling(self) -> Pooling:
+        """Return how the states of the tokens become one. Raises ConfigError for an encoder that pools by itself."""
+        if self.pooled.pooling is None:
+            raise ConfigError("the text model of CLIP pools by itself, for which this format has no place. format=onnx")
+        return self.pooled.pooling
 
     @property
     def too_long(self) -> str:

@@ -20,6 +20,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.export import reload
 from dyad.train.panels import Scored
 from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.calibration import Calibration
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
 TEMPLATES = Environment(
@@ -33,15 +34,14 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 class ExportSource:
     """A trained model to export, with the data that its model card needs.
 
-    name: the name of the run. logit_scale: log (1/τ) at the end of training, where τ is the temperature; None: the
-    library's own value. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that
-    step.
+    name: the name of the run. calibration: scale and bias of the logits at the end of training; None: the library's own
+    values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
     """
 
     name: str
     config: TrainConfig
     model: TwoTowerModel
-    logit_scale: float | None = None
+    calibration: Calibration | None = None
     step: int | None = None
     results: Sequence[Scored] = ()
 

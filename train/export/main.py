@@ -18,6 +18,7 @@ from dyad.data.base.secrets import without_credentials
 from dyad.data.config import described
 
 if TYPE_CHECKING:
+    from dyad.train.config import TrainConfig
     from dyad.train.export.library import ExportSource, Library
     from dyad.train.towers.build import TwoTowerModel
 
@@ -26,7 +27,7 @@ CARD = "README.md"
 EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
 
 
-ExportFormat = StrEnum("ExportFormat", ["open_clip", "sentence_transformers", "dpr", "onnx"])
+ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx"])
 
 
 @dataclass
@@ -34,7 +35,7 @@ class ExportCommand:
     """The options of `python -m train.export`: which run is exported, in which format, and where to."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    format: ExportFormat | None = described(None, "what loads it; null: open_clip, sentence_transformers or else onnx")
+    format: ExportFormat | None = described(None, "what loads it; null: the library that the model is of, or else onnx")
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
     push: str | None = described(None, "ORG/NAME: then upload the folder to this repository of the Hugging Face Hub")
     public: bool = described(False, "make that repository public if it is new; false: private")
@@ -66,13 +67,13 @@ def main() -> None:
     from dyad.train.towers.build import representation
 
     trained = load_run(*find_run(command.run))
-    chosen = command.format or _default_format(trained.model)
+    chosen = command.format or _default_format(trained.config, trained.model)
     library = library_of(chosen)
     out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.name
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
     source = ExportSource(
-        name, trained.config, representation(trained.model), trained.logit_scale, trained.step, results
+        name, trained.config, representation(trained.model), trained.calibration, trained.step, results
     )
     difference = export(library, source, out)
     print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
@@ -124,15 +125,16 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
     before.
     """
-    from dyad.eval.run.load_model import SETTINGS, settings
+    from dyad.eval.run.load_model import settings
     from dyad.train.export.card import card
     from dyad.train.export.library import difference
+    from dyad.train.towers.calibration import SETTINGS
 
     out = out.absolute()
     try:
         with whole_folder(out, replace=True) as temporary:
             library.write(temporary, source)
-            write_json(temporary / SETTINGS, settings(source.config, source.logit_scale))
+            write_json(temporary / SETTINGS, settings(source.config, source.calibration))
             existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
             if foreign := existing - _files(temporary) - {CARD}:
                 raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
@@ -143,17 +145,20 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     return distance
 
 
-def _default_format(model: "TwoTowerModel") -> ExportFormat:
+def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
     """Return the export format for a model when the user has not chosen one (format=…).
 
-    The format is sentence_transformers for questions and passages, open_clip if both towers come from one open_clip
-    model, else onnx.
+    The format is sentence_transformers for questions and passages, open_clip or transformers if both towers come from
+    one model of that library, else onnx.
     """
     from dyad.train.towers.build import TextPairModel
+    from dyad.train.towers.published import of_one_model
 
     if isinstance(model, TextPairModel):
         return ExportFormat.sentence_transformers
-    return ExportFormat.open_clip if getattr(model, "open_clip_config", None) else ExportFormat.onnx
+    if getattr(model, "open_clip_config", None):
+        return ExportFormat.open_clip
+    return ExportFormat.transformers if of_one_model(config.model) else ExportFormat.onnx
 
 
 def _files(folder: Path) -> set[str]:

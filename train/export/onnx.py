@@ -5,7 +5,6 @@ are tokenizer.json (for the tokenizers library) and config.json, which says how 
 """
 
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
+from dyad.data.batch import PADDING
 from dyad.train.export.encoder import TextSide, text_sides
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
-from dyad.train.export.to_tokenizers import to_tokenizers
+from dyad.train.export.to_tokenizers import padding_id, takes_any_length, to_tokenizers
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel
@@ -55,15 +55,16 @@ class TowerGraph:
 class InferenceTower(nn.Module):
     """A tower without the parts that only training needs: feature cache, adapters, grouping of rows by length.
 
-    unit: scale embeddings to length 1.
+    unit: scale embeddings to length 1. fills: the token id that stands for padding, None if none does.
     """
 
-    def __init__(self, tower: Tower, unit: bool) -> None:
+    def __init__(self, tower: Tower, unit: bool, fills: int | None) -> None:
         super().__init__()
         trunk = merged(tower.trunk)
         if hasattr(trunk, "set_grad_checkpointing"):
             cast(Any, trunk).set_grad_checkpointing(False)
         self.prepare, self.trunk, self.projection, self.unit = tower.prepare, trunk, tower.projection, unit
+        self.fills = fills
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D).
@@ -71,8 +72,14 @@ class InferenceTower(nn.Module):
         S: the side of a picture in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
         """
         run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
+        inputs = with_padding(inputs, self.fills)
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings
+
+
+def with_padding(tokens: Tensor, fills: int | None) -> Tensor:
+    """Return token ids with PADDING in the place of the id `fills`; None: nothing is padding."""
+    return tokens if fills is None else torch.where(tokens == fills, PADDING, tokens)
 
 
 def write(folder: Path, source: ExportSource) -> None:
@@ -88,13 +95,13 @@ def write(folder: Path, source: ExportSource) -> None:
         tokenizer.enable_truncation(side.length)
         theirs = torch.tensor([encoding.ids for encoding in tokenizer.encode_batch(texts)])
         ours = side.tokenize(texts, side.length)[:, : theirs.shape[1]]
-        if not torch.equal(ours, theirs):
+        if not torch.equal(ours, with_padding(theirs, padding_id(source.model))):
             raise ConfigError("format=onnx: its tokenizer does more than a tokenizer.json can say. Take another format")
     logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns of constants that it does not fold
     for graph in {graph.file: graph for graph in graphs}.values():  # a shared encoder once
         with torch.no_grad():
             program = torch.onnx.export(
-                InferenceTower(graph.tower, _is_unit(source)).eval(),
+                InferenceTower(graph.tower, _is_unit(source), padding_id(source.model) if graph.texts else None).eval(),
                 (graph.example,),
                 dynamo=True,
                 dynamic_shapes=(dict(graph.dynamic),),
@@ -149,8 +156,7 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
         return [pictures]
     context = model.tokenize(["a"]).shape[1]
     side = TextSide(y_tower, lambda texts, length, pairs=None: model.tokenize(texts), "", context)
-    # A text tower of open_clip takes texts of one length only.
-    length = {1: torch.export.Dim("length", max=context)} if isinstance(y_tower.trunk, Pooled) else {}
+    length = {1: torch.export.Dim("length", max=context)} if takes_any_length(y_tower) else {}
     example = _short(side) if length else model.tokenize(PROBES[:2])
     return [pictures, TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side)]
 
@@ -167,7 +173,7 @@ def _is_unit(source: ExportSource) -> bool:
 
 def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
     """Return the content of an ONNX export's config.json, which says how to get from texts or pictures to scores."""
-    scale = source.logit_scale
+    known = source.calibration
     inputs: dict[str, Any] = {}
     for graph in graphs:
         if side := graph.texts:
@@ -182,7 +188,8 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
         "output": "embeddings",
         "similarity": source.config.objective.similarity.value,
         "unit_length": _is_unit(source),
-        "temperature": None if scale is None else math.exp(-scale),
+        "temperature": known and known.temperature,
+        "bias": known and known.logit_bias,
         **inputs,
     }
 

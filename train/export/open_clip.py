@@ -12,6 +12,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.towers.build import ImageTextModel
+from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.open_clip import open_clip_state_dict
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"
@@ -24,9 +25,13 @@ def write(folder: Path, source: ExportSource) -> None:
     Raises ConfigError unless both towers are one open_clip model.
     """
     model, config = _checked(source)
-    image, scale = model.image, source.logit_scale
+    image, known = model.image, source.calibration or Calibration("", OWN_SCALE)
     tensors: dict[str, Tensor] = {k: v.detach().cpu().contiguous() for k, v in open_clip_state_dict(model).items()}
-    tensors["logit_scale"] = torch.tensor(OWN_SCALE if scale is None else scale)
+    tensors["logit_scale"] = torch.tensor(known.logit_scale)
+    config = {key: value for key, value in config.items() if key != "init_logit_bias"}
+    if known.logit_bias is not None:
+        tensors["logit_bias"] = torch.tensor(known.logit_bias)
+        config["init_logit_bias"] = known.logit_bias
     save_file(tensors, folder / WEIGHTS)
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
     preprocess: dict[str, Any] = {"size": image.size, "mean": list(image.mean), "std": list(image.std)}

@@ -87,14 +87,17 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     """Load the export in `folder` by transformers' AutoModel; yield (i, embeddings) for entry number i of `calls`.
 
-    An entry holds texts and names its encoder's folder. Each text is embedded alone, without padding, and pooled by
-    this function. Where the entry names one of DPR's own classes, also yield (i/CLASS, embeddings) of all its texts in
-    one padded batch by that class. i is yielded as text.
+    An entry of a CLIP or SigLIP is read by _two_towers. Another holds texts and names its folder. Each text is
+    embedded alone, without padding, and pooled by this function. Where the entry names one of DPR's own classes, also
+    yield (i/CLASS, embeddings) of all its texts in one padded batch by that class. i is yielded as text.
     """
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()  # it warns of the weights that a class does not use
+    if "folder" not in calls[0]:
+        yield from _two_towers(folder, calls)
+        return
     for i, call in enumerate(calls):
         part = Path(folder) / call["folder"]
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(part, local_files_only=True)
@@ -111,6 +114,26 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
                 whole = getattr(transformers, call["own_class"]).from_pretrained(part, local_files_only=True).eval()
                 inputs = tokenizer(texts, call["pairs"], padding=True, truncation=True, return_tensors="pt")
                 yield f"{i}/{call['own_class']}", whole(**inputs).pooler_output.numpy()
+
+
+def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`, pictures or texts."""
+    import torch
+    import transformers
+
+    local: dict[str, Any] = {"local_files_only": True}
+    model: Any = transformers.AutoModel.from_pretrained(folder, **local).eval()
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **local)
+    processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **local)
+    with torch.no_grad():
+        for i, call in enumerate(calls):
+            if call["pictures"] is None:
+                shape = {"padding": "max_length", "truncation": True, "max_length": call["length"]}
+                found = model.get_text_features(**tokenizer(call["texts"], return_tensors="pt", **shape))
+            else:
+                as_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
+                found = model.get_image_features(**processor(list(call["pictures"]), **as_is))
+            yield str(i), getattr(found, "pooler_output", found).numpy()
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:

@@ -35,7 +35,7 @@ def write(folder: Path, source: ExportSource) -> None:
         question.save(Path(encoder), max(question.length, passage.length))
         transformer = parts.Transformer(encoder, query_length=question.length, document_length=passage.length)
     width, projection = transformer.get_embedding_dimension(), question.tower.projection
-    modules: list[nn.Module] = [transformer, parts.Pooling(width, POOLINGS[question.pooled.pooling])]
+    modules: list[nn.Module] = [transformer, parts.Pooling(width, POOLINGS[question.pooling])]
     layers = [module for module in projection.modules() if isinstance(module, nn.Linear | nn.Tanh)]
     for layer, following in pairwise([*layers, nn.Identity()]):
         if isinstance(layer, nn.Linear):

@@ -3,10 +3,12 @@
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.towers.build import TwoTowerModel
 from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text import FixedLengthTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
@@ -44,12 +46,32 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
         if hasattr(own, "clean_fn"):
             before = [] if converted.normalizer is None else [converted.normalizer]
             converted.normalizer = normalizers.Sequence([*_cleaning(own), *before])
-        pad = {"pad_id": own.tokenizer.pad_token_id, "pad_token": own.tokenizer.pad_token}
-    tower = model.towers.y_tower
-    fixed = None if isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) else own.context_length
+        filling = padding_id(model)
+        pad_id = own.tokenizer.pad_token_id if filling is None else filling
+        pad = {"pad_id": pad_id, "pad_token": own.tokenizer.pad_token}
+    fixed = None if takes_any_length(model.towers.y_tower) else own.context_length
     converted.no_truncation()
     converted.enable_padding(direction="right", length=fixed, **pad)
     return converted
+
+
+def padding_id(model: TwoTowerModel) -> int | None:
+    """Return the token id that stands for padding in a graph; None for a tokenizer without a mask.
+
+    It is that of the padding token, or one beyond all tokens if the padding token stands in texts too, as that of CLIP.
+    """
+    own: Any = model.tokenize
+    if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
+        return None
+    found = own.tokenizer("a")
+    if "attention_mask" not in found:
+        return None
+    return len(own.tokenizer) if own.tokenizer.pad_token_id in found.input_ids else own.tokenizer.pad_token_id
+
+
+def takes_any_length(tower: nn.Module) -> bool:
+    """Whether a text tower takes rows of any length, and not of its context length alone."""
+    return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and tower.trunk.pooling is not None
 
 
 def _clip(own: Any) -> Tokenizer:

@@ -98,7 +98,7 @@ def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
     for norm in batch_norms(copied):
         norm.eval()  # in training it may wait for other ranks
     if isinstance(copied.trunk, Pooled):
-        lengths = [padded_length(count, shape[0]) for count in token_counts(rows, copied.trunk.pad)]
+        lengths = [padded_length(count, shape[0]) for count in token_counts(rows)]
         shape = [round(sum(lengths) / len(lengths))]
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         features = features_on_meta(copied, torch.empty(2, *shape, dtype=rows.dtype, device="meta"))

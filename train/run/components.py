@@ -40,6 +40,7 @@ from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
+from dyad.train.run.taken import calibrate
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -67,13 +68,14 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class LossParts:
-    """What one loss of a run is made of: the run's own, or a further one (also.NAME)."""
+    """What one loss of a run is made of: the run's own, or a further one (also.NAME). notes: as of Parts."""
 
     config: TrainConfig
     model: TwoTowerModel
     data: TrainingData
     evaluators: Sequence[Evaluator]
     objective: Objective
+    notes: Sequence[str]
 
 
 @dataclass
@@ -83,7 +85,8 @@ class Parts:
     modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
     if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
     whole: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
-    further: the parts of further losses by name; `data` and `evaluators` count theirs in.
+    further: the parts of further losses by name; `data` and `evaluators` count theirs in. notes: lines for the log on
+    what the losses take from the weights.
     """
 
     model: TwoTowerModel
@@ -95,6 +98,7 @@ class Parts:
     total_steps: int
     further: dict[str, LossParts]
     whole: TwoTower
+    notes: list[str]
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:
@@ -120,7 +124,8 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     modules = {name: module for term in step.terms for name, module in term.modules.items()}
     evaluators = [evaluator for loss in losses.values() for evaluator in loss.evaluators]
     data = _with_further(own.data, {name: loss.data for name, loss in further.items()})
-    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole)
+    notes = [f"also.{name}: {note}" if name else note for name, loss in losses.items() for note in loss.notes]
+    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole, notes)
 
 
 def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None = None, name: str = "") -> LossParts:
@@ -135,13 +140,14 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
+    notes = [*calibrate(config, objective, model.calibration)]
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
             OfFurtherLoss(f"eval/{name}_{inner.name.removeprefix('eval/')}", inner.source, inner, encoder)
             for inner in evaluators
         ]
-    return LossParts(config, model, data, evaluators, objective)
+    return LossParts(config, model, data, evaluators, objective, notes)
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:

@@ -11,7 +11,7 @@ anew, since the order of an epoch depends on its number of whole batches.
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
@@ -20,11 +20,14 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import writable
 from dyad.data.shards import manifest
 from dyad.train.config import TrainConfig
+from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.components import Parts
+from dyad.train.run.taken import calibrate
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import check_run
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
+from dyad.train.towers.calibration import Calibration
 
 
 class ResumeFacts(TypedDict):
@@ -94,15 +97,18 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
     """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
-    of the towers are loaded, temperature and bias keep their configured initial values, and the run starts at step 0.
-    Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or data; DataError for a
-    damaged one.
+    of the towers are loaded, the objective starts at their temperature and bias as config.from_weights says, and the
+    run starts at step 0. Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or
+    data; DataError for a damaged one.
     """
     if source.weights:
         try:
-            restore_weights(checkpoint.load_weights(source.weights), {"towers": parts.modules["towers"]})
+            weights = checkpoint.load_weights(source.weights)
+            restore_weights(weights, {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
+        known = Calibration.of_run(f"init_from={source.weights}", weights)
+        parts.notes[:] = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
         parts.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState()

@@ -45,6 +45,7 @@ from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
+from dyad.train.run.taken import describe_inputs
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, recorded_state, run_folder
 from dyad.train.run_folder.ledger import Ledger
@@ -213,6 +214,8 @@ class TrainingRun:
         if norms := batch_norms(config, self.parts.model.towers, self.world.size):
             yield norms
         yield from describe_choices(config)
+        yield from describe_inputs(config, self.parts.model)
+        yield from [] if self.source.resume else self.parts.notes
         for name, loss in self.parts.further.items():
             own = loss.config
             what = f"task={own.task.value} objective={own.objective.name}, {own.global_batch_size} a step"

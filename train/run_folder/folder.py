@@ -76,9 +76,11 @@ ADDED = {
     "data.augment.blur": 0.0,
     "data.augment.blur_sigma": [0.1, 2.0],
     "data.augment.solarise": 0.0,
+    "model.quick_gelu": None,
+    "from_weights": [],
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
-UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense")
+UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense", "from_weights")
 
 # Keys that may always change: how long the run is
 LENGTH = ("steps", "epochs")
@@ -155,6 +157,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
         section, _, key = old.partition(".")
         if isinstance(tree.get(section), dict) and key in tree[section]:
             tree[section][new.partition(".")[2]] = tree[section].pop(key)
+    if isinstance(tree.get("model"), dict) and "from_weights" not in tree:
+        tree["model"]["quick_gelu"] = False  # older runs had GELU where the tag of their weights says QuickGELU
     return tree
 
 
@@ -221,13 +225,18 @@ def check_run(config: TrainConfig) -> None:
         )
 
 
+def run_of(path: Path) -> Path | None:
+    """Return the run folder of `path`, which is one, or RUN/checkpoints/step_…; None for another path."""
+    path = path.expanduser()
+    return next((folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()), None)
+
+
 def recorded_precision(config: TrainConfig) -> Precision:
     """Return config.precision, and for `auto` the precision that the run which this one resumes was trained with."""
     old, mode = _resumed_keys(config), config.resume.mode
-    if mode not in ("auto", "never"):  # a run folder, or RUN/checkpoints/step_…
-        path = Path(mode).expanduser()
-        runs = [folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()]
-        old = flat(saved_config(runs[0])) if runs else None
+    if mode not in ("auto", "never"):
+        run = run_of(Path(mode))
+        old = flat(saved_config(run)) if run else None
     used = (old or {}).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 

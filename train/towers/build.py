@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import pairwise
 from typing import Any, cast
@@ -17,6 +17,7 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.calibration import Calibration, exported
 from dyad.train.towers.image import build_image_tower
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.pooled import Pooled
@@ -32,11 +33,13 @@ Build = Callable[..., Any]  # (ModelConfig, load_pretrained), of task=labelled a
 class TwoTowerModel:
     """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens.
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens. calibration: what the weights of both
+    towers know of the logit of a pair; None: nothing.
     """
 
     towers: TwoTower
     tokenize: Any
+    calibration: Calibration | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,10 @@ class PictureModel(TwoTowerModel):
 class ImageTextModel(PictureModel):
     """A model whose x_tower takes pictures and y_tower texts.
 
-    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None. logit_scale: the
-    log(1/τ) of that model, else None.
+    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None.
     """
 
     open_clip_config: dict[str, Any] | None
-    logit_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,8 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
-    model_cfg = context.open_clip_config()
-    scale = context.open_clip_model(*context.image_model).logit_scale if model_cfg else None
-    scale = None if scale is None or scale.is_meta else scale.item()
-    return ImageTextModel(_pair(image, text, config), tokenize, spec, model_cfg, scale)
+    towers, model_cfg = _pair(image, text, config), context.open_clip_config()
+    return ImageTextModel(towers, tokenize, spec, model_cfg, calibration=context.calibration)
 
 
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
@@ -114,7 +113,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
         _probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_pair(tower, other, config), tokenize)
+    return TextPairModel(_pair(tower, other, config), tokenize, calibration=_exported(config, load_pretrained))
 
 
 def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> PictureModel:
@@ -245,7 +244,14 @@ def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> T
 def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
     if (kind := config.text.kind) is not TextTower.transformers:
         raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
-    return build_text_encoder(config, load_pretrained)
+    return build_text_encoder(BuildContext(config, load_pretrained))
+
+
+def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
+    """Return the calibration of an export of ours that the text tower comes from."""
+    name = config.text.name or config.name
+    trained = load_pretrained and not config.text.from_scratch
+    return exported(name, f"model.text.name={name}")[1] if trained and name else None
 
 
 def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import Lengths
+from dyad.data.batch import PADDING, Lengths
 from dyad.train.towers.rows import index_on, padded_length, token_counts
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
@@ -28,12 +28,12 @@ class FrozenCache:
     """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
-    hashed or copied to the host. None: CAPACITY of the inputs' device. pad: the id of the padding token (on the right)
-    of text inputs, None for images; text rows are cut to `padded_length` and computed with rows of equal length.
+    hashed or copied to the host. None: CAPACITY of the inputs' device. padded: whether inputs are rows of tokens with
+    PADDING on the right; such rows are cut to `padded_length` and computed with rows of equal length.
     """
 
-    def __init__(self, capacity: int | None, pad: int | None = None) -> None:
-        self.capacity, self.pad = capacity, pad
+    def __init__(self, capacity: int | None, padded: bool = False) -> None:
+        self.capacity, self.padded = capacity, padded
         self._cached: dict[bytes, Tensor] = {}
         self._free, self._depends_on = 0, None
 
@@ -48,8 +48,8 @@ class FrozenCache:
         (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
         read from `inputs`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
         """
-        if self.pad is not None and counts is None:
-            counts = token_counts(inputs, self.pad)
+        if self.padded and counts is None:
+            counts = token_counts(inputs)
         if not (capacity := self.capacity_on(inputs.device)):
             return compute(inputs) if counts is None else compute(inputs, counts)
         limit = inputs.shape[1]
@@ -86,9 +86,9 @@ class FrozenCache:
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
-        if self.pad is None:
+        if not self.padded:
             return compute(block)[:count]
-        short = torch.full_like(inputs[:1], self.pad)
+        short = torch.full_like(inputs[:1], PADDING)
         short[:, 0] = inputs[:1, 0]
         block = torch.cat([block, short])
         return compute(block, np.full(len(block), block.shape[1]))[:count]

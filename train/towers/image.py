@@ -17,9 +17,9 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.open_clip import BuildContext
-from dyad.train.towers.published import explained
+from dyad.train.towers.published import explained, listed
 from dyad.train.towers.tower import Tower, freeze, precision_of
-from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_model
+from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_companion
 
 HALF = (0.5, 0.5, 0.5)
 PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
@@ -181,9 +181,12 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
         if not (file := Path(pretrained).expanduser()).is_file():
             raise FileNotFoundError("no such file")
         trunk = timm.create_model(name, num_classes=0)
-        missing, _ = trunk.load_state_dict(load_state_dict(str(file), weights_only=True), strict=False)
+        missing, unknown = trunk.load_state_dict(load_state_dict(str(file), weights_only=True), strict=False)
     if missing:
-        raise ConfigError(f"model.image.pretrained={pretrained} lacks {len(missing)} weights of {name}: {missing[0]} …")
+        raise ConfigError(
+            f"model.image.pretrained={pretrained} lacks weights of {name}: {listed(missing)}; unknown are "
+            f"{listed(unknown)}. Give weights of the same model"
+        )
     return trunk
 
 
@@ -208,14 +211,20 @@ class PooledPicture(nn.Module):
 
 def _transformers(context: BuildContext) -> ImageParts:
     config, image = context.config, context.config.image
-    if (name := image.name) is None:
+    if (name := context.image_name) is None:
         raise ConfigError("model.image.name is missing: a transformers folder, a published name or pkg:PACKAGE/FOLDER")
-    key, pretrained = f"model.image.name={name}", context.load_pretrained and not image.from_scratch
-    model, processor = load_model(key, name, "AutoImageProcessor", pretrained)
+    key, pretrained = (
+        f"model{'.image' if image.name else ''}.name={name}",
+        context.load_pretrained and not image.from_scratch,
+    )
+    processor = load_companion(key, name, "AutoImageProcessor")
+    loaded = context.transformers_model(key, name, pretrained)
+    model, encoder = loaded.model, getattr(loaded.model, "vision_model", loaded.model)  # a text tower may be beside it
+    own_projection = getattr(model, "visual_projection", None) or nn.Identity()  # of CLIP
+    loaded.refuse_missing(encoder, own_projection)
     if config.grad_checkpointing:
         with explained(f"model.grad_checkpointing=true, {key}"):
             checkpoint_activations(model)
-    encoder = getattr(model, "vision_model", model)  # of a model with a text tower beside it
     if image.frozen:
         freeze(encoder, layers_of(encoder), image.unlocked_groups)
     spec, interpolate = _processed(key, processor), False
@@ -224,7 +233,7 @@ def _transformers(context: BuildContext) -> ImageParts:
         resized = spec.resized and round(spec.resized * image.image_size / spec.size)
         spec = replace(spec, size=image.image_size, resized=resized)
     if config.embed_dim is None:
-        projection = getattr(model, "visual_projection", None) or nn.Identity()  # of CLIP
+        projection = own_projection
     else:
         width = getattr(encoder.config, "hidden_size", None) or encoder.config.hidden_sizes[-1]
         projection = nn.Linear(width, config.embed_dim, bias=False)

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import ExitStack
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -20,8 +24,17 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.train.config import ImageTower, ModelConfig, TextTower
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.published import check_open_clip, explained, refuse_code, snapshot
+from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.published import (
+    WRAPPERS,
+    check_open_clip,
+    explained,
+    of_one_model,
+    refuse_code,
+    snapshot,
+)
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.transformers_model import TransformersModel, load_model
 
 if TYPE_CHECKING:
     from dyad.train.towers.build import ImageTextModel
@@ -37,6 +50,11 @@ PROJECTIONS = {
 }
 
 
+QUICK_GELU = "-quickgelu"  # ends the name of a model with QuickGELU that open_clip lists beside one with GELU
+# Warnings of open_clip about what is asked for here: random weights, a tag with QuickGELU, a configuration alone
+EXPECTED = ("No pretrained weights", "Model ", "QuickGELU mismatch", "Local config loaded", "Could not find/download")
+
+
 class MatrixProjection(nn.Module):
     """Multiplies x (…, width) by a weight matrix (width, D): open_clip keeps projections as plain matrices."""
 
@@ -49,17 +67,41 @@ class MatrixProjection(nn.Module):
 
 
 class BuildContext:
-    """Holds what the builders of both towers share: the configuration, and the open_clip models, each created once.
+    """Holds what the builders of both towers share: the configuration, and models of libraries, each created once.
 
     load_pretrained=False: create architectures without pretrained weights. image_model, text_model: (name, weights) of
     each tower's open_clip model, the arguments of `open_clip_model`, which creates the model at its first call.
+    image_name, text_name: of each tower's model of transformers, the argument of `transformers_model`.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
         self.config, self.load_pretrained = config, load_pretrained
         self.image_model = (config.image.name or config.name, config.image.pretrained or config.pretrained)
         self.text_model = (config.text.name or config.name, config.text.pretrained or config.pretrained)
+        both = config.text.kind == TextTower.transformers
+        self.image_name = config.image.name or (config.name if both else None)
+        self.text_name = config.text.name or config.name
         self.open_clip_model = cache(self._create)
+        self._loaded: dict[tuple[str, bool], TransformersModel] = {}
+
+    def transformers_model(self, key: str, name: str, pretrained: bool) -> TransformersModel:
+        """Load a model of transformers, once for both towers. Arguments and errors as of `load_model`."""
+        if (name, pretrained) not in self._loaded:
+            self._loaded[name, pretrained] = load_model(key, name, pretrained)
+        return self._loaded[name, pretrained]
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the weights of both towers know of the logit of a pair; None unless both come from one model."""
+        kinds, (name, weights) = (self.config.image.kind, self.config.text.kind), self.image_model
+        if kinds == (ImageTower.open_clip, TextTower.open_clip) and self.image_model == self.text_model:
+            if not self.load_pretrained or not (weights or ":" in model_name(name)):
+                return None
+            model = self.open_clip_model(name, weights)
+            source = f"model.pretrained={weights}" if weights else f"model.name={name}"
+            return Calibration.of(source, model.logit_scale, model.logit_bias)
+        loaded = self._loaded.get((of_one_model(self.config) or "", True))
+        return loaded and loaded.calibration
 
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
         """Split one tower of an open_clip model into (trunk without projection, projection).
@@ -106,20 +148,23 @@ class BuildContext:
             model_cfg["vision_cfg"]["image_size"] = image.image_size
         if text.context_length:
             model_cfg["text_cfg"]["context_length"] = text.context_length
+        if self._forces_quick_gelu(check_weights(model_name(self.image_model[0]), self.image_model[1])):
+            model_cfg["quick_gelu"] = True
         return model_cfg
+
+    def _forces_quick_gelu(self, published: PublishedWeights) -> bool:
+        return published.quick_gelu if self.config.quick_gelu is None else self.config.quick_gelu
 
     def _create(self, name: str | None, pretrained: str | None) -> Any:
         import open_clip
 
         registered = model_name(name)
         refuse_code()
-        preprocess = check_weights(registered, pretrained)
+        published = check_weights(registered, pretrained)
+        brings_weights = self.load_pretrained and (pretrained is not None or ":" in registered)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
         advice = "Without a network give weights as a .safetensors or .pt file"
-        with explained(f"model.name={name}{weights} cannot be created", advice), ExitStack() as at_exit:
-            # open_clip warns of random weights, which are wanted here, and logs errors that are raised as well.
-            logging.disable(logging.ERROR)
-            at_exit.callback(logging.disable, logging.NOTSET)
+        with explained(f"model.name={name}{weights} cannot be created", advice), _heard(), _without_prefixes():
             check_open_clip(f"model.name={name}", open_clip.get_model_config(registered))  # before anything is loaded
             model = open_clip.create_model(
                 registered,
@@ -129,8 +174,10 @@ class BuildContext:
                 force_custom_text=True,  # the text part as a module of its own
                 force_image_size=self.config.image.image_size,
                 force_context_length=self.config.text.context_length,
-                force_preprocess_cfg=preprocess,
+                force_preprocess_cfg=published.preprocess,
+                force_quick_gelu=self._forces_quick_gelu(published),
                 pretrained_text=self.load_pretrained,
+                require_pretrained=brings_weights,
                 weights_only=True,
             )
         if type(model).__name__ != "CustomTextCLIP":
@@ -190,26 +237,83 @@ def _registered(path: str) -> str:
     return file.stem
 
 
-def check_weights(name: str, pretrained: str | None) -> dict[str, Any]:
-    """Check that the weights `pretrained` of open_clip's model `name` exist, and return their image preprocessing.
+@dataclass(frozen=True)
+class PublishedWeights:
+    """What open_clip's table says of the weights of a tag; empty for a file and for no weights.
 
-    pretrained: the path of a weight file, the tag of published weights, or None for no weights. The result has mean,
-    std, interpolation and resize_mode, as far as open_clip lists them for a tag; it is {} for a file and for None.
-    Raises ConfigError for weights that do not exist, or a tag for a model from a folder or the hub.
+    preprocess: mean, std, interpolation and resize_mode. quick_gelu: whether they were trained with QuickGELU.
+    """
+
+    preprocess: dict[str, Any] = field(default_factory=dict)
+    quick_gelu: bool = False
+
+
+def check_weights(name: str, pretrained: str | None) -> PublishedWeights:
+    """Check that the weights `pretrained` of open_clip's model `name` exist, and return what open_clip says of them.
+
+    pretrained: the path of a weight file, the tag of published weights, or None for no weights. Raises ConfigError for
+    weights that do not exist, weights of the model with the other activation, or a tag for a model from a folder or the
+    hub.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
-        return {}
+        return PublishedWeights()
     if ":" in name:
         raise ConfigError(f"model.pretrained={pretrained}: {name} brings its own weights, leave model.pretrained out")
     from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 
     tags = list_pretrained_tags_by_model(name)
-    if not (published := get_pretrained_cfg(name, pretrained)):
+    if published := get_pretrained_cfg(name, pretrained):
+        keys = ("mean", "std", "interpolation", "resize_mode")
+        preprocess = {key: published[key] for key in keys if key in published}
+        return PublishedWeights(preprocess, bool(published.get("quick_gelu")))
+    plain = name.removesuffix(QUICK_GELU)
+    if plain != name and get_pretrained_cfg(plain, pretrained):
+        own = f", or model.name={name} model.pretrained={tags[0]}" if tags else ""
         raise ConfigError(
-            f"model.pretrained={pretrained}: no such file, nor published weights of {name}.{nearest(pretrained, tags)} "
-            f"Published: {', '.join(tags) or 'none'}"
+            f"model.pretrained={pretrained}: trained with GELU, and model.name={name} has QuickGELU. Take "
+            f"model.name={plain} model.pretrained={pretrained}{own}"
         )
-    return {key: published[key] for key in ("mean", "std", "interpolation", "resize_mode") if key in published}
+    raise ConfigError(
+        f"model.pretrained={pretrained}: no such file, nor published weights of {name}.{nearest(pretrained, tags)} "
+        f"Published: {', '.join(tags) or 'none'}"
+    )
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Raise ConfigError for a warning of open_clip in the block: it means another model than was asked for, unless it
+    begins as one of EXPECTED."""
+    lines: list[str] = []
+    handler, root = logging.Handler(logging.WARNING), logging.getLogger()
+    handler.emit = lambda record: lines.append(record.getMessage() if record.name == "root" else EXPECTED[0])
+    before, root.handlers = root.handlers, [handler]
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            yield
+    finally:
+        root.handlers = before
+    lines += [str(warning.message) for warning in caught if "open_clip" in warning.filename]
+    if unexpected := [line for line in lines if not line.startswith(EXPECTED)]:
+        raise ConfigError(f"open_clip: {unexpected[0]}")
+
+
+@contextmanager
+def _without_prefixes() -> Iterator[None]:
+    """Make open_clip strip WRAPPERS from the names of weights that it reads in the block. It strips "module." alone,
+    and has no argument for more."""
+    from open_clip import factory
+
+    read: Any = factory.load_state_dict
+
+    def stripped(*args: Any, **options: Any) -> dict[str, Tensor]:
+        return {re.sub(rf"^({WRAPPERS})+", "", name): tensor for name, tensor in read(*args, **options).items()}
+
+    factory.load_state_dict = stripped
+    try:
+        yield
+    finally:
+        factory.load_state_dict = read
 
 
 def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dyad.data.batch import Lengths
+from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import Pooling
 from dyad.train.towers.rows import index_on, padded_length, token_counts
 
@@ -37,15 +37,15 @@ def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tens
 
 
 class Pooled(nn.Module):
-    """Embeds token ids (b, L), padded on the right, as (b, H) in float32 or better, where H is the encoder's width.
+    """Embeds token ids (b, L), with PADDING on the right, as (b, H) in float32 or better; H: the encoder's width.
 
     A row's output depends only on its own tokens, up to rounding: how rows are grouped and padded changes only the
-    speed. The encoder gets token ids and attention mask, but no token types (every text is segment 0). pad: the id of
-    the padding token. grouped: whether rows of similar length
-    run together; otherwise there is one call of the encoder a forward pass.
+    speed. The encoder gets token ids and attention mask, but no token types (every text is segment 0). pooling: None
+    for an encoder that pools by itself, as the text model of CLIP. pad: the token id that the encoder gets for PADDING.
+    grouped: whether rows of similar length run together; otherwise there is one call of the encoder a forward pass.
     """
 
-    def __init__(self, encoder: nn.Module, pooling: Pooling, pad: int) -> None:
+    def __init__(self, encoder: nn.Module, pooling: Pooling | None, pad: int) -> None:
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
         self.grouped = True
@@ -56,11 +56,13 @@ class Pooled(nn.Module):
         The digest that identifies embeddings saved on disk covers this text (eval.encode.embeddings.identity_of), so
         embeddings of another pooling are never reused.
         """
-        return f"pooling={self.pooling.name}, pad={self.pad}"
+        return f"pooling={self.pooling and self.pooling.name}, pad={self.pad}"
 
     def forward(self, tokens: Tensor, counts: Lengths | None = None) -> Tensor:
         """Embed token ids (b, L) as (b, H). counts: the tokens of each row; None: they are read from `tokens`."""
-        counts = token_counts(tokens, self.pad) if counts is None else counts
+        if self.pooling is None:  # the state that it pools may be that of a place, as SigLIP's is of the last
+            return self.encode_group(tokens)
+        counts = token_counts(tokens) if counts is None else counts
         lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]
         groups = group_by_length(lengths, MIN_GROUP[tokens.device.type] if self.grouped else len(lengths))
         if len(groups) == 1:
@@ -76,11 +78,13 @@ class Pooled(nn.Module):
 
         H: the encoder's width. Rows are padded to L tokens; unlike in forward(), they are not grouped by length.
         """
-        mask_bL = tokens != self.pad
+        mask_bL = tokens != PADDING
+        ids_bL = torch.where(mask_bL, tokens, self.pad)
         mask_bL[:, 0] = True  # a fully masked row of attention is NaN
-        states_bLH = self.encoder(input_ids=tokens, attention_mask=mask_bL.long()).last_hidden_state
-        states_bLH = states_bLH.to(torch.promote_types(states_bLH.dtype, torch.float32))
-        return pooled_states(states_bLH, mask_bL, self.pooling)
+        found = self.encoder(input_ids=ids_bL, attention_mask=mask_bL.long())
+        states = found.pooler_output if self.pooling is None else found.last_hidden_state
+        states = states.to(torch.promote_types(states.dtype, torch.float32))
+        return states if self.pooling is None else pooled_states(states, mask_bL, self.pooling)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the embedding of a group of rows, for any number of rows and tokens, with further arguments of

@@ -6,7 +6,8 @@ This module does not import torch.
 
 import importlib.util
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,8 @@ MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of
 MAX_COUNT = 10_000  # of layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
+TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of pictures and texts
+WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or torch.compile held
 
 
 @contextmanager
@@ -36,7 +39,26 @@ def explained(problem: str, advice: str = "") -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
+        if misfit := _misfit(str(error)):
+            raise ConfigError(f"{problem}: {misfit}. Give whole weights of the same model") from error
         raise ConfigError(f"{problem}: {first_line(error)}{advice and '. '}{advice}") from error
+
+
+def _misfit(error: str) -> str:
+    """Return the first names of the weights that torch's load_state_dict misses and does not know, "" for another
+    error."""
+    kinds = (("Missing key", "lacks"), ("Unexpected key", "unknown are"))
+    found = {word: re.search(rf"{kind}\(s\) in state_dict: (.*)", error) for kind, word in kinds}
+    names = {word: re.findall(r'"([^"]+)"', line[1]) for word, line in found.items() if line}
+    sizes = re.findall(r"size mismatch for (\S+):", error)
+    names |= {"other sizes have": sizes} if sizes else {}
+    return "; ".join(f"{word} {listed(words)}" for word, words in names.items())
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first three of `names`, and how many more there are, as text for a message."""
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more if names else "none"
 
 
 def refuse_code() -> None:
@@ -161,6 +183,24 @@ def is_unknown(name: str, file: str) -> bool:
     model, revision = split_revision(os.path.expanduser(name))
     local = os.path.isdir(model) or model.startswith(("/", ".", "pkg:"))
     return not local and try_to_load_from_cache(model, file, revision=revision) is None
+
+
+def is_two_tower(name: str) -> bool:
+    """Whether config.json of the model `name` says that it embeds pictures and texts, as CLIP and SigLIP of
+    transformers. Raises ConfigError for a damaged file."""
+    path = file_of(name, "config.json", fetch=True)
+    settings = {} if path is None else read_json(path)
+    return isinstance(settings, dict) and settings.get("model_type") in TWO_TOWERS
+
+
+def of_one_model(model: Any) -> str | None:
+    """Return the name of the CLIP or SigLIP of transformers that both towers of a ModelConfig are, with their own
+    projections; None for other towers. Raises ConfigError for a damaged config.json."""
+    kinds = (str(model.image.kind), str(model.text.kind))
+    names = [side.name or model.name for side in (model.image, model.text)]
+    if kinds != ("transformers", "transformers") or model.embed_dim is not None or names[0] != names[1]:
+        return None
+    return names[0] if names[0] and is_two_tower(names[0]) else None
 
 
 @cache

@@ -9,18 +9,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dyad.data.batch import Lengths
+from dyad.data.batch import PADDING, Lengths
 
 LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
 
 
-def token_counts(tokens: Tensor, pad: int) -> Lengths:
-    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the padding; at least 1.
-
-    pad: the id of the padding token, which is on the right.
+def token_counts(tokens: Tensor) -> Lengths:
+    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the PADDING on the right; at least
+    1.
     """
     numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-    return ((tokens != pad) * numbers).amax(1).clamp(min=1).cpu().numpy()
+    return ((tokens != PADDING) * numbers).amax(1).clamp(min=1).cpu().numpy()
 
 
 def padded_length(longest: int, limit: int) -> int:

@@ -11,7 +11,7 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Lengths
+from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.pooled import Pooled
@@ -19,7 +19,7 @@ from dyad.train.towers.published import explained
 from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
-from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_model
+from dyad.train.towers.transformers_model import checkpoint_activations, is_two_tower, layers_of, load_companion
 
 if TYPE_CHECKING:
     from dyad.train.towers.open_clip import BuildContext
@@ -29,21 +29,21 @@ LONGEST = 512  # tokens, for a model that names no limit
 
 @dataclass(frozen=True)
 class FixedLengthTokenizer:
-    """Converts n texts to token ids, int64 (n, context), truncated or padded to the fixed length `context`.
+    """Converts n texts to token ids, int64 (n, L), truncated, or filled up to `context_length`.
 
-    tokenizer: a tokenizer of transformers.
+    tokenizer: a tokenizer of transformers. What its mask leaves out is PADDING; one without a mask, as SigLIP's, fills
+    up with a token that the encoder reads.
     """
 
     tokenizer: Any
-    context: int
+    context_length: int
 
     def __call__(self, texts: list[str]) -> Tensor:
-        shape = {"padding": "max_length", "truncation": True, "max_length": self.context, "return_tensors": "pt"}
-        return self.tokenizer(texts, **shape).input_ids
+        return _tokens(self.tokenizer, texts, padding="max_length", max_length=self.context_length)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of tokens of each row, without padding."""
-        return token_counts(tokens, self.tokenizer.pad_token_id)
+        return token_counts(tokens)
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,8 @@ class TextTokenizer:
     tokenizer: Any
     limit: int
 
-    @property
-    def pad(self) -> int:
-        """The id of the padding token."""
-        return self.tokenizer.pad_token_id
-
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor:
-        """Convert n texts, or n pairs of texts, to token ids int64 (n, L), truncated and padded on the right.
+        """Convert n texts, or n pairs of texts, to token ids int64 (n, L), truncated, with PADDING on the right.
 
         length: the most tokens of a row. pairs: the second text of each pair, None for single texts; the longer text of
         a pair is truncated. L: the longest row, rounded up to a multiple of 8, at most `length`. Raises ConfigError for
@@ -74,14 +69,20 @@ class TextTokenizer:
                 f"texts of {length} tokens: this model takes {least} to {self.limit}. Change data.question.length or "
                 "data.passage.length, or say what the model takes by model.text.context_length"
             )
-        shape = {"padding": "longest", "truncation": True, "max_length": length, "return_tensors": "pt"}
-        tokens = self.tokenizer(texts, pairs, **shape).input_ids
+        tokens = _tokens(self.tokenizer, texts, pairs, padding="longest", max_length=length)
         missing = padded_length(tokens.shape[1], length) - tokens.shape[1]
-        return nn.functional.pad(tokens, (0, missing), value=self.pad)
+        return nn.functional.pad(tokens, (0, missing), value=PADDING)
 
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of tokens of each row, without padding."""
-        return token_counts(tokens, self.tokenizer.pad_token_id)
+        return token_counts(tokens)
+
+
+def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **shape: Any) -> Tensor:
+    """Convert texts, or pairs of texts, to token ids, int64 (n, L), with PADDING where the tokenizer's mask says so."""
+    found = tokenizer(texts, pairs, truncation=True, return_tensors="pt", **shape)
+    mask = found.get("attention_mask")
+    return found.input_ids if mask is None else found.input_ids.where(mask.bool(), PADDING)
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
@@ -97,24 +98,33 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
         return Tower(trunk, projection, cache_mb=config.frozen_cache_mb), context.open_clip_tokenizer()
-    tower, own = build_text_encoder(config, context.load_pretrained)
+    tower, own = build_text_encoder(context)
     length = config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
     return tower, FixedLengthTokenizer(own.tokenizer, length)
 
 
-def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
+def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    load_pretrained=False: build the architecture only, with random weights. Raises ConfigError for an unknown model,
-    or weights that do not exist or do not fit.
+    Of a model with a picture tower beside it, such as CLIP, the text model pools by itself, and its projection is used
+    where model.embed_dim is null. context: as of `build_text_tower`. Raises ConfigError for an unknown model, or
+    weights that do not exist, do not fit or are not complete.
     """
-    name, text = config.text.name or config.name, config.text
+    config, text, name = context.config, context.config.text, context.text_name
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
-    pretrained = load_pretrained and not text.from_scratch
-    encoder, tokenizer = load_model(f"model.text.name={name}", name, "AutoTokenizer", pretrained)
-    if hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5; a saved encoder says is_encoder_decoder=false
+    key, pretrained = (
+        f"model{'.text' if text.name else ''}.name={name}",
+        context.load_pretrained and not text.from_scratch,
+    )
+    tokenizer, loaded = load_companion(key, name, "AutoTokenizer"), context.transformers_model(key, name, pretrained)
+    encoder, pooling, own_projection = loaded.model, text.pooling, None
+    if is_two_tower(encoder):
+        own_projection = getattr(encoder, "text_projection", None) or nn.Identity()
+        encoder, pooling = encoder.text_model, None
+    elif hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5, whose saved encoder has no decoder
         encoder = encoder.get_encoder()
+    loaded.refuse_missing(encoder, own_projection or nn.Identity())
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
@@ -128,24 +138,23 @@ def build_text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Towe
     width = encoder.config.hidden_size
     if config.embed_dim is not None:
         projection = nn.Linear(width, config.embed_dim)
+    elif own_projection is not None:
+        projection = own_projection
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, text.pooling, pad), projection, cache_mb=config.frozen_cache_mb, pad=pad)
+    tower = Tower(Pooled(encoder, pooling, pad), projection, cache_mb=config.frozen_cache_mb)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
 def _padding(tokenizer: Any) -> int:
-    """Set the tokenizer's padding token, and padding on the right, and return the token's id.
+    """Set padding on the right, and a padding token if the tokenizer has none, and return the token's id.
 
-    The token is a special token that the tokenizer does not add to every text. The token of unknown words is the last
-    choice, because a text may contain it. Raises ConfigError if the tokenizer has no such token.
+    It may stand in texts too: what is padding, the tokenizer's mask says. Raises ConfigError if the tokenizer has no
+    special token.
     """
-    used = set(tokenizer("a").input_ids)
-    names = [tokenizer.pad_token, tokenizer.eos_token, *tokenizer.all_special_tokens]
-    names = sorted(filter(None, names), key=lambda name: name == tokenizer.unk_token)
-    if not (free := [name for name in names if tokenizer.convert_tokens_to_ids(name) not in used]):
-        raise ConfigError("model.text.name: its tokenizer has no special token left to fill up short texts with")
-    tokenizer.pad_token, tokenizer.padding_side = free[0], "right"
+    if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
+        raise ConfigError("model.text.name: its tokenizer has no special token to fill up short texts with")
+    tokenizer.pad_token, tokenizer.padding_side = names[0], "right"
     return cast(int, tokenizer.pad_token_id)
 
 

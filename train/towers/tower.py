@@ -23,7 +23,7 @@ class Tower(nn.Module):
     """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised.
 
     If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
-    modules stay in eval() mode. cache_mb: size of that cache in MiB (model.frozen_cache_mb). pad: as of FrozenCache.
+    modules stay in eval() mode. cache_mb: size of that cache in MiB (model.frozen_cache_mb).
     """
 
     def __init__(
@@ -33,12 +33,11 @@ class Tower(nn.Module):
         *,
         prepare: nn.Module | None = None,
         cache_mb: int | None = 0,
-        pad: int | None = None,
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
         capacity = None if cache_mb is None else cache_mb << 20
-        self._frozen_cache = FrozenCache(capacity, pad) if _is_frozen(trunk) else None
+        self._frozen_cache = FrozenCache(capacity, isinstance(trunk, Pooled)) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""

@@ -1,9 +1,12 @@
-"""Load a model of transformers with its tokenizer or image processor, without running code that comes with it."""
+"""Load a model of transformers, its tokenizer or image processor, without running code that comes with it."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import psutil
@@ -12,15 +15,22 @@ from safetensors import safe_open
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
+    TWO_TOWERS,
+    WRAPPERS,
     check_settings,
     explained,
     file_of,
+    listed,
     location_of,
     read_json,
     refuse_code,
     split_revision,
 )
+
+UNUSED_HEADS = ("pooler.",)  # begins the names of weights that no tower uses: it pools the states of tokens itself
+SAFE = {"trust_remote_code": False}
 
 _in_files: ContextVar[bool] = ContextVar("_in_files", default=False)
 
@@ -38,16 +48,88 @@ def weights_in_files() -> Iterator[None]:
         _in_files.reset(token)
 
 
-def load_model(key: str, name: str, companion: str, pretrained: bool) -> tuple[Any, Any]:
-    """Load (model, companion) of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
+@dataclass(frozen=True)
+class TransformersModel:
+    """A model of transformers. missing: names of its weights that its files lack, which are random. unexpected: names
+    of weights in its files that it does not have, such as those of a head."""
 
-    key: the configuration key with its value, for messages. companion: AutoTokenizer or AutoImageProcessor. pretrained:
-    load the model's weights; else they are random. No file of the model can choose code to run, neither a class that
-    comes with the model nor an attention kernel. Raises ConfigError when loading fails.
+    key: str
+    model: Any
+    pretrained: bool
+    missing: frozenset[str] = frozenset()
+    unexpected: frozenset[str] = frozenset()
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The scale and bias that the weights have; None for random weights, and for a model without a scale."""
+        if not self.pretrained or (scale := getattr(self.model, "logit_scale", None)) is None:
+            return None
+        return Calibration.of(self.key, scale, getattr(self.model, "logit_bias", None))
+
+    def refuse_missing(self, *used: nn.Module) -> None:
+        """Raise ConfigError if a weight of the modules `used` is missing, unless it is of UNUSED_HEADS."""
+        needed = {id(tensor) for module in used for tensor in chain(module.parameters(), module.buffers())}
+        named = chain(self.model.named_parameters(), self.model.named_buffers())
+        names = [name for name, tensor in named if name in self.missing and id(tensor) in needed]
+        if names := [name for name in names if not any(head in name for head in UNUSED_HEADS)]:
+            raise ConfigError(
+                f"{self.key}: its weights lack {listed(names)}; unknown are {listed(sorted(self.unexpected))}. Such "
+                "weights would be random. Take the whole model, or model.….from_scratch=true"
+            )
+
+
+def load_companion(key: str, name: str, companion: str) -> Any:
+    """Load what comes with a model of transformers: AutoTokenizer or AutoImageProcessor. Other arguments and errors as
+    of `load_model`."""
+    import transformers
+
+    location, revision = _checked(key, name)
+    files = f"config.json, model.safetensors and the files of {companion}"
+    with explained(key, f"Without a network give the path of a folder with {files}"):
+        return getattr(transformers, companion).from_pretrained(location, revision=revision, **SAFE)
+
+
+def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
+    """Load a model of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
+
+    key: the configuration key with its value, for messages. pretrained: load the model's weights; else they are random.
+    No file of the model can choose code to run, neither a class that comes with the model nor an attention kernel.
+    Raises ConfigError when loading fails.
     """
     import transformers
 
     transformers.logging.disable_progress_bar()
+    location, revision = _checked(key, name)
+    mapped = pretrained and _in_files.get()
+    dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
+    with explained(key, "Without a network give the path of a folder with config.json and model.safetensors"):
+        settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **SAFE)
+        settings._attn_implementation = settings._experts_implementation = None  # torch's own
+        if torch.get_default_device().type != "meta" and not mapped:  # they need no memory
+            with torch.device("meta"):
+                _check_size(key, transformers.AutoModel.from_config(settings, **SAFE))
+        if not pretrained:
+            return TransformersModel(
+                key, transformers.AutoModel.from_config(settings, dtype=torch.float32, **SAFE), False
+            )
+        model, found = transformers.AutoModel.from_pretrained(
+            location,
+            revision=revision,
+            config=settings,
+            dtype=dtype if mapped else torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
+            key_mapping={rf"^({WRAPPERS})+": ""} if prefixed else None,
+            **SAFE,
+        )
+        if prefixed:
+            model._weight_conversions = None  # save_pretrained would write the prefix again
+    return TransformersModel(key, model, True, frozenset(found["missing_keys"]), frozenset(found["unexpected_keys"]))
+
+
+def _checked(key: str, name: str) -> tuple[str, str | None]:
+    """Return location and revision of the model `name`, whose files ask for no code. Arguments and errors as of
+    `load_model`."""
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
@@ -55,21 +137,12 @@ def load_model(key: str, name: str, companion: str, pretrained: bool) -> tuple[A
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
-    safe = {"trust_remote_code": False}
-    mapped = pretrained and _in_files.get()
-    single = {"dtype": _dtype_of(name) if mapped else torch.float32, **safe}
-    files = f"config.json, model.safetensors and the files of {companion}"
-    with explained(key, f"Without a network give the path of a folder with {files}"):
-        beside = getattr(transformers, companion).from_pretrained(location, revision=revision, **safe)
-        settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **safe)
-        settings._attn_implementation = settings._experts_implementation = None  # torch's own
-        if torch.get_default_device().type != "meta" and not mapped:  # they need no memory
-            with torch.device("meta"):
-                _check_size(key, transformers.AutoModel.from_config(settings, **safe))
-        if pretrained:
-            single |= {"revision": revision, "config": settings, "use_safetensors": True}
-            return transformers.AutoModel.from_pretrained(location, **single), beside
-        return transformers.AutoModel.from_config(settings, **single), beside
+    return location, revision
+
+
+def is_two_tower(model: Any) -> bool:
+    """Whether a model of transformers embeds pictures and texts, as CLIP and SigLIP."""
+    return model.config.model_type in TWO_TOWERS
 
 
 def checkpoint_activations(model: Any) -> None:
@@ -84,15 +157,17 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return max(lists, key=len, default=[model])
 
 
-def _dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of the weights in the first file of a model; float32 if there are several, or no file."""
+def _weights_of(name: str) -> tuple[torch.dtype, bool]:
+    """Return the dtype of the weights in the first file of a model, float32 if there are several or no file, and
+    whether a name there begins with one of WRAPPERS."""
     index = file_of(name, "model.safetensors.index.json", fetch=True)
     first = "model.safetensors" if index is None else min(read_json(index)["weight_map"].values())
     if (path := file_of(name, first, fetch=True)) is None:
-        return torch.float32
+        return torch.float32, False
     with safe_open(path, "pt") as opened:
-        kinds = {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
-    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join(kinds), torch.float32)
+        kinds = {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
+    prefixed = any(re.match(WRAPPERS, key) for key in kinds)
+    return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join({*kinds.values()}), torch.float32), prefixed
 
 
 def _check_size(key: str, model: nn.Module) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from dyad.data.batch import BadSample, Batch, Extra, KnownPositives
+from dyad.data.batch import PADDING, BadSample, Batch, Extra, KnownPositives
 from dyad.data.image_text.stream import StreamBatch
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
@@ -99,7 +99,7 @@ class Texts(Numbers):
         width = 8 * (1 + len(positions) % 3)
         rows = torch.arange(0, len(batch), 2)
         batch.x = batch.x[:, None].repeat(1, width)
-        batch.y, batch.padding = batch.x, 7
+        batch.y = batch.x
         batch.extra = Extra(batch.y[rows], rows, batch.x_keys[rows], rows > 1)
         batch.known_positives = KnownPositives(rows, batch.x_keys[rows])
         batch.bad = (BadSample(1, 0, "shard", "key", "reason", 3),)
@@ -111,7 +111,7 @@ def test_parts_become_the_batch(order: Order) -> None:
     (batch,) = build_loader(Texts(), order, rank=0, world_size=1, first_step=0, last_step=1, workers=2)
     ids = torch.from_numpy(order.ids(0))
     assert batch.x.shape == batch.y.shape == (10, 16) and torch.equal(batch.y[:, 0], ids)
-    assert batch.x[:6, 8:].eq(7).all() and torch.equal(batch.x[6:, 15], ids[6:])
+    assert batch.x[:6, 8:].eq(PADDING).all() and torch.equal(batch.x[6:, 15], ids[6:])
     rows = torch.tensor([0, 2, 3, 5, 6, 8])
     assert batch.extra is not None and batch.known_positives is not None
     assert torch.equal(batch.extra.row, rows) and torch.equal(batch.known_positives.row, rows)

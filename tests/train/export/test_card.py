@@ -16,6 +16,7 @@ from dyad.train.config import Task, TrainConfig
 from dyad.train.export.card import ROOT as CHECKOUT, card, code, commit, escaped
 from dyad.train.export.library import ExportSource, Library
 from dyad.train.losses import OBJECTIVES
+from dyad.train.towers.calibration import Calibration
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}
 LIBRARY = Library("open_clip", FRONT, "CLIP model", print, lambda _: [], lambda folder, _: f"    load('{folder}')")
@@ -42,7 +43,9 @@ def written(
         "global_batch_size": 128,
         **config,
     }
-    source = ExportSource(name, TrainConfig(data=DataConfig(train=train), **given), cast(Any, None), 2.0, 50, results)
+    source = ExportSource(
+        name, TrainConfig(data=DataConfig(train=train), **given), cast(Any, None), Calibration("", 2.0), 50, results
+    )
     return card(LIBRARY, source, 2e-7)
 
 

@@ -28,6 +28,7 @@ from dyad.train.export.to_tokenizers import CLEANING, to_tokenizers
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.build import TwoTowerModel, build_model
+from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.tower import TwoTower
 
 TEXTS = ["a", "", "wheel of dharma", "b " * 40, "Grüße, it's <b>9</b>\n\tnew"]
@@ -51,7 +52,7 @@ def source(folder: Path, model: ModelConfig, task: Task, similarity: Similarity 
         if parameter.requires_grad and parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.1)
     built.towers.eval()
-    return ExportSource("tiny", config, built, 2.0)
+    return ExportSource("tiny", config, built, Calibration("", 2.0))
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from dyad.train.export.main import export, main
 from dyad.train.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
 from dyad.train.losses import OBJECTIVES
 from dyad.train.towers.build import TwoTowerModel, build_image_text
+from dyad.train.towers.calibration import Calibration
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +63,9 @@ def _near(monkeypatch: pytest.MonkeyPatch) -> None:
     near(monkeypatch)  # what the fixtures above export is loaded in a process of its own
 
 
-def export_open_clip(model: TwoTowerModel, scale: float | None, out: Path, name: str = "tiny") -> float:
+def export_open_clip(model: TwoTowerModel, known: Calibration | None, out: Path, name: str = "tiny") -> float:
     config = TrainConfig(data=DataConfig(train="x.tar"), objective=OBJECTIVES["clip"]())
-    return export(LIBRARY, ExportSource(name, config, model, scale), out)
+    return export(LIBRARY, ExportSource(name, config, model, known), out)
 
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: LoadedRun) -> None:
@@ -150,13 +151,13 @@ def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_pa
 def test_writing_again_replaces_an_export_and_nothing_else(trained: LoadedRun, tmp_path: Path) -> None:
     out = tmp_path / "out"
     for scale in (1.0, 2.0):
-        assert export_open_clip(trained.model, scale, out) < 1e-5
+        assert export_open_clip(trained.model, Calibration("", scale), out) < 1e-5
         state = torch.load(out / CHECKPOINT, weights_only=True)["state_dict"]
         assert state["logit_scale"].item() == scale
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     (out / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds 'notes\.txt'"):
-        export_open_clip(trained.model, 1.0, out)
+        export_open_clip(trained.model, Calibration("", 1.0), out)
     assert (out / "notes.txt").read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == ["out"]
 
 

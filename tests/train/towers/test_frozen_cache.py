@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dyad.data.batch import Lengths
+from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text
 from dyad.train.towers.frozen_cache import BLOCK, FrozenCache
@@ -49,7 +49,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def remembering(tower: Tower, capacity: int = 1 << 20) -> Callable[[Tensor], Tensor]:
     """Features of the tower by a memo of its own, which knows nothing yet."""
-    memo = FrozenCache(capacity, tower._frozen_cache.pad if tower._frozen_cache else None)
+    memo = FrozenCache(capacity, tower._frozen_cache is not None and tower._frozen_cache.padded)
     return lambda inputs: memo(tower.features, inputs, lambda: precision_of(inputs.device), None)
 
 
@@ -132,18 +132,26 @@ class Cutting(Counting):
     """Cuts tokens as a transformer does, and says by what it was given whether anything was masked."""
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
-        cut = inputs[:, : padded_length(int((inputs != 0).sum(1).max()), inputs.shape[1])]
-        return torch.stack([cut.sum(1), torch.full((len(cut),), cut.shape[1]), (cut == 0).any().expand(len(cut))], 1)
+        cut = inputs[:, : padded_length(int((inputs != PADDING).sum(1).max()), inputs.shape[1])]
+        masked = cut == PADDING
+        parts = [(cut * ~masked).sum(1), torch.full((len(cut),), cut.shape[1]), masked.any().expand(len(cut))]
+        return torch.stack(parts, 1)
+
+
+def cutting_tower() -> Tower:
+    tower = Tower(Cutting(), nn.Identity())
+    tower._frozen_cache = FrozenCache(1 << 20, padded=True)
+    return tower
 
 
 def test_rows_meet_only_rows_that_are_cut_alike_and_something_is_always_masked() -> None:
-    tower = Tower(Cutting(), nn.Identity(), cache_mb=1, pad=0)
+    tower = cutting_tower()
     lengths = torch.tensor([1, 8, 9, 16, 17, 20])
-    tokens = (torch.arange(20) < lengths[:, None]).long()
+    tokens = torch.where(torch.arange(20) < lengths[:, None], 1, PADDING)
     expected = torch.stack([lengths, torch.tensor([8, 8, 16, 16, 20, 20]), torch.ones(6, dtype=torch.long)], 1)
     assert torch.equal(tower(tokens), expected)
     for row in range(6):
-        alone = Tower(Cutting(), nn.Identity(), cache_mb=1, pad=0)
+        alone = cutting_tower()
         assert torch.equal(alone(tokens[row : row + 1]), expected[row : row + 1])
 
 

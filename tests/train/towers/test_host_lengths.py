@@ -59,7 +59,7 @@ def test_a_cache_does(fake_gpu: None) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 def test_texts_with_known_lengths(fake_gpu: None, frozen: bool) -> None:
     encoder = BertModel(BertConfig(**BERT)).requires_grad_(not frozen)
-    tower = Tower(Pooled(encoder, Pooling.mean, 0), nn.Linear(32, 2), cache_mb=None, pad=0)
+    tower = Tower(Pooled(encoder, Pooling.mean, 0), nn.Linear(32, 2), cache_mb=None)
     tokens = torch.zeros(1100, 64, dtype=torch.int64)
     assert tower(tokens, np.arange(1100) % 64 + 1).shape == (1100, 2)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.batch import Batch
+from dyad.data.batch import PADDING, Batch
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import build_objective
@@ -56,9 +56,18 @@ def test_tokens_are_as_long_as_the_longest_text_and_no_longer_than_said(bert: st
     tokenize = build(bert).tokenize
     assert tokenize(["a"], 30).shape == (1, 8) and tokenize(["a", "b " * 7], 30).shape == (2, 16)
     cut = tokenize(["a", "b " * 50], 30)
-    assert cut.shape == (2, 30) and cut.dtype == torch.int64 and (cut[0, 3:] == 0).all() and (cut[1] != 0).all()
+    assert (
+        cut.shape == (2, 30)
+        and cut.dtype == torch.int64
+        and (cut[0, 3:] == PADDING).all()
+        and (cut[1] != PADDING).all()
+    )
     pairs = tokenize(["a", "b"], 12, ["c d", "e " * 50])
-    assert pairs[0].tolist() == [*tokenize(["a"], 8)[0, :3].tolist(), *tokenize(["c d"], 8)[0, 1:4].tolist(), *[0] * 6]
+    assert pairs[0].tolist() == [
+        *tokenize(["a"], 8)[0, :3].tolist(),
+        *tokenize(["c d"], 8)[0, 1:4].tolist(),
+        *[PADDING] * 6,
+    ]
     assert pairs.shape == (2, 12) and (pairs[1] == 3).sum() == 2  # of a pair the longer text is cut
 
 
@@ -120,7 +129,7 @@ def test_embeddings_are_those_of_every_text_alone(
     model = build(bert, {"pooling": pooling}, embed_dim=8)
     tower, tokens = model.towers.y_tower.eval(), model.tokenize(TEXTS, 64)
     with torch.no_grad():
-        together, wider = tower(tokens), tower(nn.functional.pad(tokens, (0, 16)))
+        together, wider = tower(tokens), tower(nn.functional.pad(tokens, (0, 16), value=PADDING))
         alone = torch.cat([tower(model.tokenize([text], 64)) for text in TEXTS])
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(wider, alone, rtol=1e-4, atol=1e-5)
@@ -154,7 +163,7 @@ def test_a_frozen_text_has_the_same_bits_however_it_is_filled_up(bert: str) -> N
     first = tower(narrow)
     assert narrow.shape[1] < rows.shape[1] and torch.equal(tower(rows)[:3], first)
     assert tower._frozen_cache is not None and len(tower._frozen_cache._cached) == len(set(TEXTS))
-    tower._frozen_cache = type(tower._frozen_cache)(1 << 20, tower._frozen_cache.pad)
+    tower._frozen_cache = type(tower._frozen_cache)(1 << 20, padded=True)
     assert torch.equal(tower(rows)[:3], first)
 
 

@@ -6,6 +6,7 @@ the B anchors of W ranks is computed as W / B times the sum over this rank's anc
 """
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,6 +149,15 @@ class Objective(nn.Module):
         """
         raise NotImplementedError
 
+    def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
+        """Start at what weights know of the logit of a pair with cosine s, exp(logit_scale) · s + logit_bias.
+
+        Bounds of the options hold. names: what may be taken, of temperature and init_bias. logit_bias: None for a
+        softmax. Returns name → value of what was taken; {} for an objective without a temperature. To be called before
+        the first step, on every rank.
+        """
+        return {}
+
     def clamp_(self) -> None:
         """Clamp the objective's learned parameters (such as the temperature) to their ranges.
 
@@ -192,6 +202,13 @@ class TemperatureObjective(Objective):
     def scale(self, like: Tensor) -> Tensor:
         """Return 1/τ (τ: the temperature), 0-d, in float32, or in float64 if the tensor `like` is float64."""
         return self.logit_scale.to(torch.promote_types(like.dtype, torch.float32)).exp()
+
+    def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
+        if "temperature" not in names:
+            return {}
+        self.logit_scale.data.fill_(logit_scale)
+        TemperatureObjective.clamp_(self)
+        return {"temperature": math.exp(-self.logit_scale.item())}
 
     def clamp_(self) -> None:
         """Clamp the temperature τ to [min_temperature, 1], if τ is learned. To be called after every optimiser step."""

@@ -7,6 +7,7 @@ and noise pairs of the global batch; k: noise pairs per data pair; q: the densit
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -138,6 +139,9 @@ class LogisticObjective(TemperatureObjective, ABC):
             metrics["data_probability"] = formula.pair_logits(batch, scale).sigmoid().sum() * share
         return ObjectiveResult(loss, metrics)
 
+    def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
+        return {}  # the scale of a softmax would leave the bias, and the log Z of NCE, far from where they belong
+
     @abstractmethod
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
         """Return the loss of this batch as a LogisticFormula.
@@ -157,6 +161,16 @@ class LocalNce(LogisticObjective):
     """
 
     options: LocalNceOptions
+
+    def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
+        if logit_bias is None:
+            return {}
+        taken = TemperatureObjective.calibrate(self, logit_scale, None, names)
+        if "init_bias" in names:
+            self.options = replace(self.options, init_bias=logit_bias)
+            self.bias.data.fill_(logit_bias)
+            taken["init_bias"] = logit_bias
+        return taken
 
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
         batch = labelled.batch

@@ -1,0 +1,341 @@
+"""Foreign weights stay the model they were: what training, `dyad.load`, evaluation and exports take from them.
+
+Each model is made by its own library. Temperature, bias, activation, mean, std, size, interpolation, context and
+tokenizer are taken; of SentenceTransformers see test_sentence_transformers_folder.py, too.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import open_clip.factory as factory
+import pytest
+import torch
+from helpers import tiny_bert
+from helpers.export import near
+from helpers.foreign import MADE, Foreign, clip_tokenizer, stand_in_hub, unit
+from helpers.tiny_runs import records
+from helpers.towers import pictures
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+import dyad
+from dyad.data.base.errors import ConfigError
+from dyad.eval.run.load_model import find_model
+from dyad.eval.run.load_run import find_run, load_run
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import TrainConfig
+from dyad.train.export.library import ExportSource
+from dyad.train.export.main import _default_format, export, library_of
+from dyad.train.losses import build_objective
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.taken import calibrate
+from dyad.train.towers.build import ImageTextModel, build_model
+from dyad.train.towers.calibration import Calibration
+
+TEXTS = ["a frog", "", "two red flags on a mountain, and a very long row of words behind them, " * 3]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("hub")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(factory, "download_pretrained", factory.download_pretrained)
+        stand_in_hub(folder)
+        yield folder
+    factory._MODEL_CONFIG_PATHS.remove(folder)
+    factory._rescan_model_configs()
+
+
+@pytest.fixture(scope="module", params=MADE)
+def foreign(request: pytest.FixtureRequest, hub: Path, tmp_path_factory: pytest.TempPathFactory) -> Foreign:
+    return MADE[request.param](tmp_path_factory.mktemp("model"))
+
+
+def configured(*words: str) -> TrainConfig:
+    return compose_config(["data.train=x.tar", "steps=1", *words])
+
+
+def close(ours: Any, theirs: Tensor) -> None:
+    torch.testing.assert_close(torch.as_tensor(ours), unit(theirs), atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def check_model(model: ImageTextModel, foreign: Foreign) -> None:
+    """Embeddings, preprocessing, lengths and calibration are those of the library."""
+    pixels, towers = pictures(3, foreign.image[0]), model.towers.eval()
+    close(unit(towers.x_tower(pixels)), foreign.pictures(pixels))
+    close(unit(towers.y_tower(model.tokenize(TEXTS))), foreign.texts(TEXTS))
+    image = model.image
+    assert (image.size, image.interpolation, image.resize) == foreign.image[:3]
+    assert (image.mean, image.std) == (pytest.approx(foreign.image[3]), pytest.approx(foreign.image[4]))
+    assert model.tokenize([""]).shape[1] == foreign.length
+    check_calibration(model.calibration, foreign)
+
+
+def check_calibration(known: Calibration | None, foreign: Foreign) -> None:
+    assert known is not None and known.logit_scale == pytest.approx(foreign.scale, abs=1e-6)
+    assert known.logit_bias == (None if foreign.bias is None else pytest.approx(foreign.bias, abs=1e-6))
+
+
+def started(config: TrainConfig, known: Calibration | None) -> tuple[Objective, list[str]]:
+    """The objective of a run as it starts."""
+    options = {key: value for key, value in vars(config.objective).items() if key != "name"}
+    objective = build_objective(config.objective.name, **options)
+    return objective, [*calibrate(config, objective, known)]
+
+
+def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> None:
+    config = configured(*foreign.words)
+    assert config.from_weights == ["temperature"]
+    check_model(cast(ImageTextModel, build_model(config)), foreign)
+    found = find_model(foreign.name).load()  # of python -m eval model=, too
+    check_model(cast(ImageTextModel, found.model), foreign)
+    check_calibration(found.calibration, foreign)
+    loaded = dyad.load(foreign.name, "cpu")
+    pixels = pictures(2, foreign.image[0])
+    close(loaded.encode_image([*pixels]), foreign.pictures(pixels))
+    close(loaded.encode_text(TEXTS), foreign.texts(TEXTS))
+    assert loaded.temperature == pytest.approx(math.exp(-foreign.scale), rel=1e-6)
+    assert loaded.bias == (None if foreign.bias is None else pytest.approx(foreign.bias))
+
+
+def test_an_export_has_the_model(foreign: Foreign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    near(monkeypatch)
+    config = configured(*foreign.words)
+    model = cast(ImageTextModel, build_model(config))
+    source = ExportSource("mine", config, model, model.calibration)
+    format_ = _default_format(config, model)
+    assert format_.name in ("open_clip", "transformers")
+    assert export(library_of(format_), source, tmp_path / "out") < 1e-5
+    found = find_model(str(tmp_path / "out")).load()
+    check_calibration(found.calibration, foreign)
+    again = cast(ImageTextModel, build_model(configured(*_words_of(format_.name, tmp_path / "out"))))
+    check_model(again, foreign)
+
+
+def _words_of(library: str, folder: Path) -> list[str]:
+    return (
+        [f"model.name=local-dir:{folder}"] if library == "open_clip" else ["model=transformers", f"model.name={folder}"]
+    )
+
+
+# temperature and bias -------------------------------------------------------------------------------------------------
+
+SOFTMAX, SIGMOID = Calibration("w", math.log(50)), Calibration("w", 3.5, -12.9)
+WEIGHTS = ("model.name=ViT-B-32", "model.pretrained=openai")
+# Words of a command, what the weights know → temperature and bias at the start, None: as configured
+STARTS: dict[str, tuple[list[str], Calibration, float, float | None]] = {
+    "clip": ([], SOFTMAX, 0.02, None),
+    "typed": (["objective.temperature=0.1"], SOFTMAX, 0.1, None),
+    "a preset types nothing": (["objective=clip_emoji"], SOFTMAX, 0.02, None),
+    "fixed": (["objective.learnable=false"], Calibration("w", math.log(200)), 0.005, None),
+    "clamped": ([], Calibration("w", math.log(200)), 0.01, None),
+    "dot": (["objective.similarity=dot"], SOFTMAX, 0.07, None),
+    "siglip": (["objective=siglip"], SIGMOID, math.exp(-3.5), -12.9),
+    "siglip, typed bias": (["objective=siglip", "objective.init_bias=-5"], SIGMOID, math.exp(-3.5), -5.0),
+    "siglip, typed scale": (["objective=siglip", "objective.init_scale=5"], SIGMOID, 0.2, -12.9),
+    "siglip of a softmax": (["objective=siglip"], SOFTMAX, 0.1, -10.0),
+    "local_nce": (["objective=local_nce"], SIGMOID, math.exp(-3.5), -12.9),
+    "nce": (["objective=nce"], SIGMOID, 0.07, 0.0),
+    "clip of a sigmoid": ([], SIGMOID, math.exp(-3.5), None),
+    "left": (["from_weights=[]"], SOFTMAX, 0.07, None),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_the_objective_starts_where_the_weights_are(start: str) -> None:
+    words, known, temperature, bias = STARTS[start]
+    objective, lines = started(configured(*WEIGHTS, *words), known)
+    assert math.exp(-objective.get_parameter("logit_scale").item()) == pytest.approx(temperature, rel=1e-5)
+    assert bias is None or objective.get_parameter("bias").item() == pytest.approx(bias)
+    assert (lines == []) == (start in ("typed", "left")) and all(line.startswith("w knows") for line in lines)
+
+
+def test_temperatures_of_samples_start_there_too() -> None:
+    config = configured(*WEIGHTS, "objective=isogclr", "objective.num_samples=4", "objective.rho=0")
+    objective, _ = started(config, SOFTMAX)
+    x, y = (torch.nn.functional.normalize(torch.randn(4, 8)) for _ in range(2))
+    result = objective(x, y, sample_ids_b=torch.arange(4))
+    assert result.metrics["tau_p50"].item() == pytest.approx(0.02, abs=2e-3)
+
+
+def test_a_model_without_known_weights_leaves_the_options() -> None:
+    assert configured("model=tiny_clip_gn").from_weights == []
+    assert configured("experiment=emoji").from_weights == []
+
+
+def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
+    commands, hub: Path, tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path
+) -> None:
+    """A run of the tag openai, and one that begins with its weights and names nothing of its model."""
+    there = {"PYTHONPATH": str(Path(__file__).parents[2]), "DYAD_HUB": str(hub)}
+    common = {"plugins": "[helpers.foreign]", "data.augment": "null", "steps": 2, "optim.lr": 1e-9}
+    of_tag = ["model=open_clip", *(f"{word}" for word in WEIGHTS)]
+    words = [w for w in tiny({"run.name": "a", **common}) if not w.startswith(("model", "data.augment"))]
+    begun = commands.run(*words, *of_tag, **there)
+    assert begun.code == 0, begun.out
+    assert (
+        "model.pretrained=openai knows temperature 0.01 (logit scale 100). Taken: objective.temperature=0.01"
+        in begun.out
+    )
+    assert "pictures of 64 pixels, bicubic, shortest" in begun.out and "QuickGELU" in begun.out
+    run = tmp_path / "runs/a"
+    assert records(run)[0]["train/logit_scale"] == pytest.approx(100, rel=1e-4)
+    second = [w for w in tiny({"run.name": "b", **common}) if not w.startswith(("model", "data.augment"))]
+    after = commands.run(*second, f"init_from={run}", **there)
+    assert after.code == 0, after.out
+    assert records(tmp_path / "runs/b")[0]["train/logit_scale"] == pytest.approx(100, rel=1e-3)
+    models = [cast(ImageTextModel, load_run(*find_run(str(tmp_path / "runs" / name))).model) for name in "ab"]
+    pixels = pictures(2, 64)
+    x, again = (model.towers.eval().x_tower(pixels) for model in models)
+    torch.testing.assert_close(x, again, atol=1e-5, rtol=0)
+    assert all((model.open_clip_config or {})["quick_gelu"] for model in models)
+    typed = commands.run(*second, f"init_from={run}", "run.name=c", "objective.temperature=0.5", **there)
+    assert typed.code == 2 and "given twice" in typed.out  # run.name
+
+
+# activation -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_the_other_activation_are_refused_with_two_commands(hub: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_model(configured("model.name=ViT-B-32-quickgelu", "model.pretrained=laion2b_s34b_b79k"))
+    message = str(caught.value)
+    for command in ("model.name=ViT-B-32 model.pretrained=laion2b_s34b_b79k", "model.name=ViT-B-32-quickgelu"):
+        assert command in message
+    assert "model.pretrained=openai" in message
+
+
+def test_an_older_run_keeps_gelu(tmp_path: Path, hub: Path) -> None:
+    """Before from_weights there was a config.yaml of a run that had GELU with these weights."""
+    from omegaconf import OmegaConf
+
+    from dyad.eval.run.load_run import read_config
+    from dyad.train.run_folder.folder import CONFIG, open_run
+
+    run = open_run(configured(*WEIGHTS, f"run.dir={tmp_path}", "run.name=old"))
+    tree = OmegaConf.load(run / CONFIG)
+    for key in ("from_weights", "model.quick_gelu"):
+        section, _, name = key.rpartition(".")
+        del (OmegaConf.select(tree, section) if section else tree)[name]
+    OmegaConf.save(tree, run / CONFIG)
+    model = cast(ImageTextModel, build_model(read_config(run), load_pretrained=False))
+    assert "quick_gelu" not in (model.open_clip_config or {})
+
+
+# missing tensors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bert")
+    tiny_bert.write(folder)
+    return folder
+
+
+def without(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], out: Path) -> Path:
+    out.mkdir()
+    for file in folder.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    save_file(change(load_file(folder / "model.safetensors")), out / "model.safetensors", {"format": "pt"})
+    return out
+
+
+def text_words(folder: Path) -> list[str]:
+    return ["task=question_passage", "model=encoder", f"model.text.name={folder}", "objective=dpr"]
+
+
+def test_missing_weights_of_an_encoder_are_refused_by_name(bert: Path, tmp_path: Path) -> None:
+    dropped = without(bert, lambda w: {k: v for k, v in w.items() if "attention" not in k}, tmp_path / "dropped")
+    with pytest.raises(ConfigError, match=r"lack encoder\.layer\.0\.attention\.\S+, \S+, \S+ and \d+ more"):
+        build_model(configured(*text_words(dropped)))
+
+
+def test_a_head_that_no_tower_uses_may_be_missing(bert: Path, tmp_path: Path) -> None:
+    dropped = without(bert, lambda w: {k: v for k, v in w.items() if "pooler" not in k}, tmp_path / "headless")
+    same = [build_model(configured(*text_words(folder))).towers.eval() for folder in (bert, dropped)]
+    tokens = build_model(configured(*text_words(bert))).tokenize(["abc", "a"], 8)
+    assert torch.equal(same[0].x_tower(tokens), same[1].x_tower(tokens))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_prefixes_of_wrappers_are_stripped_and_not_exported(bert: Path, tmp_path: Path, prefix: str) -> None:
+    wrapped = without(bert, lambda w: {f"{prefix}{k}": v for k, v in w.items()}, tmp_path / "wrapped")
+    models = [build_model(configured(*text_words(folder))) for folder in (bert, wrapped)]
+    tokens = models[0].tokenize(["abc", "a"], 8)
+    assert torch.equal(*(model.towers.eval().x_tower(tokens) for model in models))
+    cast(Any, models[1].towers.x_tower).trunk.encoder.save_pretrained(tmp_path / "again")
+    assert not [name for name in load_file(tmp_path / "again/model.safetensors") if name.startswith(prefix)]
+
+
+def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": {}, "preprocess_cfg": {}}))
+    from helpers.foreign import SMALL
+
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL, "preprocess_cfg": {}}))
+    with pytest.raises(ConfigError, match="could not be loaded"):
+        build_model(configured(f"model.name=local-dir:{tmp_path}"))
+
+
+# lengths, tokenizers --------------------------------------------------------------------------------------------------
+
+
+def sentence_folder(bert: Path, out: Path) -> Path:
+    from sentence_transformers.sentence_transformer import modules as parts
+
+    modules: Any = [parts.Transformer(str(bert), max_seq_length=512), parts.Pooling(32, "cls"), parts.Normalize()]
+    prompts = {"query": "q: ", "document": "d: "}
+    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save_pretrained(str(out))
+    return out
+
+
+@pytest.mark.parametrize("experiment", ["mnrl", "tevatron", "llm_embedder", "dpr_nq"])
+def test_the_folder_wins_over_a_recipe_and_typed_keys_over_the_folder(
+    bert: Path, tmp_path: Path, experiment: str
+) -> None:
+    folder = sentence_folder(bert, tmp_path / "st")
+    common = [f"experiment={experiment}", f"model.text.name={folder}"]
+    config = configured(*common)
+    question, passage = config.data.question, config.data.passage
+    assert (question.length, passage.length, question.prefix, passage.prefix) == (512, 512, "q: ", "d: ")
+    assert (config.model.text.pooling.value, config.objective.similarity.value) == ("cls", "cosine")
+    typed = configured(*common, "data.question.length=99", "data.passage.prefix=x", "model.text.pooling=mean")
+    assert (typed.data.question.length, typed.data.passage.prefix, typed.model.text.pooling.value) == (99, "x", "mean")
+
+
+def test_a_recipe_of_the_user_is_typed(bert: Path, tmp_path: Path) -> None:
+    folder = sentence_folder(bert, tmp_path / "st")
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "defaults:\n  - override /task: question_passage\n  - override /model: encoder\ndata: {question: {length: 7}}\n"
+    )
+    config = configured(f"experiment={recipe}", f"model.text.name={folder}", "objective=dpr")
+    assert (config.data.question.length, config.data.passage.length) == (7, 512)
+
+
+def test_the_values_of_a_recipe_for_its_own_model_stay() -> None:
+    config = configured("experiment=topics")
+    assert (config.data.question.length, config.data.passage.length) == (32, 64)
+
+
+def test_a_text_whose_tokenizer_pads_with_its_end(tmp_path: Path) -> None:
+    """CLIP's tokenizer with an encoder that we pool: a row does not depend on what it is filled up with."""
+    from transformers import BertConfig, BertModel
+
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=49408, **cast(Any, shape))).save_pretrained(tmp_path)
+    clip_tokenizer().save_pretrained(tmp_path)
+    for pooling in ("mean", "cls", "last"):
+        model = build_model(configured(*text_words(tmp_path), f"model.text.pooling={pooling}"))
+        tower = model.towers.eval().x_tower
+        alone, together = (
+            model.tokenize(["a frog"], 16),
+            model.tokenize(["a frog", "a frog on a very long green leaf"], 16),
+        )
+        tokenizer: Any = model.tokenize
+        assert tokenizer.lengths(together)[0] == 4  # start, a, frog, end
+        torch.testing.assert_close(tower(alone)[0], tower(together)[0], atol=1e-6, rtol=0)

@@ -1,0 +1,41 @@
+"""What a run takes from the weights that it starts from: temperature and bias of its loss, and lines that say so."""
+
+from collections.abc import Iterator
+
+from dyad.train.config import Head, ImageTower, TrainConfig
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.losses.options.choices import Similarity
+from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
+from dyad.train.towers.calibration import Calibration
+
+
+def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> Iterator[str]:
+    """Let the objective start at what the weights know, where config.from_weights leaves that to them; yield a line for
+    the log. known: None if they know nothing."""
+    if known is None or not config.from_weights:
+        return
+    bias = "" if known.logit_bias is None else f", bias {known.logit_bias:.4g}"
+    there = f"{known.source} knows temperature {known.temperature:.4g} (logit scale {1 / known.temperature:.4g}){bias}"
+    if config.objective.similarity is not Similarity.cosine or config.model.head is not Head.none:
+        yield f"{there}; it does not suit objective.similarity={config.objective.similarity.value}, model.head"
+    elif taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
+        yield f"{there}. Taken: {', '.join(f'objective.{name}={value:.4g}' for name, value in taken.items())}"
+    else:
+        name = config.objective.name
+        yield f"{there}; objective={name} has no place for it and starts as objective.* says"
+
+
+def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
+    """Yield a line on how towers of another library take pictures and texts, as the model and its weights say."""
+    own = config.model
+    if not isinstance(model, PictureModel) or own.image.kind == ImageTower.cnn:
+        return
+    named = {"name": own.image.name or own.name, "pretrained": own.image.pretrained or own.pretrained}
+    image, words = model.image, " ".join(f"model.{key}={value}" for key, value in named.items() if value)
+    mean, std = (", ".join(f"{number:.4g}" for number in numbers) for numbers in (image.mean, image.std))
+    parts = [f"pictures of {image.size} pixels, {image.interpolation}, {image.resize}, ({mean}) ± ({std})"]
+    if isinstance(model, ImageTextModel) and (length := getattr(model.tokenize, "context_length", None)):
+        parts.append(f"texts of {length} tokens")
+    if isinstance(model, ImageTextModel) and (model.open_clip_config or {}).get("quick_gelu"):
+        parts.append("QuickGELU")
+    yield f"{words}: {'; '.join(parts)}"

@@ -1,0 +1,55 @@
+"""What weights know of the logit of a pair, beside the towers: its scale and bias. Imports no torch."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.train.towers.published import file_of, read_json
+
+SETTINGS = "dyad.json"  # of an export: what its format has no place for
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What weights know of the logit of a pair with score s: exp(logit_scale) · s + logit_bias.
+
+    source: the key and value that named the weights, for the log. logit_bias: None for a softmax, which has none.
+    """
+
+    source: str
+    logit_scale: float
+    logit_bias: float | None = None
+
+    @classmethod
+    def of(cls, source: str, logit_scale: Any, logit_bias: Any = None) -> "Calibration | None":
+        """Make one of tensors with one element, or numbers; None without a scale, or on the meta device."""
+        if logit_scale is None or getattr(logit_scale, "is_meta", False):
+            return None
+        scale, bias = (tensor.item() if hasattr(tensor, "item") else tensor for tensor in (logit_scale, logit_bias))
+        return cls(source, float(scale), None if bias is None else float(bias))
+
+    @classmethod
+    def of_run(cls, source: str, weights: Mapping[str, Any]) -> "Calibration | None":
+        """Return that of a checkpoint of ours. weights: its tensors by name."""
+        return cls.of(source, weights.get("objective.logit_scale"), weights.get("objective.bias"))
+
+    @property
+    def temperature(self) -> float:
+        """The temperature τ = exp(−logit_scale), by which scores are divided."""
+        return math.exp(-self.logit_scale)
+
+
+def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration | None]:
+    """Return the keys of our configuration that an export of ours keeps in its file SETTINGS, and its calibration.
+
+    Both are empty for another model. source: as of Calibration. Raises ConfigError for a damaged file.
+    """
+    path = file_of(name, SETTINGS, fetch=False)
+    saved = {} if path is None else read_json(path)
+    try:
+        bias = saved.get("logit_bias")
+        return dict(saved.get("keys", {})), Calibration.of(source, saved.get("logit_scale"), bias)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is not of an export of this version: {first_line(error)}") from error
