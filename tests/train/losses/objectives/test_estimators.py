@@ -14,7 +14,7 @@ from helpers.reference import LargestTensor
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses import build_objective
+from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums import tiles
 
@@ -40,7 +40,7 @@ def embeddings(seed: int, rows: int = B, dtype: torch.dtype = torch.float64) -> 
 
 
 def build(name: str, **options: Any) -> Objective:
-    return precise(build_objective(name, **{"num_samples": N, **OPTIONS[name], **options}))
+    return precise(build_objective(name, **{"num_samples": N, "gamma": 0.8, **OPTIONS[name], **options}))
 
 
 def precise(objective: Objective) -> Objective:
@@ -282,24 +282,63 @@ def test_what_is_logged() -> None:
     assert {"zeta_p10", "zeta_p90"} <= call(build("nuclr"), x, y, STEPS[0]).keys()
 
 
-def test_the_schedule_of_gamma() -> None:
-    schedule = build("fastclip_v3", gamma_min=0.2, gamma_epochs=4).options.gamma_at
+@pytest.mark.parametrize("gamma", ["auto", None])  # null: what run folders from before gamma=auto have
+def test_the_schedule_of_gamma(gamma: str | None) -> None:
+    schedule = build("fastclip_v3", gamma=gamma, gamma_min=0.2, gamma_epochs=4).options.gamma_at
     assert [schedule(e) for e in (0, 1, 2, 4, 9)] == pytest.approx([1, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2, 0.2])
     assert build("sogclr", gamma=0.9, gamma_min=0.1, gamma_epochs=1).options.gamma_at(0) == pytest.approx(0.9)
-    assert build("sogclr").options.gamma_at(7) == 0.8
-    objective = build("sogclr", gamma_min=0.2, gamma_epochs=2)
+    assert {build("sogclr", gamma=constant).options.gamma_at(7) for constant in (0.8, None)} == {0.8}
+    objective = build("sogclr", gamma=gamma, gamma_min=0.2, gamma_epochs=2)
     gammas = [call(objective, *embeddings(s), STEPS[0])["gamma"].item() for s in range(5)]  # 6 of 9 samples each
     assert gammas == pytest.approx([1, 1, 0.6, 0.2, 0.2])
-    longer = build("sogclr", gamma_min=0.2, gamma_epochs=2, samples_per_epoch=18)  # an epoch of the run
+    # an epoch of the run
+    longer = build("sogclr", gamma=gamma, gamma_min=0.2, gamma_epochs=2, samples_per_epoch=18)
     gammas = [call(longer, *embeddings(s), STEPS[0])["gamma"].item() for s in range(7)]
     assert gammas == pytest.approx([1, 1, 1, 0.6, 0.6, 0.6, 0.2])
+
+
+@pytest.mark.parametrize("epochs", [0.5, 3, 7, 7.5, 10, 30, 37, 200])
+@pytest.mark.parametrize("name", NAMES)
+def test_gamma_auto_is_the_published_schedule(name: str, epochs: float) -> None:
+    options = build(name, gamma="auto", gamma_epochs=epochs).options
+    assert OBJECTIVES[name](name=name).gamma == "auto"  # the default
+    least = min(1.0, 10 ** (math.log10(4.177) - 0.7265 * math.log10(epochs)))
+    # of the same schedule by torch: a cosine from 1 to `least`, with the epoch as step
+    stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    published = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, T_max=math.ceil(epochs), eta_min=least)
+    for epoch in range(math.ceil(epochs)):
+        if epochs == int(epochs):
+            assert options.gamma_at(epoch) == pytest.approx(stepped.param_groups[0]["lr"], abs=1e-9)
+        stepped.step()
+        published.step()
+    assert options.gamma_at(0) == 1.0
+    assert [options.gamma_at(e) for e in (math.ceil(epochs), 1000)] == pytest.approx([least, least], abs=1e-12)
+    assert ("below about 8" in options.describe_gamma()) == (epochs < 8)
+
+
+def test_known_ends_of_gamma_auto() -> None:
+    ends = {3: 1, 7: 1, 8: 0.922, 10: 0.784, 30: 0.353, 37: 0.303}  # by hand, from min(1, 4.177 E^-0.7265)
+    found = {e: build("sogclr", gamma="auto", gamma_epochs=e).options.schedule.last for e in ends}
+    assert found == pytest.approx(ends, abs=5e-4)
+    halfway = build("sogclr", gamma="auto", gamma_epochs=30).options.gamma_at(15)
+    assert halfway == pytest.approx((1 + ends[30]) / 2, abs=5e-4)
+    lines = {e: build("sogclr", gamma="auto", gamma_epochs=e).options.describe_gamma() for e in (4.25, 30)}
+    assert lines[30] == (
+        "objective.gamma=auto: γ = 1 → 0.353 along a cosine over 30 epochs, DRRho-CLIP's schedule for 30 epochs"
+    )
+    assert lines[4.25] == (
+        "objective.gamma=auto: γ = 1, DRRho-CLIP's schedule for 4.25 epochs: no gain over an objective of the batch is "
+        "expected below about 8"
+    )
+    assert build("sogclr", gamma=0.7).options.describe_gamma() == "objective.gamma=0.7: γ = 0.7"
 
 
 @pytest.mark.parametrize("tau", [1e-3, 0.01, 50.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_temperatures_in_float32(name: str, tau: float) -> None:
     extreme = {"min_temperature": 1e-3, "max_temperature": 50.0} if name == "isogclr" else {"learnable": False}
-    objective = build_objective(name, **{"num_samples": N, **OPTIONS[name], "temperature": tau, **extreme})
+    extreme = {"num_samples": N, "gamma": 0.8, **OPTIONS[name], "temperature": tau, **extreme}
+    objective = build_objective(name, **extreme)
     for sign in (-1.0, 1.0, -1.0):
         x, _ = embeddings(0, dtype=torch.float32)
         y = (sign * x).detach().requires_grad_()
@@ -312,7 +351,7 @@ def test_extreme_temperatures_in_float32(name: str, tau: float) -> None:
 def test_nothing_quadratic_is_allocated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 32)
     count = 640
-    objective = build_objective(name, num_samples=count)
+    objective = build_objective(name, num_samples=count, gamma=0.8)
     x, y = (torch.randn(count, 8, requires_grad=True) for _ in range(2))
     for _ in range(2):
         with LargestTensor() as largest:
@@ -325,7 +364,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no ids": (lambda: build("nuclr")(*embeddings(0)), "sample_ids"),
     "a temperature without optimum": (lambda: build("sogclr", learnable=True), "fastclip_v3"),
     "two ways to learn a temperature": (lambda: build("isogclr", learnable=True), "tau_lr"),
+    "a schedule without its run": (lambda: build("sogclr", gamma="auto"), r"objective\.gamma_epochs.*gamma=0\.8"),
+    "half of it": (lambda: build("sogclr", gamma="auto", gamma_min=0.1), r"objective\.gamma_epochs"),
     "half a schedule": (lambda: build("sogclr", gamma_min=0.1), "gamma_epochs=None"),
+    "upwards from auto": (lambda: build("sogclr", gamma="auto", gamma_min=1.1, gamma_epochs=3), "gamma_min=1.1"),
+    "a word": (lambda: build("sogclr", gamma="cosine"), "gamma=cosine: must be auto"),
+    "a bool": (lambda: build("sogclr", gamma=True), "gamma=True: must be auto"),
     "a schedule upwards": (lambda: build("sogclr", gamma=0.1, gamma_min=0.2, gamma_epochs=3), "gamma_min=0.2"),
     "no epochs": (lambda: build("sogclr", gamma_min=0.2, gamma_epochs=0), "gamma_epochs=0"),
     "gamma": (lambda: build("sogclr", gamma=0.0), "gamma=0.0"),
