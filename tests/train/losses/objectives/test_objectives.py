@@ -190,7 +190,12 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"known_positives": KnownPositives(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
         "known_positives: no row 9 among 9",
     ),
-    ("sogclr", {"num_samples": 9, "gamma": 1.0}, {"sample_ids_b": torch.ones(9)}, r"sample_ids must be int64 \(n,\), not float32"),
+    (
+        "sogclr",
+        {"num_samples": 9, "gamma": 1.0},
+        {"sample_ids_b": torch.ones(9)},
+        r"sample_ids must be int64 \(n,\), not float32",
+    ),
     (
         "one_sided_dpm",
         {"importance": "log_q"},
