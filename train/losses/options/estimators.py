@@ -3,19 +3,11 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from dyad.data.config import AUTO, described
 from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
 from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, TemperatureOptions, number, preset
-
-
-class GammaSchedule(NamedTuple):
-    """γ falls from `first` to `last` within so many epochs, along a cosine."""
-
-    first: float
-    last: float
-    epochs: float
 
 
 @dataclass
@@ -76,7 +68,7 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective.gamma={gamma}: must be auto, or a number above 0 and at most 1"
         elif gamma != AUTO and (least is None) != (epochs is None):
             yield f"objective.gamma_min={least} with objective.gamma_epochs={epochs}: a schedule needs both"
-        elif least is not None and not 0 < least <= (largest := self.schedule.first):
+        elif least is not None and not 0 < least <= (largest := self.schedule[0]):
             yield f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}"
         if self.duplicates is Duplicates.positive:
             yield "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep"
@@ -89,14 +81,17 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective={self.name}: {batch.none_in_one}"
 
     @property
-    def schedule(self) -> GammaSchedule:
-        """The schedule of γ; a constant is one that begins at its end. gamma=auto without gamma_epochs has none yet."""
-        gamma, least, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
+    def schedule(self) -> tuple[float, float, float]:
+        """γ at the begin, at the end, and the epochs between. A constant begins at its end.
+
+        gamma=auto without gamma_epochs has no schedule yet, and only the begin counts.
+        """
+        gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:
-            return GammaSchedule(1.0, min(1.0, 4.177 * epochs**-0.7265) if least is None else least, epochs)
-        if least is None:
-            least = gamma = 0.8 if gamma is None else gamma
-        return GammaSchedule(1.0 if gamma is None else gamma, least, epochs)
+            return 1.0, min(1.0, 4.177 * epochs**-0.7265) if last is None else last, epochs
+        if last is None:
+            last = gamma = 0.8 if gamma is None else gamma
+        return 1.0 if gamma is None else gamma, last, epochs
 
     def gamma_at(self, epoch: int) -> float:
         """Return γ in an epoch e: the share of the new batch in the running mean that is kept for each sample.
@@ -115,8 +110,8 @@ class EstimatorOptions(TemperatureOptions):
         if first != last:
             line += f" → {last:.3g} along a cosine over {epochs:.3g} epochs"
         if self.gamma == AUTO and self.gamma_min is None:
-            line += f", DRRho-CLIP's schedule for {epochs:.3g} epochs"
-            line += ": no gain over an objective of the batch is expected below about 8" * (epochs < 8)
+            few = ": no gain over an objective of the batch is expected below about 8" if epochs < 8 else ""
+            line += f", DRRho-CLIP's schedule for {epochs:.3g} epochs{few}"
         return line
 
 
