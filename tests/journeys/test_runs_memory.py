@@ -77,10 +77,10 @@ def test_gamma_follows_the_length_of_the_run_and_an_old_folder_keeps_its_own(
 
     keys = {"objective": "sogclr", "objective.samples_per_epoch": 64, "checkpoint.every": 10, "run.name": "a"}
     out, found = gammas({**keys, "steps": 20})
-    assert "objective.gamma=auto: γ = 1 → 0.784 along a cosine over 10 epochs" in out
+    assert "objective.gamma=auto: γ = 1 → 0.784 over 10 epochs" in out
     assert found == pytest.approx(published(20, range(20)), rel=1e-6)
     out, found = gammas({**keys, "steps": 24})  # goes on by the schedule of the longer run
-    assert "going on at step 20" in out and "γ = 1 → 0.687 along a cosine over 12 epochs" in out
+    assert "going on at step 20" in out and "γ = 1 → 0.687 over 12 epochs" in out
     assert found == pytest.approx([*published(20, range(20)), *published(24, range(20, 24))], rel=1e-6)
 
     config = tmp_path / "runs/a/config.yaml"

@@ -62,5 +62,6 @@ def test_older_runs_of_an_estimator_keep_their_names() -> None:
         words = ["experiment=emoji", f"objective={objective}"]
         assert run_folder(compose_config([*words, "objective.gamma=null"])).name == f"emoji-{digits}"
         assert run_folder(compose_config(words)).name != f"emoji-{digits}"
+    words = ["experiment=emoji", "objective=sogclr"]
     whole, fraction = (compose_config([*words, f"objective.gamma={one}"]) for one in ("1", "1.0"))
     assert run_folder(whole) == run_folder(fraction)

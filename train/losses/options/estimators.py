@@ -17,11 +17,11 @@ class EstimatorOptions(TemperatureOptions):
     Options of the class SogCLR in objectives/estimators.py, and of its relatives. They keep, for every sample, a
     running mean of e^((score difference)/τ) over negatives. γ is the share of the new batch in that mean.
 
-    gamma=auto is the schedule of DRRho-CLIP's authors, who wrote SogCLR and FastCLIP as well: a cosine from 1 to min(1,
-    4.177·E^−0.7265) over all E epochs of the run (README of Optimization-AI/DRRho-CLIP; Wei et al. 2025,
-    arXiv:2505.06699). γ = 1 keeps no memory: the objective is that of the batch alone. So a run of up to 7 epochs loses
-    nothing to old means, and gains nothing over an objective of the batch; at E = 30 γ ends at 0.353. gamma_min and
-    gamma_epochs replace the end and the length: LibAUC's schedule is gamma_min=0.2 with half of the run's epochs.
+    gamma=auto is the schedule that DRRho-CLIP's authors recommend for FastCLIP: a cosine from 1 to min(1, 4.177·
+    E^−0.7265) over all E epochs of the run (README of Optimization-AI/DRRho-CLIP; Wei et al. 2025, arXiv:2505.06699).
+    γ = 1 keeps no memory: the objective is one of the batch alone. So a run of up to 7 epochs loses nothing to old
+    means, and gains nothing by them; at E = 30, γ ends at 0.353. gamma_min and gamma_epochs replace the end and the
+    length: LibAUC's schedule is gamma_min=0.2 with half of the run's epochs.
 
     A run gives the objective its own epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs.
     γ is a function of the epoch and of E alone. A run that goes on with more steps takes, from there, the γ of the
@@ -82,9 +82,9 @@ class EstimatorOptions(TemperatureOptions):
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """γ at the begin, at the end, and the epochs between. A constant begins at its end.
+        """Where γ starts, where it ends, and the epochs between. A constant starts at its end.
 
-        gamma=auto without gamma_epochs has no schedule yet, and only the begin counts.
+        gamma=auto without gamma_epochs has no schedule yet: only the start counts.
         """
         gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:
@@ -108,10 +108,11 @@ class EstimatorOptions(TemperatureOptions):
         first, last, epochs = self.schedule
         line = f"objective.gamma={self.gamma}: γ = {first:g}"
         if first != last:
-            line += f" → {last:.3g} along a cosine over {epochs:.3g} epochs"
+            line += f" → {last:.3g} over {round(epochs, 2):g} epochs"
         if self.gamma == AUTO and self.gamma_min is None:
-            few = ": no gain over an objective of the batch is expected below about 8" if epochs < 8 else ""
-            line += f", DRRho-CLIP's schedule for {epochs:.3g} epochs{few}"
+            line += " (DRRho-CLIP's cosine)"
+            if epochs < 8:
+                line += f". In {epochs:.2g} epochs no gain over an objective of the batch is expected: it takes about 8"
         return line
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dyad.train.losses import OBJECTIVES
+from dyad.train.losses.options.registry import configure
 from tests.train.losses.objectives.test_estimators import NAMES, STEPS, build, call, embeddings
 
 
@@ -24,37 +24,45 @@ def test_the_schedule_of_gamma(gamma: str | None) -> None:
     assert gammas == pytest.approx([1, 1, 1, 0.6, 0.6, 0.6, 0.2])
 
 
-@pytest.mark.parametrize("epochs", [0.5, 3, 7, 7.5, 10, 30, 37, 200])
+@pytest.mark.parametrize("epochs", [1, 3, 7, 8, 10, 30, 37, 200])
 @pytest.mark.parametrize("name", NAMES)
-def test_gamma_auto_is_the_published_schedule(name: str, epochs: float) -> None:
+def test_gamma_auto_is_the_published_schedule(name: str, epochs: int) -> None:
     options = build(name, gamma="auto", gamma_epochs=epochs).options
-    assert OBJECTIVES[name](name=name).gamma == "auto"  # the default
+    assert configure(name).gamma == "auto"  # pyright: ignore[reportAttributeAccessIssue]
     least = min(1.0, 10 ** (math.log10(4.177) - 0.7265 * math.log10(epochs)))
-    # of the same schedule by torch: a cosine from 1 to `least`, with the epoch as step
+    # the same as a learning rate of torch, one step an epoch
     stepped = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    published = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, T_max=math.ceil(epochs), eta_min=least)
-    for epoch in range(math.ceil(epochs)):
-        if epochs == int(epochs):
-            assert options.gamma_at(epoch) == pytest.approx(stepped.param_groups[0]["lr"], abs=1e-9)
+    published = torch.optim.lr_scheduler.CosineAnnealingLR(stepped, T_max=epochs, eta_min=least)
+    for epoch in range(epochs + 1):
+        assert options.gamma_at(epoch) == pytest.approx(stepped.param_groups[0]["lr"], abs=1e-9)
         stepped.step()
         published.step()
-    assert options.gamma_at(0) == 1.0
-    assert [options.gamma_at(e) for e in (math.ceil(epochs), 1000)] == pytest.approx([least, least], abs=1e-12)
-    assert ("below about 8" in options.describe_gamma()) == (epochs < 8)
+    assert (options.gamma_at(0), options.gamma_at(1000)) == (1.0, pytest.approx(least, abs=1e-12))
 
 
-def test_known_ends_of_gamma_auto() -> None:
-    ends = {3: 1, 7: 1, 8: 0.922, 10: 0.784, 30: 0.353, 37: 0.303}  # by hand, from min(1, 4.177 E^-0.7265)
-    found = {e: build("sogclr", gamma="auto", gamma_epochs=e).options.schedule[1] for e in ends}
-    assert found == pytest.approx(ends, abs=5e-4)
-    halfway = build("sogclr", gamma="auto", gamma_epochs=30).options.gamma_at(15)
-    assert halfway == pytest.approx((1 + ends[30]) / 2, abs=5e-4)
-    lines = {e: build("sogclr", gamma="auto", gamma_epochs=e).options.describe_gamma() for e in (4.25, 30)}
-    assert lines[30] == (
-        "objective.gamma=auto: γ = 1 → 0.353 along a cosine over 30 epochs, DRRho-CLIP's schedule for 30 epochs"
+def test_known_values_of_gamma_auto() -> None:
+    # by hand, from min(1, 4.177 E^-0.7265)
+    ends = {0.5: 1, 3: 1, 7: 1, 7.5: 0.966, 8: 0.922, 10: 0.784, 30: 0.353, 37: 0.303}
+    found = {e: build("sogclr", gamma="auto", gamma_epochs=e).options for e in ends}
+    assert {e: options.gamma_at(math.ceil(e)) for e, options in found.items()} == pytest.approx(ends, abs=5e-4)
+    assert found[30].gamma_at(15) == pytest.approx((1 + ends[30]) / 2, abs=5e-4)
+    assert found[7.5].gamma_at(3) == pytest.approx(0.966 + 0.034 * (1 + math.cos(0.4 * math.pi)) / 2, abs=5e-4)
+
+
+def test_the_line_on_gamma() -> None:
+    def line(**options: object) -> str:
+        return build("sogclr", **options).options.describe_gamma()
+
+    assert (
+        line(gamma="auto", gamma_epochs=30)
+        == "objective.gamma=auto: γ = 1 → 0.353 over 30 epochs (DRRho-CLIP's cosine)"
     )
-    assert lines[4.25] == (
-        "objective.gamma=auto: γ = 1, DRRho-CLIP's schedule for 4.25 epochs: no gain over an objective of the batch is "
-        "expected below about 8"
+    assert line(gamma="auto", gamma_epochs=4.25) == (
+        "objective.gamma=auto: γ = 1 (DRRho-CLIP's cosine). In 4.2 epochs no gain over an objective of the batch is "
+        "expected: it takes about 8"
     )
-    assert build("sogclr", gamma=0.7).options.describe_gamma() == "objective.gamma=0.7: γ = 0.7"
+    assert "takes about 8" in line(gamma="auto", gamma_epochs=7.9)
+    libauc = {"gamma_min": 0.2, "gamma_epochs": 15}
+    assert line(gamma="auto", **libauc) == "objective.gamma=auto: γ = 1 → 0.2 over 15 epochs"
+    assert line(gamma=0.9, **libauc) == "objective.gamma=0.9: γ = 0.9 → 0.2 over 15 epochs"
+    assert line(gamma=0.7) == "objective.gamma=0.7: γ = 0.7"
