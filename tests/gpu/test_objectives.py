@@ -22,7 +22,8 @@ ROWS = {"cpu": 24, "cuda": 1024}
 
 
 def loss_and_gradient(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    options = {"num_samples": len(x)} if hasattr(OBJECTIVES[name], "num_samples") else {}
+    needed = {"num_samples": len(x), "gamma_epochs": 30}
+    options = {key: value for key, value in needed.items() if hasattr(OBJECTIVES[name], key)}
     objective: Any = build_objective(name, **options).to(x.device)
     objective = objective.double() if x.dtype == torch.float64 else objective
     x = x.detach().requires_grad_()

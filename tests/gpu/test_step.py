@@ -37,7 +37,7 @@ class Dropping(nn.Module):
 
 def step_on(device: str, model: TwoTower, count: int, objective: str = "clip", **options: Any) -> TrainStep:
     world = World(device=torch.device(device, 0) if device == "cuda" else torch.device(device))
-    state = {"num_samples": count} if objective in STATEFUL else {}
+    state = {"num_samples": count, "gamma": 0.8} if objective in STATEFUL else {}
     built = build_objective(objective, **state).to(world.device)
     return train_step(model.to(world.device), count, world=world, objective=built, **options)
 

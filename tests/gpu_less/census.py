@@ -143,6 +143,8 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     options = dict(case.options)
     if hasattr(OBJECTIVES[case.objective], "num_samples"):
         options["num_samples"] = SAMPLES
+    if hasattr(OBJECTIVES[case.objective], "gamma_epochs"):
+        options["gamma_epochs"] = 30
     towers = moved(TwoTower(Picture(), Text()), device)
     objective = moved(build_objective(case.objective, **options), device)
     count = PAIRS * case.world_size

@@ -81,7 +81,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
 def needed_options(name: str) -> dict[str, Any]:
     """What an entry cannot do without."""
     known = {f.name for f in fields(OBJECTIVES[name])}
-    return {key: value for key, value in {"num_samples": B + 3, "width": D}.items() if key in known}
+    return {key: value for key, value in {"num_samples": B + 3, "gamma_epochs": 30, "width": D}.items() if key in known}
 
 
 def numbers(*shape: int, seed: int) -> Tensor:

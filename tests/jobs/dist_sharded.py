@@ -84,7 +84,7 @@ def layouts(world: World) -> dict[str, DistConfig]:
 
 
 def steps(name: str, dist: DistConfig, world: World, of: dict[str, Any], count: int, **options: Any) -> list[float]:
-    per_sample = {"num_samples": 4 * B} if name == "fastclip_v3" else {}
+    per_sample = {"num_samples": 4 * B, "gamma": 0.8} if name == "fastclip_v3" else {}
     objective = build_objective(name, **per_sample)
     step = train_step(
         model(**of),

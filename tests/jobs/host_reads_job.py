@@ -19,7 +19,7 @@ from dyad.train.distributed.world import World, init_world, shutdown
 from dyad.train.losses import build_objective
 
 B = 16
-SAMPLES = {"num_samples": 100}
+SAMPLES = {"num_samples": 100, "gamma": 0.8}
 MASK = {"duplicates": "mask"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "clip": ("clip", {}),

@@ -5,8 +5,7 @@ fitted by a sum of products of the sizes. So every objective, also one of a plug
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums.tiles import TILE
 from dyad.train.plan.measure import COLLECTIVES, Measured, only_rank_0
-from dyad.train.run.components import pairs_of_ranks
+from dyad.train.run.components import pairs_of_ranks, run_options
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
@@ -54,9 +53,8 @@ def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
     """Build the objective; `samples`: their number, where the options leave it to the data."""
-    options: Any = asdict(config.objective)
-    own = {name: samples for name in ("num_samples", "samples_per_epoch") if options.get(name, ...) is None}
-    return build_objective(**options | own)
+    steps = config.steps or 1  # γ of the estimators, which follows from the steps, changes no cost
+    return build_objective(**run_options(config, steps, num_samples=samples, samples_per_epoch=samples))
 
 
 def first_step(

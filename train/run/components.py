@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Title
+from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
@@ -110,7 +110,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     own = _loss_parts(config, world)
     configs = {name: with_classes(own_config, world) for name, own_config in further_configs(config).items()}
     further = {name: _loss_parts(own_config, world, own.model, name) for name, own_config in configs.items()}
-    total_steps = config.steps or math.ceil((config.epochs or 0) * own.data.order.steps_per_epoch)
+    total_steps = _total_steps(config, own.data)
 
     def loss_term(name: str, loss: LossParts) -> LossTerm:
         pairs = pairs_of_ranks(loss.config, world)
@@ -214,14 +214,31 @@ def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
     return model
 
 
-def _objective(config: TrainConfig, data: TrainingData) -> Objective:
+def _total_steps(config: TrainConfig, data: TrainingData) -> int:
+    return config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
+
+
+def run_options(config: TrainConfig, steps: int, **own: int) -> dict[str, Any]:
+    """Return the options of a run's objective with the run's own numbers, where they leave them open.
+
+    steps: of the whole run; with the samples of an epoch they give the epochs of the schedule objective.gamma=auto.
+    own: option → its value in this run.
+    """
     options = asdict(config.objective)
-    if isinstance(order := data.order, Order):  # the run's own numbers, where the options leave them open
+    options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
+    samples = options.get("samples_per_epoch") or options.get("num_samples")
+    if options.get("gamma") == AUTO and samples:
+        options["gamma_epochs"] = options["gamma_epochs"] or steps * config.global_batch_size / samples
+    return options
+
+
+def _objective(config: TrainConfig, data: TrainingData) -> Objective:
+    own = {}
+    if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
         samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
-        options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
-    objective = build_objective(**options)
+    objective = build_objective(**run_options(config, _total_steps(config, data), **own))
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
     if config.task is Task.question_passage and further and "negatives" not in objective.takes:
         takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)

@@ -33,6 +33,7 @@ from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Similarity
+from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.postmortem import record_allocations
@@ -240,6 +241,8 @@ class TrainingRun:
             yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
         if line := describe_target(self.config.target):
             yield line
+        if isinstance(options := self.parts.step.terms[0].objective.options, EstimatorOptions):
+            yield options.describe_gamma()
         begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
         before = begun.get("total_steps")
         if isinstance(before, int) and before != total and 0 < first < total and not self.restored.batch_changed:

@@ -50,6 +50,7 @@ class Objective(nn.Module):
         super().__init__()
         self.options, self.takes = options, options.takes
 
+    @torch.compiler.disable(reason="an objective runs as it is: its sums are in tiles, by kernels of its own")
     def forward(
         self,
         x_bD: Tensor,
@@ -81,8 +82,14 @@ class Objective(nn.Module):
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
-        RuntimeError in a backward with create_graph=True where a second derivative would be wrong.
+        RuntimeError within a transform of torch.func, and in a backward with create_graph=True where a second
+        derivative would be wrong.
         """
+        if torch._C._are_functorch_transforms_active():
+            raise RuntimeError(
+                f"objective {self.options.name}: torch.func.grad, vmap and the like cannot transform it, as it forms "
+                "its gradient itself, by tiles. Take torch.autograd.grad or backward; torch.func.functional_call works"
+            )
         targets = {"x_target": x_target, "y_target": y_target}
         targets = {name: self._comparable(e) for name, e in targets.items() if e is not None}
         given = {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.config import AUTO
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import Anchors, relations
 from dyad.train.losses.gathered.sample_state import SampleState, StateRead
@@ -34,11 +35,17 @@ def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
     """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
 
     u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
-    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set.
+    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set, or
+    options.gamma_epochs for gamma=auto.
     """
     if options.num_samples is None:
         raise ConfigError(
             f"objective={options.name} keeps state for every sample: say how many there are, objective.num_samples"
+        )
+    if options.gamma == AUTO and options.gamma_epochs is None:
+        raise ConfigError(
+            f"objective={options.name} with objective.gamma=auto, a schedule over the run: say how many epochs it has, "
+            "objective.gamma_epochs, or choose a constant, such as objective.gamma=0.8"
         )
     numbers = {"log_u": math.nan, **initial}
     names = {f"{name}_{side}": value for side in SIDES[options.directions] for name, value in numbers.items()}

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from dyad.data.config import described
+from dyad.data.config import AUTO, described
 from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
 from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, TemperatureOptions, number, preset
 
@@ -15,8 +15,19 @@ class EstimatorOptions(TemperatureOptions):
     """SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).
 
     Options of the class SogCLR in objectives/estimators.py, and of its relatives. They keep, for every sample, a
-    running mean of e^((score difference)/τ) over negatives. learnable_refused: the error message for learnable=true,
-    empty if τ may learn.
+    running mean of e^((score difference)/τ) over negatives. γ is the share of the new batch in that mean.
+
+    gamma=auto is the schedule that DRRho-CLIP's authors recommend for FastCLIP: a cosine from 1 to min(1, 4.177·
+    E^−0.7265) over all E epochs of the run (README of Optimization-AI/DRRho-CLIP; Wei et al. 2025, arXiv:2505.06699).
+    γ = 1 keeps no memory: the objective is one of the batch alone. So a run of up to 7 epochs loses nothing to old
+    means, and gains nothing by them; at E = 30, γ ends at 0.353. gamma_min and gamma_epochs replace the end and the
+    length: LibAUC's schedule is gamma_min=0.2 with half of the run's epochs.
+
+    A run gives the objective its own epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs.
+    γ is a function of the epoch and of E alone. A run that goes on with more steps takes, from there, the γ of the
+    longer run, as its learning rate does.
+
+    learnable_refused: the error message for learnable=true, empty if τ may learn.
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
@@ -26,11 +37,11 @@ class EstimatorOptions(TemperatureOptions):
     )
 
     learnable: bool = described(False, "refused: the loss is scaled by τ")
-    gamma: float | None = number(
-        None, "γ: share of the new batch in u; null: 0.8, and 1 where a schedule begins", "above 0 and at most 1"
+    gamma: Any = described(
+        AUTO, "γ: share of the new batch in u; auto: DRRho-CLIP's schedule; null: 0.8, or 1 where gamma_min ends one"
     )
-    gamma_min: float | None = described(None, "γ at the end of a cosine schedule that begins at gamma; null: γ stays")
-    gamma_epochs: float | None = number(None, "epochs of the γ schedule, needed with gamma_min", "above 0")
+    gamma_min: float | None = described(None, "γ at the end of a cosine schedule that begins at gamma, of auto at 1")
+    gamma_epochs: float | None = number(None, "epochs of the γ schedule; null: with gamma=auto, of the run", "above 0")
     duplicates: Duplicates = described(Duplicates.keep, "columns with an equal content key: negatives, or left out")
     directions: Directions = described(Directions.sum, DIRECTIONS)
     num_samples: int | None = number(None, "number of samples; null: of the training data", "2 or more")
@@ -41,16 +52,23 @@ class EstimatorOptions(TemperatureOptions):
         4096, "MiB of state per process beyond which it lies in a file in TMPDIR", "0 or more"
     )
 
+    def __post_init__(self) -> None:
+        if type(self.gamma) is int:  # 1 and 1.0 are one value in the name of a run
+            self.gamma = float(self.gamma)
+        super().__post_init__()
+
     @property
     def by_sample_id(self) -> bool:
         return True
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
-        least, largest = self.gamma_min, self.gamma_at(0)
-        if (least is None) != (self.gamma_epochs is None):
-            yield f"objective.gamma_min={least} with objective.gamma_epochs={self.gamma_epochs}: a schedule needs both"
-        if least is not None and not 0 < least <= largest:
+        gamma, least, epochs = self.gamma, self.gamma_min, self.gamma_epochs
+        if gamma not in (AUTO, None) and not (type(gamma) is float and 0 < gamma <= 1):
+            yield f"objective.gamma={gamma}: must be auto, or a number above 0 and at most 1"
+        elif gamma != AUTO and (least is None) != (epochs is None):
+            yield f"objective.gamma_min={least} with objective.gamma_epochs={epochs}: a schedule needs both"
+        elif least is not None and not 0 < least <= (largest := self.schedule[0]):
             yield f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}"
         if self.duplicates is Duplicates.positive:
             yield "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep"
@@ -62,17 +80,40 @@ class EstimatorOptions(TemperatureOptions):
         if batch.without_negatives:
             yield f"objective={self.name}: {batch.none_in_one}"
 
+    @property
+    def schedule(self) -> tuple[float, float, float]:
+        """Where γ starts, where it ends, and the epochs between. A constant starts at its end.
+
+        gamma=auto without gamma_epochs has no schedule yet: only the start counts.
+        """
+        gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
+        if gamma == AUTO:
+            return 1.0, min(1.0, 4.177 * epochs**-0.7265) if last is None else last, epochs
+        if last is None:
+            last = gamma = 0.8 if gamma is None else gamma
+        return 1.0 if gamma is None else gamma, last, epochs
+
     def gamma_at(self, epoch: int) -> float:
         """Return γ in an epoch e: the share of the new batch in the running mean that is kept for each sample.
 
-        γ is constant without gamma_min, else a cosine schedule: γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2 with E =
-        gamma_epochs, and γ_min from epoch E on (Wei et al. 2024, sec. 4).
+        γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, and γ_min from epoch E on (Wei et al. 2024, arXiv:2407.01445, sec.
+        4), with γ, γ_min and E of `schedule`.
         """
-        if self.gamma_min is None or not self.gamma_epochs:
-            return 0.8 if self.gamma is None else self.gamma
-        first = 1.0 if self.gamma is None else self.gamma
-        cosine = (1 + math.cos(math.pi * min(epoch / self.gamma_epochs, 1.0))) / 2
-        return self.gamma_min + (first - self.gamma_min) * cosine
+        first, last, epochs = self.schedule
+        cosine = (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
+        return last + (first - last) * cosine
+
+    def describe_gamma(self) -> str:
+        """Return the schedule of γ as one line for a log."""
+        first, last, epochs = self.schedule
+        line = f"objective.gamma={self.gamma}: γ = {first:g}"
+        if first != last:
+            line += f" → {last:.3g} over {round(epochs, 2):g} epochs"
+        if self.gamma == AUTO and self.gamma_min is None:
+            line += " (DRRho-CLIP's cosine)"
+            if epochs < 8:
+                line += f". In {epochs:.2g} epochs no gain over an objective of the batch is expected: it takes about 8"
+        return line
 
 
 @dataclass

@@ -40,7 +40,7 @@ def embeddings(seed: int, rows: int = B, dtype: torch.dtype = torch.float64) -> 
 
 
 def build(name: str, **options: Any) -> Objective:
-    return precise(build_objective(name, **{"num_samples": N, **OPTIONS[name], **options}))
+    return precise(build_objective(name, **{"num_samples": N, "gamma": 0.8, **OPTIONS[name], **options}))
 
 
 def precise(objective: Objective) -> Objective:
@@ -282,24 +282,12 @@ def test_what_is_logged() -> None:
     assert {"zeta_p10", "zeta_p90"} <= call(build("nuclr"), x, y, STEPS[0]).keys()
 
 
-def test_the_schedule_of_gamma() -> None:
-    schedule = build("fastclip_v3", gamma_min=0.2, gamma_epochs=4).options.gamma_at
-    assert [schedule(e) for e in (0, 1, 2, 4, 9)] == pytest.approx([1, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2, 0.2])
-    assert build("sogclr", gamma=0.9, gamma_min=0.1, gamma_epochs=1).options.gamma_at(0) == pytest.approx(0.9)
-    assert build("sogclr").options.gamma_at(7) == 0.8
-    objective = build("sogclr", gamma_min=0.2, gamma_epochs=2)
-    gammas = [call(objective, *embeddings(s), STEPS[0])["gamma"].item() for s in range(5)]  # 6 of 9 samples each
-    assert gammas == pytest.approx([1, 1, 0.6, 0.2, 0.2])
-    longer = build("sogclr", gamma_min=0.2, gamma_epochs=2, samples_per_epoch=18)  # an epoch of the run
-    gammas = [call(longer, *embeddings(s), STEPS[0])["gamma"].item() for s in range(7)]
-    assert gammas == pytest.approx([1, 1, 1, 0.6, 0.6, 0.6, 0.2])
-
-
 @pytest.mark.parametrize("tau", [1e-3, 0.01, 50.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_extreme_temperatures_in_float32(name: str, tau: float) -> None:
     extreme = {"min_temperature": 1e-3, "max_temperature": 50.0} if name == "isogclr" else {"learnable": False}
-    objective = build_objective(name, **{"num_samples": N, **OPTIONS[name], "temperature": tau, **extreme})
+    extreme = {"num_samples": N, "gamma": 0.8, **OPTIONS[name], "temperature": tau, **extreme}
+    objective = build_objective(name, **extreme)
     for sign in (-1.0, 1.0, -1.0):
         x, _ = embeddings(0, dtype=torch.float32)
         y = (sign * x).detach().requires_grad_()
@@ -312,7 +300,7 @@ def test_extreme_temperatures_in_float32(name: str, tau: float) -> None:
 def test_nothing_quadratic_is_allocated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 32)
     count = 640
-    objective = build_objective(name, num_samples=count)
+    objective = build_objective(name, num_samples=count, gamma=0.8)
     x, y = (torch.randn(count, 8, requires_grad=True) for _ in range(2))
     for _ in range(2):
         with LargestTensor() as largest:
@@ -325,7 +313,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no ids": (lambda: build("nuclr")(*embeddings(0)), "sample_ids"),
     "a temperature without optimum": (lambda: build("sogclr", learnable=True), "fastclip_v3"),
     "two ways to learn a temperature": (lambda: build("isogclr", learnable=True), "tau_lr"),
+    "a schedule without its run": (lambda: build("sogclr", gamma="auto"), r"objective\.gamma_epochs.*gamma=0\.8"),
+    "half of it": (lambda: build("sogclr", gamma="auto", gamma_min=0.1), r"objective\.gamma_epochs"),
     "half a schedule": (lambda: build("sogclr", gamma_min=0.1), "gamma_epochs=None"),
+    "upwards from auto": (lambda: build("sogclr", gamma="auto", gamma_min=1.1, gamma_epochs=3), "gamma_min=1.1"),
+    "a word": (lambda: build("sogclr", gamma="cosine"), "gamma=cosine: must be auto"),
+    "a bool": (lambda: build("sogclr", gamma=True), "gamma=True: must be auto"),
     "a schedule upwards": (lambda: build("sogclr", gamma=0.1, gamma_min=0.2, gamma_epochs=3), "gamma_min=0.2"),
     "no epochs": (lambda: build("sogclr", gamma_min=0.2, gamma_epochs=0), "gamma_epochs=0"),
     "gamma": (lambda: build("sogclr", gamma=0.0), "gamma=0.0"),

@@ -190,7 +190,12 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"known_positives": KnownPositives(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
         "known_positives: no row 9 among 9",
     ),
-    ("sogclr", {"num_samples": 9}, {"sample_ids_b": torch.ones(9)}, r"sample_ids must be int64 \(n,\), not float32"),
+    (
+        "sogclr",
+        {"num_samples": 9, "gamma": 1.0},
+        {"sample_ids_b": torch.ones(9)},
+        r"sample_ids must be int64 \(n,\), not float32",
+    ),
     (
         "one_sided_dpm",
         {"importance": "log_q"},
@@ -222,7 +227,7 @@ def test_pairs_that_are_none_are_refused(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["clip", "coce", "siglip", "sogclr"])
 def test_whole_numbers_of_any_kind_are_taken(name: str) -> None:
-    options = {"num_samples": 20} if name == "sogclr" else {}
+    options = {"num_samples": 20, "gamma": 0.8} if name == "sogclr" else {}
     given: dict[str, Any] = {"sample_ids_b": np.arange(9), "x_keys": X_KEYS.int(), "y_keys": Y_KEYS.tolist()}
     if name != "sogclr":
         given |= {"positives": [[i, i] for i in range(9)], "excluded": np.array([[0, 3], [4, 2]], dtype=np.int32)}
@@ -278,7 +283,7 @@ def test_pickling_keeps_an_objective(name: str) -> None:
 def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
     """An objective in float64 and embeddings of 8 pairs for it."""
     known = {f.name for f in fields(OBJECTIVES[name])}
-    needed = {key: value for key, value in {"num_samples": 8, "width": 5}.items() if key in known}
+    needed = {key: value for key, value in {"num_samples": 8, "gamma_epochs": 8, "width": 5}.items() if key in known}
     shape = {"cpc": (8, 4, 5), "partial_auc": (8, 1)}.get(name, (8, 5))
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2))
@@ -375,7 +380,7 @@ def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) 
 
 
 def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool:
-    counts = {key: 8 for key in ("num_samples", "samples_per_epoch") if hasattr(OBJECTIVES[name], key)}
+    counts = {key: 8 for key in ("num_samples", "samples_per_epoch", "gamma_epochs") if hasattr(OBJECTIVES[name], key)}
     x, y, keys = torch.randn(batch.pairs, 4), torch.randn(batch.pairs, 4), torch.arange(batch.pairs)
     right = torch.tensor([batch.several, False])
     columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)
