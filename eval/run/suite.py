@@ -119,7 +119,7 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    if entries and not config.has_pictures:
+    if entries:
         check_spec(config.eval.index)
 
 
@@ -191,7 +191,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
-    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
 def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -199,8 +199,8 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
     config, model = inputs.config, cast("PictureModel", inputs.model)
-    data = view_pairs(shards, model.image, config.data, config.seed)
-    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(config.eval.recall_k))
+    data, options = view_pairs(shards, model.image, config.data, config.seed), config.eval
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(options.recall_k), index=options.index)
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -228,7 +228,7 @@ def _classification(
 
     model, config = cast("ImageTextModel", inputs.model), inputs.config
     data = labelled_set(shards, model.image, config.data, label)
-    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize)
+    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize, index=config.eval.index)
 
 
 # ---- samples with a class --------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
     texts, tokenize = class_inputs(config, model)
     prompts = {name: [text] for name, text in zip(config.run.classes or [], texts, strict=True)}
-    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize)
+    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize, index=config.eval.index)
 
 
 def _check_labelled(entry: SuiteEntry) -> None:
