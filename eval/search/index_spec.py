@@ -25,10 +25,9 @@ def check_spec(spec: str, width: int = 2688) -> None:
     """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of this width.
 
     Faults that only appear with real vectors, such as too few vectors, are not found. Any usual number of bytes of a
-    product quantiser divides the default width, 2⁷ · 3 · 7. "Flat" needs no FAISS.
+    product quantiser divides the default width, 2⁷ · 3 · 7.
     """
-    if not (parsed := Spec.parsed(spec)).exact:
-        parsed.built(load_faiss(), width)
+    Spec.parsed(spec).built(load_faiss(), width)
 
 
 @dataclass(frozen=True)

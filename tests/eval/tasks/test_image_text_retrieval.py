@@ -95,7 +95,10 @@ def test_ranks_and_galleries_are_of_one_search(spec: str) -> None:
         assert found.metrics.keys() == {m for m in exact.metrics if not m.endswith("_rank")} | agreement
     if spec.startswith("IVF"):
         assert found.metrics == {m: exact.metrics.get(m, 1.0) for m in found.metrics}
-        assert found.details["gallery"] == exact.details["gallery"]
+        for title, cases in found.details["gallery"].items():
+            answers = {case["query"]["id"]: case["systems"] for case in exact.details["gallery"][title]}
+            same = [case["systems"] == answers[case["query"]["id"]] for case in cases if case["query"]["id"] in answers]
+            assert all(same) and len(same) > 30
     if spec.startswith("PQ"):
         assert max(found.metrics[name] for name in agreement) < 1
     assert found.chance == exact.chance
