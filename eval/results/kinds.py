@@ -75,19 +75,21 @@ def label(metric: str) -> str:
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
 
 
-def approximate(result: Result) -> str:
-    """Return the approximate index of a result, and how much of the exact search it found, as text; "" if the search
-    was exact.
+def searched(result: Result) -> str:
+    """Return how the search of a result was not just exact, as text: the approximate index and how much of the exact
+    search it found, or the index for which the data set was too small. "" if it was just exact.
     """
     search, metrics = part(result, "search"), result["metrics"]
-    found = {str(how["index"]) for how in (search, *search.values()) if isinstance(how, dict) and how.get("index")}
-    agreement = [f"{label(m)} {number(value)}" for m, value in metrics.items() if "recall_against_exact" in m]
-    return f"approximate: index {', '.join([*sorted(found - {EXACT}), *agreement])}" if found - {EXACT} else ""
+    hows = [how for how in (search, *search.values()) if isinstance(how, dict)]
+    used, asked = ({str(how[key]) for how in hows if how.get(key)} for key in ("index", "instead_of"))
+    found = [f"approximate: index {index}" for index in sorted(used - {EXACT})]
+    found += [f"{label(m)} {number(value)}" for m, value in metrics.items() if "recall_against_exact" in m]
+    return ", ".join([*found, *(f"exact: too small for index {index}" for index in sorted(asked))])
 
 
 def titled(result: Result) -> str:
-    """Return the name of the data set, with what was approximate behind it in brackets."""
-    return f"{result['dataset']} ({text})" if (text := approximate(result)) else result["dataset"]
+    """Return the name of the data set, with how it was searched behind it in brackets, if not just exactly."""
+    return f"{result['dataset']} ({text})" if (text := searched(result)) else result["dataset"]
 
 
 # ---- numbers of the page ---------------------------------------------------------------------------------------------
@@ -228,7 +230,7 @@ def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
 
 
 def _title(result: Result, *counted: str) -> str:
-    """Return the title of a printed table: the name of the data set, what was approximate, and its sizes.
+    """Return the title of a printed table: the data set, how it was searched if not just exactly, its sizes.
 
     counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """
