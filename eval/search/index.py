@@ -157,8 +157,9 @@ class _Exact:
 
     def __init__(self) -> None:
         self.faiss, self.on_gpu = None, torch.cuda.is_available()
-        with suppress(ConfigError):
-            self.faiss = load_faiss()
+        if not self.on_gpu:
+            with suppress(ConfigError):
+                self.faiss = load_faiss()
         self.memory = MEMORY if self.on_gpu else EXACT_ON_CPU
 
     def bytes_per_row(self, width: int) -> int:
