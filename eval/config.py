@@ -33,8 +33,8 @@ class EvalConfig:
     recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
     index: str = described(
         "Flat",
-        "question_passage: Flat, exact; or a FAISS index and its options, approximate: 'IVF256,Flat;nprobe=16', "
-        "'HNSW32'; sets too small for it to learn from are searched exactly",
+        "of retrieval, zero-shot and passages: Flat, exact; or a FAISS index and its options, approximate, and results "
+        "say so: 'IVF256,Flat;nprobe=16', 'HNSW32', 'PQ32'; sets too small for it to learn from are searched exactly",
     )
     depth: int = described(100, "passages found for a question; 1000 adds Recall@1000")
     answers: AnswerMatch = described(

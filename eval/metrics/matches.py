@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 SCAN = 1 << 20  # keys that are read at a time
+MISSED = 2**63 - 1  # the rank of a right item that an approximate index did not find
 
 
 def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -70,8 +71,8 @@ class Matches:
 class Ranking(NamedTuple):
     """The ranks of n queries in a search for their right items. All fields are arrays (n,).
 
-    rank: the rank of the best right item, from 1. right: the number of right items. Both are int64. best, best_wrong:
-    the scores of the best right and of the best wrong item, float32, −inf if there is no such item.
+    rank: the rank of the best right item, from 1, or MISSED. right: the number of right items. Both are int64. best,
+    best_wrong: the scores of the best right and of the best wrong item, float32, −inf if there is no such item.
     """
 
     rank: np.ndarray

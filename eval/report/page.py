@@ -17,7 +17,7 @@ from dyad.eval.report.gallery import KINDS, View, cases, shortened
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
-from dyad.eval.results.kinds import Number, groups, headline, label, meanings
+from dyad.eval.results.kinds import Number, groups, headline, label, meanings, searched
 from dyad.eval.results.summary import SYSTEMS, Result, classes, confusions, finite, number, part, score, signed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -129,7 +129,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
             "headline": Number(label(metric), score(result, metric)) if whole and metric else None,
             "against": ", ".join(f"{name} {number(found.value)}" for name, found in baselines.items()),
             "source": result.get("source"),
-            "sizes": _sizes(result),
+            "sizes": ", ".join(filter(None, (_sizes(result), searched(result)))),
+            "searched": searched(result),
             "groups": shown,
             "meanings": meanings(shown),
             "worst": classes(result)[:WORST],

@@ -3,7 +3,7 @@
 All evaluators use the same structure. The JSON of a result has it as {"gallery": {title: [case, …]}}; parts that are
 not known are left out.
 
-Symbols: n queries, m items, D embedding width.
+Symbols: n queries.
 """
 
 from collections.abc import Hashable, Sequence
@@ -84,16 +84,6 @@ def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], co
         left = [query for query in order.tolist() if query not in chosen]
         chosen |= dict.fromkeys(_of_different_groups(left, groups, most), kind)
     return [(kind, query) for query, kind in chosen.items()]
-
-
-def best_items(query_D: np.ndarray, items_mD: np.ndarray, count: int = ANSWERS) -> list[tuple[int, float]]:
-    """Return (item index, score) of the `count` items with the highest scores for one query; of equal scores the
-    earlier item first.
-
-    The scores are inner products with the query's embedding.
-    """
-    score_m = items_mD @ query_D
-    return [(i, float(score_m[i])) for i in np.argsort(-score_m, kind="stable")[:count].tolist()]
 
 
 def excerpt(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dyad.eval.results.summary import SYSTEMS, Result, lead, part, score, systems
+from dyad.eval.results.summary import SYSTEMS, Result, lead, number, part, score, systems
 from dyad.eval.search.index_spec import EXACT
 from dyad.train.panels import Score
 
@@ -48,6 +48,7 @@ MEANINGS = {
     "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
     "Success": "Success@K: share of questions with a right passage among the first K.",
     "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
+    "recall against exact": "Recall against exact@K: share of the exact first K that the approximate index found.",
 }
 
 
@@ -72,6 +73,23 @@ def label(metric: str) -> str:
     """Convert the name of a metric to a label for readers, such as acc1 → top-1 accuracy."""
     start = next((start for start in LABELS if metric.startswith(start)), "")
     return LABELS.get(start, "") + metric.removeprefix(start).replace("_", " ")
+
+
+def searched(result: Result) -> str:
+    """Return how the search of a result was not just exact, as text: the approximate index and how much of the exact
+    search it found, or the index for which the data set was too small. "" if it was just exact.
+    """
+    search, metrics = part(result, "search"), result["metrics"]
+    hows = [how for how in (search, *search.values()) if isinstance(how, dict)]
+    used, asked = ({str(how[key]) for how in hows if how.get(key)} for key in ("index", "instead_of"))
+    found = [f"approximate: index {index}" for index in sorted(used - {EXACT})]
+    found += [f"{label(m)} {number(value)}" for m, value in metrics.items() if "recall_against_exact" in m]
+    return ", ".join([*found, *(f"exact: too small for index {index}" for index in sorted(asked))])
+
+
+def titled(result: Result) -> str:
+    """Return the name of the data set, with how it was searched behind it in brackets, if not just exactly."""
+    return f"{result['dataset']} ({text})" if (text := searched(result)) else result["dataset"]
 
 
 # ---- numbers of the page ---------------------------------------------------------------------------------------------
@@ -212,13 +230,12 @@ def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
 
 
 def _title(result: Result, *counted: str) -> str:
-    """Return the title of a printed table: the name of the data set, its sizes, and the search index if approximate.
+    """Return the title of a printed table: the data set, how it was searched if not just exactly, its sizes.
 
     counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """
     sizes = [f"{_cell(score(result, f'num_{name}').value, ',.0f')} {name}" for name in counted]
-    index = part(result, "search").get("index", EXACT)
-    return f"{result['dataset']}: {', '.join(sizes)}{'' if index == EXACT else f' (approximate: index {index})'}"
+    return f"{titled(result)}: {', '.join(sizes)}"
 
 
 def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
@@ -226,12 +243,12 @@ def _retrieval_tables(results: Sequence[Result]) -> Iterator[Any]:
     the first four R@K and the median rank.
     """
     for result in results:
-        ways = [way for way in WAYS if f"{way}_median_rank" in result["metrics"]]
+        ways = [way for way in WAYS if any(metric.startswith(f"{way}_R@") for metric in result["metrics"])]
         ks = [k.removeprefix(f"{ways[0]}_R@") for k in result["metrics"] if k.startswith(f"{ways[0]}_R@")][:4]
         counted = ("images", "texts")[: len(ways)]
         table = _table("retrieval", *(f"R@{k}" for k in ks), "median rank", title=_title(result, *counted))
         for way in ways:
-            median = score(result, f"{way}_median_rank").value
+            median = score(result, f"{way}_median_rank").value  # unknown if an index found only the first ranks
             _add_rows(table, way.replace("_to_", " → "), [f"{way}_R@{k}" for k in ks], result, _cell(median, ".0f"))
         yield table
 
@@ -243,7 +260,7 @@ def _class_tables(title: str, columns: Mapping[str, str], results: Sequence[Resu
     table = _table(title, *columns, "samples", "largest class")
     for result in results:
         count, largest = score(result, "num_samples").value, score(result, "majority_class_share").chance
-        _add_rows(table, result["dataset"], list(columns.values()), result, _cell(count, ",.0f"), _cell(largest))
+        _add_rows(table, titled(result), list(columns.values()), result, _cell(count, ",.0f"), _cell(largest))
     yield table
 
 

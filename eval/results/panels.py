@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dyad.eval.results.kinds import KINDS
+from dyad.eval.results.kinds import KINDS, titled
 from dyad.eval.results.summary import Result, classes, confusions, marked, part, picture, score, scores, systems
 from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
 
@@ -35,7 +35,7 @@ def scored(result: Result) -> Scored:
     """Convert one evaluation result to Scored, the form for a model card: the data set, the name of the task on the
     Hugging Face Hub, and the scores.
     """
-    return Scored(result["dataset"], KINDS[result["task"]].hub_task, scores(result))
+    return Scored(titled(result), KINDS[result["task"]].hub_task, scores(result))
 
 
 def _final_numbers(result: Result) -> dict[str, dict[str, float]]:

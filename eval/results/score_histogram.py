@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from dyad.eval.encode.process_memory import drop_pages
+from dyad.eval.search.ranks import pair_scores
 
 QUERIES = 2000
 PER_QUERY = 5  # right pairs, and random pairs
 BINS = 40
-SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a mapped file also loads its neighbours
 
 
 def spread(n: int, count: int = QUERIES) -> np.ndarray:
@@ -49,9 +48,4 @@ def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[n
     """Return the scores of each query with its items, in one array. items: for each query, item indices."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     columns = np.concatenate(items) if len(items) else np.empty(0, np.int64)
-    scores, size = np.empty(len(rows), np.float32), max(1, SLAB // items_mD.shape[1])
-    for start in range(0, len(rows), size):
-        part = slice(start, start + size)
-        scores[part] = np.einsum("pd,pd->p", queries_kD[rows[part]], items_mD[columns[part]].astype(np.float32))
-        drop_pages(items_mD)
-    return scores
+    return pair_scores(queries_kD, items_mD, rows, columns)

@@ -35,7 +35,7 @@ from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.config import Baseline, Truth
-from dyad.eval.search.index_spec import check_spec
+from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, names_beir, open_beir, open_dpr
 from dyad.eval.tasks.wds import PICTURES, read_wds
@@ -119,7 +119,8 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    if entries and not config.has_pictures:
+    # torch makes an exact search of pictures where FAISS is not installed
+    if entries and (config.eval.index != EXACT or not config.has_pictures):
         check_spec(config.eval.index)
 
 
@@ -191,7 +192,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
     model = cast("ImageTextModel", inputs.model)
     data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
-    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k))
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
 
 
 def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -199,8 +200,8 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
     config, model = inputs.config, cast("PictureModel", inputs.model)
-    data = view_pairs(shards, model.image, config.data, config.seed)
-    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(config.eval.recall_k))
+    data, options = view_pairs(shards, model.image, config.data, config.seed), config.eval
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(options.recall_k), index=options.index)
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -228,7 +229,7 @@ def _classification(
 
     model, config = cast("ImageTextModel", inputs.model), inputs.config
     data = labelled_set(shards, model.image, config.data, label)
-    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize)
+    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize, index=config.eval.index)
 
 
 # ---- samples with a class --------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
         return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
     texts, tokenize = class_inputs(config, model)
     prompts = {name: [text] for name, text in zip(config.run.classes or [], texts, strict=True)}
-    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize)
+    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize, index=config.eval.index)
 
 
 def _check_labelled(entry: SuiteEntry) -> None:

@@ -13,8 +13,8 @@ search gives the first k rows of a stable sort by float32 score. An approximate 
 equal scores, and the rows that it found are ordered this way.
 
 Scores are float32 inner products of float32 vectors, because with bf16 two of a hundred found rows change. On a CPU,
-FAISS does the search. On a GPU, torch does the exact search, and an approximate index is moved to the GPU if FAISS's
-GPU build supports it.
+FAISS does the search. On a GPU, and where FAISS is not installed, torch does the exact search. An approximate index is
+moved to the GPU if FAISS's GPU build supports it.
 
 Symbols: n queries, m corpus rows, D vector width, k results per query, q queries of a block, s rows of a shard.
 """
@@ -56,8 +56,8 @@ class Hits(NamedTuple):
     scores: np.ndarray
     positions: np.ndarray
 
-    def of(self, queries: slice) -> "Hits":
-        """Return Hits (found corpus rows and their scores) for only the queries in the slice `queries`."""
+    def of(self, queries: slice | np.ndarray) -> "Hits":
+        """Return Hits (found corpus rows and their scores) for only some queries, a slice or indices."""
         return Hits(self.scores[queries], self.positions[queries])
 
     def found(self, query: int) -> list[tuple[int, float]]:
@@ -75,24 +75,25 @@ class Index:
     together with the same queries; ALONE: this process only. With several threads an HNSW graph differs a little from
     run to run.
 
-    A corpus that is too small to train the index is searched exactly. how: the index in use, and the reason if it is
-    not the one of `spec`.
+    A corpus that is too small to train the index is searched exactly. exact: whether it is. how: the index in use, and
+    the reason if it is not the one of `spec`.
 
-    Vectors must be finite; otherwise a search raises ValueError. Raises ConfigError for a bad spec and if FAISS is not
-    installed.
+    Vectors must be finite; otherwise a search raises ValueError. Raises ConfigError for a bad spec, and for an
+    approximate index if FAISS is not installed.
     """
 
     def __init__(
         self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int | None = None, world: World = ALONE
     ) -> None:
-        faiss, parsed = load_faiss(), Spec.parsed(spec)
+        parsed = Spec.parsed(spec)
         self.corpus, self.world = corpus_mD, world
         self.how, learnt = {"index": spec}, None
-        if parsed.factory != EXACT or parsed.options:
-            learnt, reason = from_rank_0(world, lambda: _learnt(faiss, parsed, corpus_mD))
+        if not parsed.exact:
+            learnt, reason = from_rank_0(world, lambda: _learnt(load_faiss(), parsed, corpus_mD))
             if learnt is None:
                 self.how = {"index": EXACT, "instead_of": spec, "because": reason}
-        self._searcher = _Exact(faiss) if learnt is None else _Approximate(faiss, parsed, learnt)
+        self.exact = learnt is None
+        self._searcher = _Exact() if learnt is None else _Approximate(load_faiss(), parsed, learnt)
         self._rows = max(1, (memory or self._searcher.memory) // self._searcher.bytes_per_row(corpus_mD.shape[1]))
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
@@ -131,6 +132,13 @@ class Index:
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
+    def agreement(self, hits: Hits, queries_nD: np.ndarray) -> dict[str, float]:
+        """Return {"recall_against_exact@k": `recall_against_exact`} as a metric; {} if the index is exact. All
+        processes must call it together.
+        """
+        name = f"recall_against_exact@{hits.positions.shape[1]}"
+        return {} if self.exact else {name: self.recall_against_exact(hits, queries_nD)}
+
     def _work(self, n: int) -> list[tuple[int, int]]:
         """Return the share of a search that this process does: pairs (first row of a part of the corpus, first query of
         a block of queries), ordered by part.
@@ -145,10 +153,13 @@ class Index:
 
 
 class _Exact:
-    """Exact search of a shard (a part of the corpus): by FAISS on a CPU, by torch on a GPU, with any build of FAISS."""
+    """Exact search of a shard (a part of the corpus): by FAISS on a CPU, by torch on a GPU and without FAISS."""
 
-    def __init__(self, faiss: ModuleType) -> None:
-        self.faiss, self.on_gpu = faiss, torch.cuda.is_available()
+    def __init__(self) -> None:
+        self.faiss, self.on_gpu = None, torch.cuda.is_available()
+        if not self.on_gpu:
+            with suppress(ConfigError):
+                self.faiss = load_faiss()
         self.memory = MEMORY if self.on_gpu else EXACT_ON_CPU
 
     def bytes_per_row(self, width: int) -> int:
@@ -167,6 +178,8 @@ class _Exact:
         """
         if self.on_gpu:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
+        if self.faiss is None:
+            return _first_best(torch.from_numpy(queries_qD), torch.from_numpy(shard), k)
         # the hit after the k-th shows whether the k-th has ties outside
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)

@@ -21,10 +21,11 @@ EXACT = "Flat"
 EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"'
 
 
-def check_spec(spec: str, width: int = 64) -> None:
+def check_spec(spec: str, width: int = 2688) -> None:
     """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of this width.
 
-    Faults that only appear with real vectors, such as too few vectors, are not found.
+    Faults that only appear with real vectors, such as too few vectors, are not found. Any usual number of bytes of a
+    product quantiser divides the default width, 2⁷ · 3 · 7.
     """
     Spec.parsed(spec).built(load_faiss(), width)
 
@@ -65,6 +66,10 @@ class Spec:
         for name, value in self.options.items():
             with self.errors(f" (option {name})"):
                 space.set_index_parameter(index, name, value)
+
+    @property
+    def exact(self) -> bool:
+        return self.factory == EXACT and not self.options
 
     @contextmanager
     def errors(self, where: str = "") -> Iterator[None]:

@@ -7,7 +7,7 @@ earlier one is ahead. A class without samples can still be predicted.
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,11 +16,12 @@ from dyad.data.base.errors import DataError, nearest
 from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison, interval
-from dyad.eval.metrics.matches import Labels, Matches, Ranking
+from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import Item, excerpt, item
 from dyad.eval.results.thumbnails import Thumbnails
+from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.baselines import before_training
-from dyad.eval.tasks.image_text_retrieval import STRIP, Direction
+from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.train.distributed.agreement import rank_0_only
 
 CLASSES = 50  # up to here the result has the whole confusion matrix
@@ -41,7 +42,7 @@ class Scored(NamedTuple):
     details: dict[str, Any]
 
 
-Ranked = tuple[Direction, Ranking, Values, Scored]
+Ranked = tuple[Direction, Values, Scored]
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,14 @@ class Classification(Evaluator):
     """Evaluator of a classification of labelled samples.
 
     task: of its results; texts have "text_" before it. start: what the names of its accuracies start with. classes: the
-    names of the classes, in order.
+    names of the classes, in order. index: a FAISS index of the classes; "Flat" is exact.
     """
 
     task: ClassVar[str]
     start: ClassVar[str] = ""
     data: LabelledSet
     classes: Collection[str]
+    index: str = field(default=EXACT, kw_only=True)
 
     @abstractmethod
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
@@ -65,24 +67,29 @@ class Classification(Evaluator):
         names, world = list(self.classes), encode.world
         target = class_indices(self.data.labels, names, self.name)
         small = None if isinstance(self.data.items, Captions) else Thumbnails(self.data.items)
-        ranked = _, found, values, scored = self._ranked(encode, target, small)
+        direction, values, scored = self._ranked(encode, target, small)
         by_name = {m: 0.5 if "auc" in m else (5 if m.endswith("acc5") else 1) / len(names) for m in values}
         chance = {**by_name, "majority_class_share": float(np.bincount(target).max() / len(target))}
-        metrics = {**{name: float(v.mean()) for name, v in values.items()}, "num_samples": float(len(target))}
-        right = {name: found.rank[target == index] == 1 for index, name in enumerate(names)}
+        means = {name: float(v.mean()) for name, v in values.items()}
+        metrics = {**means, **direction.ranked.agreement, "num_samples": float(len(target))}
+        right = {name: direction.rank[target == index] == 1 for index, name in enumerate(names)}
         accuracy = {name: float(hits.mean()) if len(hits) else None for name, hits in right.items()}
         numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}
         details = {**scored.details, "per_class": {n: numbers[n] | scored.per_class.get(n, {}) for n in names}}
         if before := before_training(self.untrained, world):
-            others = self._ranked(before, target, small)[2]
+            others = self._ranked(before, target, small)[1]
             details["baselines"] = {"untrained": comparison(values, others, lambda metric: range(len(target)))}
+        if self.index != EXACT:
+            details["search"] = direction.ranked.how
         if examples is not None:
-            details |= rank_0_only(world, lambda: self._details(ranked, target, examples)) or {}
+            predicted, gallery = predictions(direction, target), {direction.title: direction.cases(examples)}
+            details |= rank_0_only(world, lambda: self._details(direction, values, target, predicted)) or {}
+            details["gallery"] = gallery
         files = {".pictures": small.write} if small and examples is not None else {}
         return Report(self.task if small else f"text_{self.task}", metrics, chance, details, files)
 
     def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
-        """Score the samples and rank the classes for each; return the search, its ranks, the values of all metrics.
+        """Score the samples and rank the classes for each; return the search, and the values of all metrics.
 
         small: collects the pictures of the example cases; None for texts.
         """
@@ -97,10 +104,11 @@ class Classification(Evaluator):
             lambda c: item(names[c], names[c]),
             keys=samples,
             groups=target,
+            world=encode.world,
+            spec=self.index,
         )
-        found = direction.ranking(encode.world)
-        shares = accuracies(found.rank, target, len(names))
-        return direction, found, {self.start + name: v for name, v in shares.items()} | scored.values, scored
+        shares = accuracies(direction.rank, target, len(names))
+        return direction, {self.start + name: v for name, v in shares.items()} | scored.values, scored
 
     def _shown(self, small: Thumbnails | None, i: int) -> Item:
         items, label = self.data.items, self.data.labels[i]
@@ -108,16 +116,15 @@ class Classification(Evaluator):
             return item(f"row {i + 1}", excerpt(items.texts[i])[0])
         return item(items.key(i), label, picture=small and small.name(i))
 
-    def _details(self, ranked: Ranked, target: np.ndarray, examples: int) -> dict[str, Any]:
-        direction, found, values, _ = ranked
-        predicted = predictions(direction.queries_nD, direction.items_mD, found.rank, target)
+    def _details(
+        self, direction: Direction, values: Values, target: np.ndarray, predicted: np.ndarray
+    ) -> dict[str, Any]:
         intervals = {name: interval(v, range(len(v))) for name, v in values.items()}
-        intervals[f"{self.start}mean_per_class_recall"] = class_mean_interval(found.rank == 1, target)
+        intervals[f"{self.start}mean_per_class_recall"] = class_mean_interval(direction.rank == 1, target)
         return {
             "intervals": {name: ends and [min(end, 1.0) for end in ends] for name, ends in intervals.items()},
             **confusion(target, predicted, list(self.classes)),
-            "scores": direction.histogram(found),
-            "gallery": {direction.title: direction.cases(found, examples)},
+            "scores": direction.histogram(),
         }
 
 
@@ -150,20 +157,19 @@ def class_indices(labels: Sequence[str], classes: Sequence[str], name: str) -> n
     return np.array([index[label] for label in labels], dtype=np.int64)
 
 
-def predictions(samples_nD: np.ndarray, classes_CD: np.ndarray, rank: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Return (n,) int64: the predicted class index of each of n samples.
+def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
+    """Return (n,) int64: the predicted class index of each of n samples; the number of classes, if an approximate index
+    found no class.
 
-    It is the right class if its rank is 1, else the wrong class with the highest score. samples_nD: embeddings of the
-    samples; classes_CD: embeddings of C classes. rank, target (n,): the rank and the index of the right class.
+    It is the right class if its rank is 1, else the first wrong class of the search. direction: the search from samples
+    to classes. target (n,): the index of the right class. All processes must call it together.
     """
     predicted = target.copy()
-    wrong = np.flatnonzero(rank > 1)
-    size = max(1, STRIP // len(classes_CD))
-    for start in range(0, len(wrong), size):
-        rows = wrong[start : start + size]
-        score = samples_nD[rows] @ classes_CD.T
-        score[np.arange(len(rows)), target[rows]] = -np.inf
-        predicted[rows] = score.argmax(axis=1)
+    wrong = np.flatnonzero(direction.rank > 1)
+    found = direction.first(wrong).positions
+    first, second = found[:, 0], found[:, min(1, found.shape[1] - 1)]
+    # two scores that differ in the last bit only may be ordered otherwise when they were counted
+    predicted[wrong] = np.where(first == target[wrong], second, first)
     return predicted
 
 
@@ -172,9 +178,11 @@ def confusion(target: np.ndarray, predicted: np.ndarray, names: Sequence[str]) -
 
     Up to CLASSES classes it returns {"confusion": {"classes", "counts"}}; "counts" has a row for each true class and a
     column for each predicted one. For more classes it returns {"confused": […]}, the CONFUSED most frequent mistakes.
-    target, predicted (n,): class indices of n samples. names: the class names.
+    target, predicted (n,): class indices of n samples; samples for which no class was found (`predictions`) do not
+    count. names: the class names.
     """
     count = len(names)
+    target, predicted = target[predicted < count], predicted[predicted < count]
     if count <= CLASSES:
         counts = np.bincount(target * count + predicted, minlength=count**2).reshape(count, count)
         return {"confusion": {"classes": list(names), "counts": counts.tolist()}}

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor
 
-from dyad.eval.tasks.image_text_retrieval import STRIP
+from dyad.eval.search.ranks import STRIP
 from dyad.train.distributed.agreement import from_rank_0, only_on
 from dyad.train.distributed.world import World, gather_objects
 

@@ -28,7 +28,6 @@ from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
-from dyad.eval.search.index_spec import EXACT
 from dyad.eval.tasks.baselines import before_training, skip_on_error
 from dyad.eval.tasks.passage_metrics import Judge, chance
 from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
@@ -42,13 +41,13 @@ class Searched:
     """The passages that one encoder found for n questions.
 
     hits: scores and corpus indices of the best passages of each question. queries (n, D): embeddings of the questions.
-    index: the index that was searched. how: the kind and the depth of the search, for the JSON of the result.
+    index: the index that was searched. agreement: its metric recall_against_exact, if it is approximate.
     """
 
     hits: Hits
     queries: np.ndarray
     index: Index
-    how: dict[str, Any]
+    agreement: dict[str, float]
 
 
 class PassageSide:
@@ -126,7 +125,7 @@ class PassageRetrieval(Evaluator):
 
     def _search(self, system: str, encode: Encoder) -> Searched:
         """Encode all questions of the question set with `encode`, and search the passages with the highest scores for
-        each; return Searched: the passages found, the question embeddings, the search index and its description.
+        each; return Searched: the passages found, the question embeddings, the search index and its agreement.
 
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
@@ -134,10 +133,7 @@ class PassageRetrieval(Evaluator):
         lengths = np.array([len(question.text.encode()) for question in self.data.questions])
         queries = encode("x", TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question))
         hits = index.search(queries, self._depth)
-        how: dict[str, Any] = {**index.how, "depth": self.options.depth}
-        if how["index"] != EXACT:
-            how[f"recall_against_exact@{hits.positions.shape[1]}"] = index.recall_against_exact(hits, queries)
-        return Searched(hits, queries, index, how)
+        return Searched(hits, queries, index, index.agreement(hits, queries))
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
         """Return system name → run (question id → passage id → score) of all systems: the encoders, BM25, and the
@@ -200,7 +196,7 @@ class PassageRetrieval(Evaluator):
         model = values.pop("model")
         own = summary(model, judge.groups)
         details = {
-            "search": searched.how,
+            "search": {**searched.index.how, "depth": self.options.depth},
             "intervals": own["intervals"],
             "baselines": {name: comparison(model, v, judge.groups) for name, v in values.items()},
         }
@@ -208,7 +204,8 @@ class PassageRetrieval(Evaluator):
             details["scores"] = self._histogram(runs["model"], searched)
             details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
         questions, passages = len(self.data.questions), len(self.data.corpus)
-        metrics = {**own["metrics"], "num_questions": float(questions), "num_passages": float(passages)}
+        sizes = {"num_questions": float(questions), "num_passages": float(passages)}
+        metrics = {**own["metrics"], **searched.agreement, **sizes}
         return Report("passage_retrieval", metrics, chance(self.data.qrels, passages), details)
 
     # ---- cases -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Zero-shot classification of pictures with text prompts for each class.
 
 The embedding of a class is the normalised mean of the normalised embeddings of its prompts, as in open_clip and
-CLIP_benchmark. The scores and the metrics are those of classification.py.
+CLIP_benchmark. The scores and the metrics are those of classification.py; with an approximate index, the classes of a
+picture are those that the index finds.
 """
 
 from collections.abc import Callable, Mapping, Sequence

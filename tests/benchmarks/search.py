@@ -21,7 +21,8 @@ import torch
 
 from dyad.eval.config import Truth
 from dyad.eval.search.index import Hits, Index
-from dyad.eval.tasks.image_text_retrieval import STRIP, count_ranks, match_pairs
+from dyad.eval.search.ranks import STRIP, count_ranks
+from dyad.eval.tasks.image_text_retrieval import match_pairs
 from dyad.train.distributed.world import World
 
 ROUNDS = 3

@@ -20,7 +20,8 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search import index
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import has_gpu, load_faiss
-from dyad.eval.tasks.image_text_retrieval import count_ranks, match_pairs
+from dyad.eval.search.ranks import count_ranks
+from dyad.eval.tasks.image_text_retrieval import match_pairs
 from dyad.train.distributed.world import World
 
 MILLION = 10**6

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
+Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
 LOCAL = World(rank=0, size=1, device=torch.device("cpu"))
 
 
@@ -105,3 +107,22 @@ def search(queries: np.ndarray, corpus: np.ndarray, k: int, spec: str = "Flat", 
 def recall_against_exact(hits: Hits, queries: np.ndarray, corpus: np.ndarray, **options: Any) -> float:
     world = options.pop("world", LOCAL)
     return Index(corpus, world=world).recall_against_exact(hits, queries, **options)
+
+
+def some_captions() -> Keys:
+    """owner, image_keys, text_keys of 40 pictures with 1 to 4 captions, some pictures and captions alike."""
+    rng = np.random.default_rng(0)
+    owner = np.sort(np.concatenate([np.arange(40), rng.integers(0, 40, 50)]))
+    return owner, rng.integers(0, 30, 40), rng.integers(-5, 60, 90)
+
+
+def right_matrix(owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth) -> np.ndarray:
+    """(N, M) bool, by the definition, one pair at a time."""
+    right = np.zeros((len(image_keys), len(owner)), dtype=bool)
+    for i in range(len(image_keys)):
+        for j in range(len(owner)):
+            right[i, j] = owner[j] == i
+            if truth is Truth.keys:
+                right[i, j] |= image_keys[owner[j]] == image_keys[i]
+                right[i, j] |= any(text_keys[j] == text_keys[c] for c in range(len(owner)) if owner[c] == i)
+    return right

@@ -82,7 +82,8 @@ MISTAKES = {
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
     ),
     "index": (["experiment=topics", "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
-    "index of pictures": ([EMOJI, "eval.index=HNSW32"], ["eval.index=HNSW32", "task=question_passage"]),
+    "index of pictures": ([EMOJI, "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
+    "index of one score": (["experiment=rare_class", "eval.index=HNSW32"], ["eval.index=HNSW32", "data.rare=null"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
 }
 

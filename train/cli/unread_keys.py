@@ -35,10 +35,10 @@ READ_ONLY_WITH = {
     "task=views or labelled": "data.items",
     "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
     "data.rare=CLASS": "data.rare_per_batch",
-    "data.rare=null": "model.classes data.classes",
+    "data.rare=null": "model.classes data.classes eval.index",
     "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool data.negatives.",
-    NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding eval.index",
+    NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",

@@ -22,18 +22,20 @@ from dyad.train.distributed.signals import Stopped
 JOB = '''
 """Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
 import hashlib, json, sys
+from dataclasses import replace
 import torch, torch.distributed as dist
 from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
 from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
-from dyad.eval.tasks import image_text_retrieval as retrieval
 from dyad.eval.config import Truth
-from dyad.eval.tasks.image_text_retrieval import Retrieval, count_ranks, match_pairs
+from dyad.eval.search import ranks
+from dyad.eval.search.ranks import count_ranks
+from dyad.eval.tasks.image_text_retrieval import Retrieval, match_pairs
 from dyad.eval.tasks.probe import Probe
 from dyad.eval.tasks.zero_shot import ZeroShot
 from dyad.train.distributed.world import World
 import numpy as np
 
-retrieval.STRIP = 700
+ranks.STRIP = 700
 dist.init_process_group("gloo")
 me = dist.get_rank()
 found, told = {}, {}
@@ -42,9 +44,14 @@ words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
 labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
 evaluators = [
     Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
+    *(
+        Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)
+        for spec in ("IVF4,Flat", "HNSW32", "PQ4x4")
+    ),
     Probe("probe", "", labels, [str(i) for i in range(4)], labels, "x", k=5),
     ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own], own), {str(i): [f"{i}"] for i in range(40)}, tokenize),
 ]
+evaluators.append(replace(evaluators[-1], index="IVF2,Flat"))
 for size in (1, 2, 3):
     group = dist.new_group(range(size))
     if me >= size:
@@ -85,7 +92,7 @@ def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
         for rank in range(int(size)):
             assert found[rank][size] == [expected_calls, *digests]
     assert told["1"] == told["2"] == told["3"]
-    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9] * 4
+    assert [len(cases) for details in told["1"] for cases in details["gallery"].values()] == [9] * 11
 
 
 def test_values_are_the_tower_normalised_and_in_order() -> None:

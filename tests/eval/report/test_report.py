@@ -1,5 +1,6 @@
 """report.html: it says what the files say, treats them as data, stays small, and bears a run of any age."""
 
+import html
 import json
 import math
 import re
@@ -103,6 +104,17 @@ def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     for words in ("60 pictures, 70 texts", "0.123", "0.0002", "−0.020", "200 steps of 64 pairs in 1 min 40 s"):
         assert words in page.text
     assert "processes 2 seed 3" in page.text
+
+
+def test_an_approximate_index_is_named_beside_its_numbers(tmp_path: Path) -> None:
+    result = {**zero_shot(), "search": {"index": "HNSW32"}}
+    result["metrics"] = {**result["metrics"], "recall_against_exact@4": 0.9375}
+    text = html.unescape(write_report(write_run(tmp_path / "found", results=[result])).read_text())
+    named = "approximate: index HNSW32, recall against exact@4 0.938"
+    assert text.count(named) == 2  # the card of the headline, and the data set
+    assert "Recall against exact@K: share of the exact first K that the approximate index found." in text
+    exact = write_report(write_run(tmp_path / "exact")).read_text()
+    assert "approximate: index" not in exact
 
 
 def test_curves_tell_their_numbers_to_who_cannot_see_them(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dyad.eval.results.cases import LONGEST, answer, best_items, choose, excerpt, item
+from dyad.eval.results.cases import LONGEST, answer, choose, excerpt, item
 from dyad.eval.results.score_histogram import BINS, PER_QUERY, score_histogram, spread
 
 
@@ -45,12 +45,6 @@ def test_of_few_queries_half_are_best_and_half_are_worst(n: int, sizes: tuple[in
     assert tuple(len(found.get(kind, [])) for kind in ("best", "worst", "random")) == sizes
     assert len({query for _, query in chosen}) == sum(sizes)
     assert choose(np.arange(n, dtype=float), np.zeros(n), range(n), 0) == []
-
-
-def test_the_best_items_stand_as_a_stable_sort_has_them() -> None:
-    items = np.array([[1, 0], [2, 0], [0, 9], [2, 0], [1, 0]], np.float32)
-    assert best_items(np.array([1, 0], np.float32), items, 4) == [(1, 2.0), (3, 2.0), (0, 1.0), (4, 1.0)]
-    assert len(best_items(np.array([1, 0], np.float32), items)) == 5
 
 
 @settings(max_examples=200, deadline=None)

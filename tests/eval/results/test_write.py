@@ -8,6 +8,7 @@ import pytest
 from helpers.report import passages
 
 from dyad.data.base.errors import DataError
+from dyad.eval.results.panels import scored
 from dyad.eval.results.write import print_tables, saved_results, write
 
 WAYS = ("image_to_text", "text_to_image")
@@ -69,6 +70,28 @@ def test_zero_shot_is_told_whole_in_80_columns(capsys: pytest.CaptureFixture[str
         ["chance", "0.001", "0.001"],
     ]
     assert rows[5][1:4] == ["0.500", "-", "0.400"] and "".join(row[0] for row in rows[5:9]) == NAME
+
+
+def test_what_an_index_found_is_named_with_its_agreement(capsys: pytest.CaptureFixture[str]) -> None:
+    pictures, classes, few, questions = retrieval("val", (1,), True), *(zero_shot(n, False) for n in "ab"), passages()
+    del pictures["metrics"]["image_to_text_median_rank"], pictures["metrics"]["text_to_image_median_rank"]
+    pictures["search"] = {way: {"index": "HNSW32"} for way in WAYS}
+    pictures["metrics"] |= {f"{way}_recall_against_exact@10": 0.9 + n / 20 for n, way in enumerate(WAYS)}
+    classes["search"], questions["search"] = {"index": "HNSW32"}, {"index": "PQ8", "depth": 100}
+    for result in (classes, questions):
+        result["metrics"]["recall_against_exact@5"] = 0.75
+    few["search"] = {"index": "Flat", "instead_of": "PQ8", "because": "too few"}
+    lines = table([pictures, classes, few, questions], capsys)
+    shown, names = (" ".join(" ".join(part).split()) for part in (lines, [line[:18] for line in lines]))
+    assert (
+        "val (approximate: index HNSW32, picture → text recall against exact@10 0.900, text → picture recall against "
+        "exact@10 0.950): 31,783 images" in shown
+    )
+    assert "(approximate: index PQ8, recall against exact@5 0.750): " in shown
+    assert "a (approximate: index HNSW32, recall against exact@5 0.750) 95 %" in names
+    assert "b (exact: too small for index PQ8) 95 %" in names
+    assert scored(classes).dataset.startswith("a (approximate: index HNSW32, ")
+    assert scored(zero_shot("a", False)).dataset == "a"
 
 
 def test_results_are_read_back_and_files_of_others_are_passed_over(tmp_path: Path, capsys) -> None:

@@ -31,6 +31,25 @@ def run(tmp_path_factory) -> Path:
     return make_run(tmp_path_factory.mktemp("suite"), f"eval.suite=[zero_shot:{EMOJI / 'groups.json'}]")
 
 
+@pytest.mark.parametrize("spec", ["HNSW32", "IVF8,Flat;nprobe=2", "PQ16x4"])
+def test_an_index_serves_retrieval_and_zero_shot(spec: str, run: Path, monkeypatch, tmp_path: Path, capsys) -> None:
+    words = [f"suite=[retrieval:{EMOJI / 'twemoji-unseen.tar'},zero_shot:{EMOJI / 'subgroups.json'}]", "examples=4"]
+    for index in ("Flat", spec):
+        evaluate(monkeypatch, f"checkpoint={run}", *words, f"out={tmp_path / index[:3]}", f"index={index}")
+        shown = capsys.readouterr().out
+    for name, ways, k in (("twemoji-unseen", ("image_to_text_", "text_to_image_"), 10), ("subgroups", ("",), 5)):
+        flat, found = (json.loads((tmp_path / index[:3] / f"{name}.json").read_text()) for index in ("Flat", spec))
+        agreement = [found["metrics"].pop(f"{way}recall_against_exact@{k}") for way in ways]
+        assert all(0 < share < 1 or (spec == "HNSW32" and share > 0.9) for share in agreement)
+        assert found["search"] == ({way[:-1]: {"index": spec} for way in ways} if ways[0] else {"index": spec})
+        assert found["metrics"].keys() == {metric for metric in flat["metrics"] if not metric.endswith("_rank")}
+        for case in (case for cases in found["gallery"].values() for case in cases):
+            rights = [answer["right"] for answer in case["systems"]["model"]]
+            assert rights.index(True) + 1 == case["value"]["rank"] if any(rights) else case["value"]["rank"] != 1
+        assert "search" not in flat and "approximate" in shown
+    assert found["metrics"]["acc1"] == pytest.approx(1 - sum(m["count"] for m in found["confused"]) / 1914, abs=1)
+
+
 @pytest.fixture(scope="module")
 def wds(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("wds") / "small"

@@ -199,7 +199,7 @@ def test_a_gpu_finds_the_same() -> None:
         ("IVF16,Flat;nprob=4", "option nprob"),
         ("Flat;nprobe=4", "option nprobe"),
         ("IVF0,Flat", "an index of 0 lists"),
-        ("IVF16,PQ7", "for vectors of width 64"),
+        ("IVF16,PQ11", "for vectors of width"),
         ("LSH", "FAISS says"),
     ],
 )
@@ -227,8 +227,24 @@ def test_a_corpus_too_small_for_its_index_is_searched_exactly_and_that_is_told(s
 
 def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(ConfigError, match=r"\[cpu\].*\[gpu\]"):
-        search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1)
+    for needs_it in (lambda: search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1, "HNSW32"), lambda: check_spec("Flat")):
+        with pytest.raises(ConfigError, match=r"\[cpu\].*\[gpu\]"):
+            needs_it()
+
+
+def test_an_exact_search_without_faiss_finds_the_same(monkeypatch) -> None:
+    """Galleries of pictures are shown, whose ranks need no FAISS. Small whole numbers: many scores are equal."""
+    rng = np.random.default_rng(0)
+    queries, corpus = (rng.integers(-1, 2, (n, 6)).astype(np.float32) for n in (30, 200))
+    want = search(queries, corpus, 7)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    for found, wanted in zip(search(queries, corpus, 7), want, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("spec", ["PQ48", "IVF256,PQ96", "OPQ56,IVF64,PQ56", "PQ128x4fs"])
+def test_any_usual_number_of_bytes_passes_before_the_width_is_known(spec: str) -> None:
+    check_spec(spec)
 
 
 @pytest.mark.parametrize(("side", "factor"), [("queries", np.inf), ("corpus", np.nan)])

@@ -1,70 +1,20 @@
-"""Ranks by counting: against a full stable sort, FAISS, and CLIP_benchmark's own recall."""
+"""Right pairs, recall against CLIP_benchmark's own, chance, and searches of an approximate index."""
 
-import re
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, search, unit_rows
+from helpers.eval import LOCAL, Keys, Shown, encoder, pictures, right_matrix, some_captions, tokenize, towers, unit_rows
 
+from dyad.data.image_text.dataset import Captions, RetrievalSet
 from dyad.eval.config import Truth
-from dyad.eval.metrics.matches import Labels, Matches, Ranking
-from dyad.eval.tasks import image_text_retrieval as retrieval
-from dyad.eval.tasks.image_text_retrieval import chance_recall, count_ranks, match_pairs, rank_metrics
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.search.ranks import count_ranks
+from dyad.eval.tasks.image_text_retrieval import Retrieval, ViewRetrieval, chance_recall, match_pairs, rank_metrics
 
-Keys = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def right_matrix(owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth) -> np.ndarray:
-    """(N, M) bool, by the definition, one pair at a time."""
-    right = np.zeros((len(image_keys), len(owner)), dtype=bool)
-    for i in range(len(image_keys)):
-        for j in range(len(owner)):
-            right[i, j] = owner[j] == i
-            if truth is Truth.keys:
-                right[i, j] |= image_keys[owner[j]] == image_keys[i]
-                right[i, j] |= any(text_keys[j] == text_keys[c] for c in range(len(owner)) if owner[c] == i)
-    return right
-
-
-def sorted_ranks(score: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """1 + the wrong items before the first right one in a stable descending sort."""
-    order = np.argsort(-score, axis=1, kind="stable")
-    hits = np.take_along_axis(right, order, axis=1)
-    return 1 + np.array([(~row[: row.argmax()]).sum() for row in hits])
-
-
-@pytest.fixture
-def captions() -> Keys:
-    """owner, image_keys, text_keys of 40 pictures with 1 to 4 captions, some pictures and captions alike."""
-    rng = np.random.default_rng(0)
-    owner = np.sort(np.concatenate([np.arange(40), rng.integers(0, 40, 50)]))
-    return owner, rng.integers(0, 30, 40), rng.integers(-5, 60, 90)
-
-
-@pytest.mark.parametrize("truth", Truth)
-@pytest.mark.parametrize("strip", [1, 500, 2**22])
-def test_counting_equals_a_full_stable_sort(captions: Keys, truth: Truth, strip: int, monkeypatch) -> None:
-    """Small whole numbers: scores are exact and many are equal."""
-    monkeypatch.setattr(retrieval, "STRIP", strip)
-    rng = np.random.default_rng(1)
-    images = rng.integers(-1, 2, (40, 6)).astype(np.float32)
-    texts = rng.integers(-1, 2, (90, 6)).astype(np.float32)
-    right = right_matrix(*captions, truth)
-    score = images @ texts.T
-    assert len(np.unique(score)) < 15
-    to_text, to_image = match_pairs(*captions, truth)
-    _check(count_ranks(images, texts, to_text, LOCAL), score, right)
-    _check(count_ranks(texts, images, to_image, LOCAL), score.T, right.T)
-
-
-def _check(found: Ranking, score: np.ndarray, right: np.ndarray) -> None:
-    np.testing.assert_array_equal(found.rank, sorted_ranks(score, right))
-    np.testing.assert_array_equal(found.right, right.sum(axis=1))
-    np.testing.assert_array_equal(found.best, np.where(right, score, -np.inf).max(axis=1))
-    np.testing.assert_array_equal(found.best_wrong, np.where(right, -np.inf, score).max(axis=1))
+captions = pytest.fixture(some_captions)
 
 
 def test_right_pairs_of_a_strip_come_once_and_in_order(captions: Keys) -> None:
@@ -72,16 +22,6 @@ def test_right_pairs_of_a_strip_come_once_and_in_order(captions: Keys) -> None:
     rows, items = to_text.pairs(10, 30)
     expected = np.argwhere(right_matrix(*captions, Truth.keys)[10:30])
     np.testing.assert_array_equal(np.stack([rows, items], axis=1), expected)
-
-
-def test_counting_equals_faiss(captions: Keys) -> None:
-    images, texts = unit_rows(40, 8, 0), unit_rows(90, 8, 1)
-    right = right_matrix(*captions, Truth.pairs)
-    rank = count_ranks(images, texts, match_pairs(*captions, Truth.pairs)[0], LOCAL).rank
-    _, ids = search(images, texts, 10)
-    hit = np.take_along_axis(right, ids, axis=1)
-    for k in (1, 5, 10):
-        assert (rank <= k).mean() == hit[:, :k].any(axis=1).mean()
 
 
 def test_recall_equals_clip_benchmark_with_several_captions(captions: Keys) -> None:
@@ -132,34 +72,42 @@ def test_chance_is_what_random_orders_score() -> None:
     assert chance_recall(right, 12, 50) == 1.0
 
 
-def test_a_query_without_a_right_item_is_our_fault() -> None:
-    nothing = Matches(
-        Labels.of((np.array([0]), np.array([0])), size=2), Labels.of((np.array([0]), np.array([0])), size=1)
-    )
-    with pytest.raises(AssertionError, match="without a right item"):
-        count_ranks(unit_rows(2, 4, 0), unit_rows(1, 4, 1), nothing, LOCAL)
+@pytest.mark.parametrize("spec", ["Flat", "IVF5,Flat;nprobe=5", "HNSW32", "PQ4x4"])
+def test_ranks_and_galleries_are_of_one_search(spec: str) -> None:
+    """Every case shows the place that its metrics count, on Flat by counting, and the metrics say what they are of."""
+    shown, own = Shown(pictures(100)), np.arange(100) % 60
+    words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
+    evaluator = Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)  # type: ignore[arg-type]
+    exact = replace(evaluator, index="Flat").report(encoder(), 40)
+    found = evaluator.report(encoder(), 40)
+    for title, cases in found.details["gallery"].items():
+        assert len(cases) == 60
+        for case in cases:
+            answers, rank = case["systems"]["model"], case["value"]["rank"]
+            places = [place for place, answer in enumerate(answers, 1) if answer["right"]]
+            assert places[:1] == [rank] if rank and rank <= 5 else not places, (title, case)
+    ways = ("image_to_text", "text_to_image")
+    agreement = {f"{way}_recall_against_exact@10" for way in ways}
+    if spec == "Flat":
+        assert found.metrics == exact.metrics and "search" not in found.details
+    else:
+        assert found.details["search"] == {way: {"index": spec} for way in ways}
+        assert found.metrics.keys() == {m for m in exact.metrics if not m.endswith("_rank")} | agreement
+    if spec.startswith("IVF"):
+        assert found.metrics == {m: exact.metrics.get(m, 1.0) for m in found.metrics}
+        for title, cases in found.details["gallery"].items():
+            answers = {case["query"]["id"]: case["systems"] for case in exact.details["gallery"][title]}
+            same = [case["systems"] == answers[case["query"]["id"]] for case in cases if case["query"]["id"] in answers]
+            assert all(same) and len(same) > 30
+    if spec.startswith("PQ"):
+        assert max(found.metrics[name] for name in agreement) < 1
+    assert found.chance == exact.chance
 
 
-def test_memory_does_not_grow_with_the_number_of_pairs() -> None:
-    """10,000 × 10,000 scores would be 400 MB; counting holds a few strips of 16 MiB."""
-    own, rows = np.arange(10_000), unit_rows(10_000, 4, 0)
-    matches, _ = match_pairs(own, own, own, Truth.pairs)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of earlier tests
-    before = _resident("VmRSS")
-    rank = count_ranks(rows, rows, matches, LOCAL).rank
-    assert (rank == 1).all()
-    assert _resident("VmHWM") - before < 150
-
-
-def _resident(field: str) -> int:
-    """MiB."""
-    found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) // 1024
-
-
-def test_strips_of_a_gpu_are_long_and_leave_no_process_idle() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert [retrieval.strip_size(cpu, 5000, m, w) for m, w in ((1000, 1), (1000, 8), (10**8, 1))] == [4194, 4194, 1]
-    assert retrieval.strip_size(gpu, 10**6, 10**6, 1) == 268  # 4 on a CPU
-    assert retrieval.strip_size(gpu, 5000, 25_000, 8) == 625
+def test_an_index_searches_views_too() -> None:
+    shown, own = Shown(pictures(60)), np.arange(60)
+    data = RetrievalSet(shown, Shown(pictures(60, 1)), own, own, own)  # type: ignore[arg-type]
+    encode = Encoder({side: towers()["x"] for side in "xy"}, LOCAL, block=16)
+    found = ViewRetrieval("val", "", data, index="HNSW32").report(encode, 2)
+    assert found.details["search"] == {"view": {"index": "HNSW32"}}
+    assert {"view_R@1", "view_recall_against_exact@10"} < found.metrics.keys()

@@ -16,9 +16,10 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.dataset import LabelledSet
 from dyad.eval.encode.encoder import Report
 from dyad.eval.metrics.matches import Labels, Matches
-from dyad.eval.tasks import classification, prompts
+from dyad.eval.results.cases import item
+from dyad.eval.tasks import prompts
 from dyad.eval.tasks.classification import accuracies, confusion, predictions
-from dyad.eval.tasks.image_text_retrieval import count_ranks
+from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.eval.tasks.prompts import FORMAT, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
 from dyad.eval.tasks.zero_shot import ZeroShot
@@ -66,6 +67,28 @@ def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
     assert report.metrics["num_samples"] == 60
 
 
+def test_an_index_serves_the_accuracies_and_is_named() -> None:
+    exact = evaluator().report(encoder(3), 0)
+    whole, part = (replace(evaluator(), index=index).report(encoder(3), 0) for index in ("IVF1,Flat", "IVF3,Flat"))
+    assert whole.metrics == {**exact.metrics, "recall_against_exact@5": 1.0} and "search" not in exact.details
+    assert whole.details["confusion"] == exact.details["confusion"]
+    assert whole.details["search"] == {"index": "IVF1,Flat"}
+    assert part.metrics["recall_against_exact@5"] < 1 and part.metrics["acc5"] < exact.metrics["acc5"]
+    assert np.sum(part.details["confusion"]["counts"]) == 60
+
+
+def test_a_class_that_an_index_does_not_find_is_no_hit() -> None:
+    five = {name: CLASSES[name] for name in list(CLASSES)[:5]}
+    report = replace(evaluator(classes=five), index="IVF4,Flat").report(encoder(3))
+    assert report.metrics["recall_against_exact@5"] < 1 and report.metrics["acc5"] < 1
+
+
+def test_classes_too_few_for_an_index_are_ranked_exactly() -> None:
+    exact, few = (replace(evaluator(), index=i).report(encoder(3), 0) for i in ("Flat", "IVF256,Flat;nprobe=16"))
+    assert few.metrics == exact.metrics and few.details["confusion"] == exact.details["confusion"]
+    assert few.details["search"]["index"] == "Flat" and "(256)" in few.details["search"]["because"]
+
+
 def test_chance_and_classes_are_reported() -> None:
     report = evaluator().report(encoder())
     assert report.chance == pytest.approx(
@@ -107,9 +130,8 @@ def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
     assert found["gallery"] == {"picture → classes": []} and "confused" not in found
 
 
-@pytest.mark.parametrize("strip", [7, 2**22])
-def test_a_picture_is_taken_for_its_best_class(strip: int, monkeypatch) -> None:
-    monkeypatch.setattr(classification, "STRIP", strip)
+@pytest.mark.parametrize("spec", ["Flat", "HNSW32", "IVF1,Flat"])
+def test_a_picture_is_taken_for_its_best_class(spec: str) -> None:
     """Small whole numbers: scores are exact, and of equal ones the earlier class is ahead."""
     rng = np.random.default_rng(0)
     images, weights = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (50, 6))
@@ -117,8 +139,9 @@ def test_a_picture_is_taken_for_its_best_class(strip: int, monkeypatch) -> None:
     target = np.arange(50) % 6
     score = images @ weights.T
     matches = Matches(Labels.of((np.arange(50), target), size=50), Labels.of((np.arange(6), np.arange(6)), size=6))
-    rank = count_ranks(images, weights, matches, LOCAL).rank
-    predicted = predictions(images, weights, rank, target)
+    shown, own = (lambda i: item(str(i))), np.arange(50)
+    direction = Direction("", images, weights, matches, shown, shown, own, own, LOCAL, spec)
+    predicted = predictions(direction, target)
     np.testing.assert_array_equal(predicted, score.argmax(axis=1))
     assert len(set(predicted.tolist())) == 5
 
