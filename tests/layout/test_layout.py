@@ -51,6 +51,8 @@ LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.s
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
 BUDGETS = {"data": 6064, "train": 12302, "eval": 4417, "dyad": 253}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
+what nobody typed is taken from the weights | train/cli/brought.py | take
+the temperature that weights know | train/towers/calibration.py | Calibration
 the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import ImageTower, Task, TextTower
+from dyad.train.config import Classes, ImageTower, Task, TextTower
 from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.towers.calibration import exported
 from dyad.train.towers.published import of_one_model
@@ -60,9 +60,11 @@ def knows_temperature(config: DictConfig) -> bool:
     """Whether the weights that the model's keys name may know a temperature: both towers come from one model that has
     one, or the text tower from an export of ours."""
     model = config.model
-    if str(config.task) in (Task.question_passage, Task.views):
+    if config.task == Task.question_passage:
         name = model.text.name or model.name
         return bool(name) and model.text.kind == TextTower.transformers and exported(name)[1] is not None
+    if config.task != Task.image_text and (config.task, model.classes) != (Task.labelled, Classes.prompted):
+        return False
     image, text = ((side.name or model.name, side.pretrained or model.pretrained) for side in (model.image, model.text))
     if (model.image.kind, model.text.kind) != (ImageTower.open_clip, TextTower.open_clip) or image != text:
         from_scratch = model.image.from_scratch or model.text.from_scratch

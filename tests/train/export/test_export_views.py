@@ -36,7 +36,7 @@ def test_pictures_become_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     near(monkeypatch)
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     of = source(ModelConfig(name=None, embed_dim=4, image=image, head=Head.byol, head_width=8), ItemKind.pictures)
-    assert _default_format(of.model).name == "onnx"
+    assert _default_format(of.config, of.model).name == "onnx"
     assert export(export_onnx.LIBRARY, of, tmp_path / "out") < 1e-5
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"image.onnx", "config.json", "dyad.json", "README.md"}
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -54,6 +54,6 @@ def test_texts_become_a_sentence_transformer(head: Head, tmp_path: Path, monkeyp
     tiny_bert.write(tmp_path)
     text = TextTowerConfig(kind=TextTower.transformers, name=str(tmp_path))
     of = source(ModelConfig(name=None, embed_dim=4, text=text, head=head, head_width=8), ItemKind.texts)
-    assert _default_format(of.model).name == "sentence_transformers"
+    assert _default_format(of.config, of.model).name == "sentence_transformers"
     assert export(export_sentence_transformers.LIBRARY, of, tmp_path / "out") < 1e-5
     assert any("Dense" in p.name for p in (tmp_path / "out").iterdir()) is (head is Head.none)

@@ -9,7 +9,7 @@ import torch
 from helpers.tiny_runs import records, state
 from torch import nn
 
-from dyad.data.batch import Batch
+from dyad.data.batch import PADDING, Batch
 from dyad.train.config import ModelConfig, Pooling, Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
@@ -52,7 +52,7 @@ def test_texts_count_at_their_mean_length() -> None:
         def forward(self, input_ids: torch.Tensor) -> object:
             return type("Out", (), {"last_hidden_state": self.layer(self.table(input_ids))})
 
-    tokens = torch.zeros(4, 32, dtype=torch.int64)
+    tokens = torch.full((4, 32), PADDING)
     tokens[:2, :8], tokens[2:, :24] = 1, 1
     tower = Tower(Pooled(Encoder(), Pooling.mean, pad=0), nn.Identity())
     assert row_flops(tower, tokens)[0] == 16 * 2 * 8 * 8

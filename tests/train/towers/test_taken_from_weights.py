@@ -218,7 +218,7 @@ def test_an_older_run_keeps_gelu(tmp_path: Path, hub: Path) -> None:
     from dyad.train.run_folder.folder import CONFIG, open_run
 
     run = open_run(configured(*WEIGHTS, f"run.dir={tmp_path}", "run.name=old"))
-    tree = OmegaConf.load(run / CONFIG)
+    tree: Any = OmegaConf.load(run / CONFIG)
     for key in ("from_weights", "model.quick_gelu"):
         section, _, name = key.rpartition(".")
         del (OmegaConf.select(tree, section) if section else tree)[name]
