@@ -29,6 +29,7 @@ TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
 OWN_IMAGE_TOWERS: dict[str, Callable[..., Any]] = {}
 OWN_TEXT_TOWERS: dict[str, Callable[..., Any]] = {}
 Classes = StrEnum("Classes", ["learnt", "prompted"])
+Activation = StrEnum("Activation", ["published", "model"])
 Pooling = StrEnum("Pooling", ["cls", "mean", "last"])
 Schedule = StrEnum("Schedule", ["cosine", "linear", "const", "const-cooldown"])
 TargetKind = StrEnum("TargetKind", ["none", "copy", "ema"])
@@ -37,7 +38,8 @@ BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp", "fsdp2", "hsdp"])
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
-KNOWN_BY_WEIGHTS = ("temperature", "init_bias")  # options of the objective, see from_weights
+# Options of the objective that weights may know → the keys by which a user sets them
+KNOWN_BY_WEIGHTS = {"temperature": ("temperature", "init_scale"), "init_bias": ("init_bias",)}
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
 
@@ -106,7 +108,7 @@ class TextTowerConfig:
 class ModelConfig:
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
-    quick_gelu: bool | None = described(None, "open_clip: QuickGELU, not GELU; null: as model and weights say")
+    activation: Activation = described(Activation.published, "open_clip: as the weights' tag says; model: as its name")
     embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
     head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1)

@@ -123,7 +123,7 @@ def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
 def _transformers(target: str) -> FoundModel:
     if not is_two_tower(target):
         return _text(target)
-    both = {f"model.{side}.{key}": value for side in ("image", "text") for key, value in (("kind", "transformers"),)}
+    both = dict.fromkeys(("model.image.kind", "model.text.kind"), "transformers")
     return _found(Task.image_text, {"model.name": target, "model.embed_dim": None, **both}, target)
 
 

@@ -87,7 +87,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     restore_weights(weights, {"towers": model.towers})
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))
-    calibration = Calibration.of_run(str(checkpoint), weights)
+    calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
     return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, step_of(checkpoint))
 
 

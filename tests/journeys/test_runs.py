@@ -167,7 +167,7 @@ def test_finished_again_anew_and_from_elsewhere(commands, tiny, tmp_path: Path) 
     assert (aside / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_init_from_takes_the_weights_and_nothing_else(commands, tiny, tmp_path: Path) -> None:
+def test_init_from_takes_the_weights_and_their_temperature(commands, tiny, tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     run = tmp_path / "runs" / "a"
@@ -179,7 +179,7 @@ def test_init_from_takes_the_weights_and_nothing_else(commands, tiny, tmp_path: 
     assert there.keys() == here.keys()
     towers = [name for name in there if name.startswith("towers.") and "running" not in name and "num_b" not in name]
     assert towers and all(there[name].equal(here[name]) for name in towers)
-    assert not there["objective.logit_scale"].equal(here["objective.logit_scale"])  # τ is as configured
+    torch.testing.assert_close(there["objective.logit_scale"], here["objective.logit_scale"])
     assert len(losses(run.parent / "b")) == 6
 
     other = commands.run(*tiny({"run.name": "c", "init_from": run, "model.image.widths": [8, 8]}))

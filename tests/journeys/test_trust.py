@@ -206,7 +206,7 @@ def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
     settings = json.loads((tmp_path / "bert" / "config.json").read_text())
     names = ("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation")
     (tmp_path / "bert" / "config.json").write_text(json.dumps({**settings, **dict.fromkeys(names, "evil/kernel")}))
-    assert _load(str(tmp_path / "bert"), pretrained)[0].config._attn_implementation == "sdpa"
+    assert _load(str(tmp_path / "bert"), pretrained).model.config._attn_implementation == "sdpa"
     text = {"hf_model_name": str(tmp_path / "bert"), "hf_tokenizer_name": str(tmp_path / "bert")}
     (tmp_path / "pair.json").write_text(json.dumps({"embed_dim": 8, "vision_cfg": {}, "text_cfg": text}))
     with pytest.raises(ConfigError, match="evil/kernel"):
@@ -237,7 +237,7 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     settings.write_text(settings.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("a" * 40)
-    layers = {n: _load(f"someone/model{n}", pretrained=False)[0].config.num_hidden_layers for n in ("", "@" + "b" * 40)}
+    layers = {n: _load(f"someone/model{n}", pretrained=False).model.config.num_hidden_layers for n in ("", "@" + "b" * 40)}
     assert layers == {"": 1, "@" + "b" * 40: 2}
     with pytest.raises(ConfigError, match="someone/model@cccc"):
         _load(f"someone/model@{'c' * 40}", pretrained=False)

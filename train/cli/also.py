@@ -43,6 +43,8 @@ def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
         raise ConfigError(f"{foreign[0]} is of the whole run. A further loss has keys of its own of {', '.join(OWN)}")
     # what stands in a section that an argument chooses anew, such as objective=simclr, is not that of the run
     replaced = tuple(f"{key}." for key in own if key in ("objective", "data", "model"))
+    if any(key.partition(".")[0] in ("objective", "model") for key in own):
+        replaced += ("from_weights",)
     run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
     of_run = words_for(replace(config, also={}, weight=1.0, target=TargetConfig(), run=run, eval=evaluation))
     kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]

@@ -29,10 +29,10 @@ from dyad.train.cli.presets import (
     OWN,
     SUFFIXES,
     groups,
-    own_keys,
     recipe_of,
     refuse_resolvers,
     store_recipe,
+    typed_keys,
 )
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig, check_values
@@ -89,7 +89,8 @@ def words_for(config: TrainConfig) -> list[str]:
 
     First comes experiment=NAME, or task=NAME if `config` has no experiment that is a file in configs/experiment/. Then
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
-    do not set to its value in `config`.
+    do not set to its value in `config`; also for those to which the arguments together would give another value, as a
+    named model brings its own.
     """
     named = config.experiment or ""
     is_there = named in groups()["experiment"] or (named.endswith(SUFFIXES) and Path(named).expanduser().is_file())
@@ -97,9 +98,12 @@ def words_for(config: TrainConfig) -> list[str]:
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     if compose_config(words).objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
-    of_recipe = {**all_keys(compose_config(words)), "experiment": config.experiment}
-    changed = {key: value for key, value in all_keys(config).items() if of_recipe.get(key) != value}
-    return [*words, *(f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items())]
+    keys, changed = all_keys(config), {"": None}
+    while changed:
+        composed = {**all_keys(compose_config(words)), "experiment": config.experiment}
+        changed = {key: value for key, value in keys.items() if composed.get(key) != value}
+        words += [f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
+    return words
 
 
 def written(value: Any) -> str:
@@ -177,7 +181,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if config.plugins and not any(word.startswith("plugins=") for word in overrides):
         raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
     with _explained(overrides):
-        take(config, {word.lstrip("+~").partition("=")[0] for word in overrides} | own_keys(recipe))
+        take(config, typed_keys(overrides, recipe))
     return config
 
 

@@ -47,13 +47,20 @@ def recipe_of(words: Sequence[str]) -> Path | None:
     return path
 
 
-def own_keys(recipe: Path | None) -> set[str]:
-    """Return the dotted keys that a recipe file sets, and the groups of which it names a preset."""
-    if recipe is None:
-        return set()
-    node = _checked(recipe)
-    chosen = [entry for entry in node.pop("defaults", None) or [] if isinstance(entry, dict)]
-    return {*flat(node), *(str(name).rpartition(" ")[2].strip("/") for entry in chosen for name in entry)}
+def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
+    """Return the keys that the user set: by arguments, by a recipe file and the presets beside it that it or `words`
+    name, by configs/local, and by choosing a preset of the group model."""
+    keys = {word.lstrip("+~").partition("=")[0] for word in words}
+    files = [CONFIG_DIR / "local/default.yaml", *([recipe] if recipe else [])]
+    chosen = {word.partition("=")[2] for word in words if word.startswith("model=")}
+    files += [CONFIG_DIR / "model" / f"{name}.yaml" for name in chosen]
+    named = f"{_checked(recipe).get('defaults') if recipe else None} {words}"
+    files += [path for _, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", named)]
+    for path in filter(Path.is_file, files):
+        package = PACKAGE.match(path.read_text(encoding="utf-8"))
+        is_whole = path == recipe or path.parent.name == "local" or (package and package[1] == "_global_")
+        keys |= {*flat(_checked(path), "" if is_whole else f"{path.parent.name}.")} - {"defaults"}
+    return keys - {*groups()}
 
 
 def store_recipe(path: Path, words: Sequence[str]) -> None:

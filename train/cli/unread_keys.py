@@ -43,7 +43,7 @@ READ_ONLY_WITH = {
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",
     "model.text.kind=open_clip": "model.text.pretrained",
-    IMAGE_OPEN_CLIP: "model.pretrained model.quick_gelu",
+    IMAGE_OPEN_CLIP: "model.pretrained model.activation",
     OWN_PROJECTION: "model.embed_dim",
     "model.image.kind=cnn": "model.image.widths",
     "model.image.kind=open_clip or timm or transformers": "model.image.name",

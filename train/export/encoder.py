@@ -46,7 +46,7 @@ class TextSide:
     def pooling(self) -> Pooling:
         """Return how the states of the tokens become one. Raises ConfigError for an encoder that pools by itself."""
         if self.pooled.pooling is None:
-            raise ConfigError("the text model of CLIP pools by itself, for which this format has no place. format=onnx")
+            raise ConfigError("this format has no place for an encoder that pools by itself. Take format=onnx")
         return self.pooled.pooling
 
     @property

@@ -132,7 +132,7 @@ def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
                 found = model.get_text_features(**tokenizer(call["texts"], return_tensors="pt", **shape))
             else:
                 as_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
-                found = model.get_image_features(**processor(list(call["pictures"]), **as_is))
+                found = model.get_image_features(**processor(list(call["pictures"]), **as_is), **call["options"])
             yield str(i), getattr(found, "pooler_output", found).numpy()
 
 

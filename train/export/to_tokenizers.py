@@ -49,7 +49,7 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
         filling = padding_id(model)
         pad_id = own.tokenizer.pad_token_id if filling is None else filling
         pad = {"pad_id": pad_id, "pad_token": own.tokenizer.pad_token}
-    fixed = None if takes_any_length(model.towers.y_tower) else own.context_length
+    fixed = None if takes_any_length(model.towers.y_tower) else getattr(own, "context_length", None)
     converted.no_truncation()
     converted.enable_padding(direction="right", length=fixed, **pad)
     return converted
@@ -63,10 +63,11 @@ def padding_id(model: TwoTowerModel) -> int | None:
     own: Any = model.tokenize
     if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
         return None
-    found = own.tokenizer("a")
-    if "attention_mask" not in found:
+    inner = own.tokenizer
+    if "attention_mask" not in inner("a"):
         return None
-    return len(own.tokenizer) if own.tokenizer.pad_token_id in found.input_ids else own.tokenizer.pad_token_id
+    others = (inner.unk_token_id, inner.bos_token_id, inner.eos_token_id, inner.cls_token_id, inner.sep_token_id)
+    return len(inner) if inner.pad_token_id in others else inner.pad_token_id
 
 
 def takes_any_length(tower: nn.Module) -> bool:

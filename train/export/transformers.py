@@ -4,14 +4,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModel
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import ImageTextModel
-from dyad.train.towers.published import location_of, of_one_model
-from dyad.train.towers.transformers_model import load_companion
+from dyad.train.towers.published import of_one_model
+from dyad.train.towers.transformers_model import load_companion, load_model
 
 
 def write(folder: Path, source: ExportSource) -> None:
@@ -20,9 +19,7 @@ def write(folder: Path, source: ExportSource) -> None:
     Raises ConfigError unless both towers are those of one CLIP or SigLIP of transformers.
     """
     model, name = _checked(source)
-    settings = AutoConfig.from_pretrained(location_of(name))
-    settings.vision_config.image_size = model.image.size
-    whole: Any = AutoModel.from_config(settings)
+    whole = load_model(f"model.name={name}", name, pretrained=False).model
     x, y = cast(Any, model.towers.x_tower), cast(Any, model.towers.y_tower)
     whole.vision_model, whole.text_model = merged(x.trunk).encoder, merged(y.trunk).encoder
     for projection, tower in (("visual_projection", x), ("text_projection", y)):
@@ -48,17 +45,19 @@ def calls(source: ExportSource) -> list[Call]:
     """Return the inputs for the check of the export, with our embeddings: noise pictures, then sample texts."""
     model, _ = _checked(source)
     towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
-    tokens = model.tokenize(PROBES)
+    tokens, options = model.tokenize(PROBES), cast(Any, towers.x_tower).trunk.options
     with torch.no_grad():
         texts = Call(towers.y_tower(tokens), texts=PROBES, hints={"length": tokens.shape[1]})
-        return [Call(towers.x_tower(pictures), pictures=pictures), texts]
+        return [Call(towers.x_tower(pictures), pictures=pictures, hints={"options": options}), texts]
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
     """Return Markdown that shows how to load the folder and compare pictures with texts."""
     model, _ = _checked(source)
     biased = source.calibration is not None and source.calibration.logit_bias is not None
-    return render("transformers.md.j2", folder, source, length=model.tokenize([""]).shape[1], biased=biased)
+    trunk = cast(Any, model.towers.x_tower).trunk
+    values = {"length": model.tokenize([""]).shape[1], "biased": biased, "options": trunk.options}
+    return render("transformers.md.j2", folder, source, **values)
 
 
 def _checked(source: ExportSource) -> tuple[ImageTextModel, str]:

@@ -206,10 +206,12 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
     """Build the model of a run. What is to be sharded stays in its files: `shard` reads the part of each rank.
 
-    Raises ConfigError as `build_model` and `batch_norms`.
+    Published weights are not loaded where those of init_from take their place. Raises ConfigError as `build_model` and
+    `batch_norms`.
     """
-    with weights_in_files() if shard_size(config.dist, world.size) > 1 else nullcontext():
-        model = build_model(config)
+    is_sharded = shard_size(config.dist, world.size) > 1
+    with weights_in_files() if is_sharded else nullcontext():
+        model = build_model(config, load_pretrained=is_sharded or config.init_from is None)
     batch_norms(config, model.towers, world.size)
     return model
 

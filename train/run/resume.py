@@ -19,12 +19,13 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import writable
 from dyad.data.shards import manifest
+from dyad.eval.run.load_run import read_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.components import Parts
 from dyad.train.run.taken import calibrate
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.folder import check_run
+from dyad.train.run_folder.folder import check_run, run_of
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
 from dyad.train.towers.calibration import Calibration
@@ -107,8 +108,11 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             restore_weights(weights, {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
-        known = Calibration.of_run(f"init_from={source.weights}", weights)
-        parts.notes[:] = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
+        if (run := run_of(source.weights)) is None:
+            parts.notes.append(f"init_from={source.weights}: no run, so what its weights are is as typed")
+        else:
+            known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
+            parts.notes += calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
         parts.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState()

@@ -48,7 +48,16 @@ from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
 from dyad.train.run.taken import describe_inputs
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.folder import STEP_FILES, all_keys, open_run, plain, put_aside, recorded_state, run_folder
+from dyad.train.run_folder.folder import (
+    STEP_FILES,
+    all_keys,
+    open_run,
+    plain,
+    put_aside,
+    recorded_activation,
+    recorded_state,
+    run_folder,
+)
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -77,6 +86,8 @@ def train_run(world: World, config: TrainConfig) -> None:
     validate(config, world.size)
     folder = run_folder(config)
     asked, config = config.precision, with_precision(config, folder, world)
+    activation = from_rank_0(world, lambda: recorded_activation(config))
+    config = replace(config, model=replace(config.model, activation=activation))
     if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
         fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=fewest))

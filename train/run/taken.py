@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 
-from dyad.train.config import Head, ImageTower, TrainConfig
+from dyad.train.config import ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 from dyad.train.towers.calibration import Calibration
 
@@ -16,19 +15,19 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
         return
     bias = "" if known.logit_bias is None else f", bias {known.logit_bias:.4g}"
     there = f"{known.source} knows temperature {known.temperature:.4g} (logit scale {1 / known.temperature:.4g}){bias}"
-    if config.objective.similarity is not Similarity.cosine or config.model.head is not Head.none:
-        yield f"{there}; it does not suit objective.similarity={config.objective.similarity.value}, model.head"
+    name, similarity = config.objective.name, config.objective.similarity.value
+    if similarity != known.similarity:
+        yield f"{there}, of {known.similarity}. Not taken: objective.similarity={similarity}"
     elif taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
         yield f"{there}. Taken: {', '.join(f'objective.{name}={value:.4g}' for name, value in taken.items())}"
     else:
-        name = config.objective.name
-        yield f"{there}; objective={name} has no place for it and starts as objective.* says"
+        yield f"{there}. Not taken: objective={name} has no place for it, and starts as its options say"
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
     """Yield a line on how towers of another library take pictures and texts, as the model and its weights say."""
     own = config.model
-    if not isinstance(model, PictureModel) or own.image.kind == ImageTower.cnn:
+    if not isinstance(model, PictureModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return
     named = {"name": own.image.name or own.name, "pretrained": own.image.pretrained or own.pretrained}
     image, words = model.image, " ".join(f"model.{key}={value}" for key, value in named.items() if value)

@@ -23,7 +23,7 @@ from dyad.data.base.files import write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.base.untrusted_paths import file_inside
-from dyad.train.config import Precision, TrainConfig
+from dyad.train.config import Activation, Precision, TrainConfig
 
 CONFIG, STATE = "config.yaml", "run_state.json"
 FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
@@ -76,11 +76,11 @@ ADDED = {
     "data.augment.blur": 0.0,
     "data.augment.blur_sigma": [0.1, 2.0],
     "data.augment.solarise": 0.0,
-    "model.quick_gelu": None,
-    "from_weights": [],
 }
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense", "from_weights")
+# Keys that do not enter a run's name, since those of older runs lack them, and are compared all the same
+UNNAMED = ("from_weights", "model.activation")
 
 # Keys that may always change: how long the run is
 LENGTH = ("steps", "epochs")
@@ -97,6 +97,7 @@ def run_folder(config: TrainConfig) -> Path:
     trained weights (see maths_keys).
     """
     keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
+    keys = {key: value for key, value in keys.items() if key not in UNNAMED}
     keys["precision"] = keys["precision"].replace("auto", "fp32")  # one name on all machines, that of older runs
     recipe = keys["experiment"] = re.sub(r"(.*/)?(.*)\.ya?ml", r"\2", config.experiment or "") or None
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
@@ -158,7 +159,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         if isinstance(tree.get(section), dict) and key in tree[section]:
             tree[section][new.partition(".")[2]] = tree[section].pop(key)
     if isinstance(tree.get("model"), dict) and "from_weights" not in tree:
-        tree["model"]["quick_gelu"] = False  # older runs had GELU where the tag of their weights says QuickGELU
+        tree["model"]["activation"] = Activation.model.value  # older runs had GELU whatever the tag of weights says
     return tree
 
 
@@ -205,6 +206,7 @@ def check_run(config: TrainConfig) -> None:
     if (old := _resumed_keys(config)) is None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
+    new["model.activation"] = recorded_activation(config).value
     free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     free |= {"experiment", *(set(UNRECORDED) - {*old})}  # experiment only names the recipe whose keys are compared
     old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
@@ -239,6 +241,12 @@ def recorded_precision(config: TrainConfig) -> Precision:
         old = flat(saved_config(run)) if run else None
     used = (old or {}).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
+
+
+def recorded_activation(config: TrainConfig) -> Activation:
+    """Return model.activation of the run that this one resumes, else that of `config`."""
+    used = (_resumed_keys(config) or {}).get("model.activation")
+    return Activation(used) if used in list(Activation) else config.model.activation
 
 
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:

@@ -244,7 +244,11 @@ def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> T
 def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, TextTokenizer]:
     if (kind := config.text.kind) is not TextTower.transformers:
         raise ConfigError(f"model.text.kind={kind}: questions, passages and views take model.text.kind=transformers")
-    return build_text_encoder(BuildContext(config, load_pretrained))
+    tower, tokenize = build_text_encoder(BuildContext(config, load_pretrained))
+    if isinstance(tower.trunk, Pooled) and tower.trunk.places:
+        problem = f"model.text.name={config.text.name or config.name}: it takes texts of one length"
+        raise ConfigError(f"{problem}. Take both of its towers: task=image_text model=transformers model.name=…")
+    return tower, tokenize
 
 
 def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
@@ -325,7 +329,8 @@ def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
     smallest = min(tables, key=lambda table: table.num_embeddings)
     largest = max(table.num_embeddings for table in tables)
     first = 0 if smallest.padding_idx is None else smallest.padding_idx + 1
-    return int(tokens.max()) >= largest or first + tokens.shape[1] > smallest.num_embeddings
+    pad = tower.trunk.pad if isinstance(tower.trunk, Pooled) else 0
+    return max(int(tokens.max()), pad) >= largest or first + tokens.shape[1] > smallest.num_embeddings
 
 
 def on_meta(tower: Tower) -> Tower:

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dyad.data.base.errors import ConfigError, first_line
+from dyad.train.losses.options.common import ObjectiveOptions
 from dyad.train.towers.published import file_of, read_json
 
 SETTINGS = "dyad.json"  # of an export: what its format has no place for
@@ -16,11 +17,13 @@ class Calibration:
     """What weights know of the logit of a pair with score s: exp(logit_scale) · s + logit_bias.
 
     source: the key and value that named the weights, for the log. logit_bias: None for a softmax, which has none.
+    similarity: what s is, cosine or dot.
     """
 
     source: str
     logit_scale: float
     logit_bias: float | None = None
+    similarity: str = "cosine"
 
     @classmethod
     def of(cls, source: str, logit_scale: Any, logit_bias: Any = None) -> "Calibration | None":
@@ -31,9 +34,11 @@ class Calibration:
         return cls(source, float(scale), None if bias is None else float(bias))
 
     @classmethod
-    def of_run(cls, source: str, weights: Mapping[str, Any]) -> "Calibration | None":
-        """Return that of a checkpoint of ours. weights: its tensors by name."""
-        return cls.of(source, weights.get("objective.logit_scale"), weights.get("objective.bias"))
+    def of_run(cls, source: str, weights: Mapping[str, Any], options: ObjectiveOptions) -> "Calibration | None":
+        """Return that of a checkpoint of ours. weights: its tensors by name. options: of its objective."""
+        bias = weights.get("objective.bias") if options.has_logit_bias else None
+        known = cls.of(source, weights.get("objective.logit_scale"), bias)
+        return known and replace(known, similarity=options.similarity.value)
 
     @property
     def temperature(self) -> float:
@@ -46,10 +51,11 @@ def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration |
 
     Both are empty for another model. source: as of Calibration. Raises ConfigError for a damaged file.
     """
-    path = file_of(name, SETTINGS, fetch=False)
+    path = file_of(name, SETTINGS, fetch=True)
     saved = {} if path is None else read_json(path)
     try:
-        bias = saved.get("logit_bias")
-        return dict(saved.get("keys", {})), Calibration.of(source, saved.get("logit_scale"), bias)
+        keys = dict(saved.get("keys", {}))
+        known = Calibration.of(source, saved.get("logit_scale"), saved.get("logit_bias"))
+        return keys, known and replace(known, similarity=str(keys.get("objective.similarity", known.similarity)))
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not of an export of this version: {first_line(error)}") from error

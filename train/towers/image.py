@@ -195,13 +195,13 @@ class PooledPicture(nn.Module):
 
     The embedding is the output of the encoder's head (of SigLIP and CLIP: as it was trained). Where that is a dense
     layer on the first token, as in ViT, which most checkpoints have not trained, it is the state of this token.
-    interpolate: stretch the position embeddings to the size of the pictures.
+    options: further arguments of the encoder, such as to stretch the position embeddings to the size of the pictures.
     """
 
-    def __init__(self, encoder: nn.Module, interpolate: bool) -> None:
+    def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
         self.encoder, self.first_token = encoder, hasattr(getattr(encoder, "pooler", None), "dense")
-        self.options = {"interpolate_pos_encoding": True} if interpolate else {}
+        self.options: dict[str, bool] = {}
 
     def forward(self, pictures: Tensor) -> Tensor:
         """Embed pictures (b, 3, S, S) as (b, H)."""
@@ -221,15 +221,17 @@ def _transformers(context: BuildContext) -> ImageParts:
     loaded = context.transformers_model(key, name, pretrained)
     model, encoder = loaded.model, getattr(loaded.model, "vision_model", loaded.model)  # a text tower may be beside it
     own_projection = getattr(model, "visual_projection", None) or nn.Identity()  # of CLIP
-    loaded.refuse_missing(encoder, own_projection)
+    trunk = PooledPicture(encoder)
+    loaded.refuse_missing(encoder, own_projection, pooled=trunk.first_token)
     if config.grad_checkpointing:
         with explained(f"model.grad_checkpointing=true, {key}"):
             checkpoint_activations(model)
     if image.frozen:
         freeze(encoder, layers_of(encoder), image.unlocked_groups)
-    spec, interpolate = _processed(key, processor), False
+    spec = _processed(key, processor)
     if image.image_size not in (None, spec.size):
-        interpolate = "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters
+        if "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters:
+            trunk.options = {"interpolate_pos_encoding": True}
         resized = spec.resized and round(spec.resized * image.image_size / spec.size)
         spec = replace(spec, size=image.image_size, resized=resized)
     if config.embed_dim is None:
@@ -237,7 +239,7 @@ def _transformers(context: BuildContext) -> ImageParts:
     else:
         width = getattr(encoder.config, "hidden_size", None) or encoder.config.hidden_sizes[-1]
         projection = nn.Linear(width, config.embed_dim, bias=False)
-    return PooledPicture(encoder, interpolate), projection, spec
+    return trunk, projection, spec
 
 
 def _processed(key: str, processor: Any) -> ImageSpec:

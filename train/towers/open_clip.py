@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
-from dyad.train.config import ImageTower, ModelConfig, TextTower
+from dyad.train.config import Activation, ImageTower, ModelConfig, TextTower
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
@@ -51,8 +51,12 @@ PROJECTIONS = {
 
 
 QUICK_GELU = "-quickgelu"  # ends the name of a model with QuickGELU that open_clip lists beside one with GELU
-# Warnings of open_clip about what is asked for here: random weights, a tag with QuickGELU, a configuration alone
-EXPECTED = ("No pretrained weights", "Model ", "QuickGELU mismatch", "Local config loaded", "Could not find/download")
+# Warnings of open_clip about what is asked for here: random weights, a tag with QuickGELU, a configuration alone, and
+# about the one file of weights in a folder
+EXPECTED = re.compile(
+    "No pretrained weights|Model .* initialized partially|QuickGELU mismatch|Local config loaded|"
+    r"Could not find/download|Multiple checkpoints found in .*: \['[^']*'\]\. "
+)
 
 
 class MatrixProjection(nn.Module):
@@ -127,7 +131,7 @@ class BuildContext:
         import open_clip
 
         name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
-        with explained(f"model.name={name}: its tokenizer", advice):
+        with explained(f"model.name={name}: its tokenizer", advice), _heard():
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
@@ -148,19 +152,22 @@ class BuildContext:
             model_cfg["vision_cfg"]["image_size"] = image.image_size
         if text.context_length:
             model_cfg["text_cfg"]["context_length"] = text.context_length
-        if self._forces_quick_gelu(check_weights(model_name(self.image_model[0]), self.image_model[1])):
+        if self._published(*self.image_model).quick_gelu:
             model_cfg["quick_gelu"] = True
         return model_cfg
 
-    def _forces_quick_gelu(self, published: PublishedWeights) -> bool:
-        return published.quick_gelu if self.config.quick_gelu is None else self.config.quick_gelu
+    def _published(self, name: str | None, pretrained: str | None) -> PublishedWeights:
+        """Return what open_clip says of the weights of a model, as far as model.activation wants it. Errors as of
+        `check_weights`, but of weights that are not loaded none is missing."""
+        found = check_weights(model_name(name), pretrained, self.load_pretrained)
+        return replace(found, quick_gelu=found.quick_gelu and self.config.activation is Activation.published)
 
     def _create(self, name: str | None, pretrained: str | None) -> Any:
         import open_clip
 
         registered = model_name(name)
         refuse_code()
-        published = check_weights(registered, pretrained)
+        published = self._published(name, pretrained)
         brings_weights = self.load_pretrained and (pretrained is not None or ":" in registered)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
         advice = "Without a network give weights as a .safetensors or .pt file"
@@ -175,7 +182,7 @@ class BuildContext:
                 force_image_size=self.config.image.image_size,
                 force_context_length=self.config.text.context_length,
                 force_preprocess_cfg=published.preprocess,
-                force_quick_gelu=self._forces_quick_gelu(published),
+                force_quick_gelu=published.quick_gelu,
                 pretrained_text=self.load_pretrained,
                 require_pretrained=brings_weights,
                 weights_only=True,
@@ -248,10 +255,11 @@ class PublishedWeights:
     quick_gelu: bool = False
 
 
-def check_weights(name: str, pretrained: str | None) -> PublishedWeights:
+def check_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
     """Check that the weights `pretrained` of open_clip's model `name` exist, and return what open_clip says of them.
 
-    pretrained: the path of a weight file, the tag of published weights, or None for no weights. Raises ConfigError for
+    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: a file
+    may be missing. Raises ConfigError for
     weights that do not exist, weights of the model with the other activation, or a tag for a model from a folder or the
     hub.
     """
@@ -266,6 +274,8 @@ def check_weights(name: str, pretrained: str | None) -> PublishedWeights:
         keys = ("mean", "std", "interpolation", "resize_mode")
         preprocess = {key: published[key] for key in keys if key in published}
         return PublishedWeights(preprocess, bool(published.get("quick_gelu")))
+    if not needed:
+        return PublishedWeights()
     plain = name.removesuffix(QUICK_GELU)
     if plain != name and get_pretrained_cfg(plain, pretrained):
         own = f", or model.name={name} model.pretrained={tags[0]}" if tags else ""
@@ -281,11 +291,11 @@ def check_weights(name: str, pretrained: str | None) -> PublishedWeights:
 
 @contextmanager
 def _heard() -> Iterator[None]:
-    """Raise ConfigError for a warning of open_clip in the block: it means another model than was asked for, unless it
-    begins as one of EXPECTED."""
+    """Raise ConfigError for a warning of open_clip in the block: unless EXPECTED, it means another model than was asked
+    for."""
     lines: list[str] = []
     handler, root = logging.Handler(logging.WARNING), logging.getLogger()
-    handler.emit = lambda record: lines.append(record.getMessage() if record.name == "root" else EXPECTED[0])
+    handler.emit = lambda record: lines.extend([record.getMessage()] if record.name == "root" else [])
     before, root.handlers = root.handlers, [handler]
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -294,7 +304,7 @@ def _heard() -> Iterator[None]:
     finally:
         root.handlers = before
     lines += [str(warning.message) for warning in caught if "open_clip" in warning.filename]
-    if unexpected := [line for line in lines if not line.startswith(EXPECTED)]:
+    if unexpected := [line for line in lines if not EXPECTED.match(line)]:
         raise ConfigError(f"open_clip: {unexpected[0]}")
 
 

@@ -50,6 +50,12 @@ class Pooled(nn.Module):
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
         self.grouped = True
 
+    @property
+    def places(self) -> bool:
+        """Whether an encoder that pools by itself takes the state of a place, the last one, as SigLIP: its rows have
+        one length then, and not, as those of CLIP, that of their texts."""
+        return self.pooling is None and "siglip" in str(getattr(self.encoder.config, "model_type", ""))
+
     def extra_repr(self) -> str:
         """Return the pooling and the padding id as text for repr().
 

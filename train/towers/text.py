@@ -15,11 +15,11 @@ from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.published import explained
+from dyad.train.towers.published import TWO_TOWERS, explained
 from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
-from dyad.train.towers.transformers_model import checkpoint_activations, is_two_tower, layers_of, load_companion
+from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_companion
 
 if TYPE_CHECKING:
     from dyad.train.towers.open_clip import BuildContext
@@ -119,16 +119,16 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     )
     tokenizer, loaded = load_companion(key, name, "AutoTokenizer"), context.transformers_model(key, name, pretrained)
     encoder, pooling, own_projection = loaded.model, text.pooling, None
-    if is_two_tower(encoder):
+    if encoder.config.model_type in TWO_TOWERS:
         own_projection = getattr(encoder, "text_projection", None) or nn.Identity()
         encoder, pooling = encoder.text_model, None
     elif hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5, whose saved encoder has no decoder
         encoder = encoder.get_encoder()
-    loaded.refuse_missing(encoder, own_projection or nn.Identity())
+    loaded.refuse_missing(encoder, own_projection or nn.Identity(), pooled=pooling is not None)
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
-    pad = _padding(tokenizer)
+    pad = _padding(tokenizer, "right" if pooling else tokenizer.padding_side)
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if text.frozen:
@@ -146,15 +146,15 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 
-def _padding(tokenizer: Any) -> int:
-    """Set padding on the right, and a padding token if the tokenizer has none, and return the token's id.
+def _padding(tokenizer: Any, side: str) -> int:
+    """Set padding on a `side`, and a padding token if the tokenizer has none, and return the token's id.
 
     It may stand in texts too: what is padding, the tokenizer's mask says. Raises ConfigError if the tokenizer has no
     special token.
     """
     if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
         raise ConfigError("model.text.name: its tokenizer has no special token to fill up short texts with")
-    tokenizer.pad_token, tokenizer.padding_side = names[0], "right"
+    tokenizer.pad_token, tokenizer.padding_side = names[0], side
     return cast(int, tokenizer.pad_token_id)
 
 

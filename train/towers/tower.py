@@ -37,7 +37,8 @@ class Tower(nn.Module):
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
         capacity = None if cache_mb is None else cache_mb << 20
-        self._frozen_cache = FrozenCache(capacity, isinstance(trunk, Pooled)) if _is_frozen(trunk) else None
+        padded = isinstance(trunk, Pooled) and trunk.pooling is not None  # else rows stay as long as they are
+        self._frozen_cache = FrozenCache(capacity, padded) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""

@@ -17,7 +17,6 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
-    TWO_TOWERS,
     WRAPPERS,
     check_settings,
     explained,
@@ -29,7 +28,7 @@ from dyad.train.towers.published import (
     split_revision,
 )
 
-UNUSED_HEADS = ("pooler.",)  # begins the names of weights that no tower uses: it pools the states of tokens itself
+UNUSED_HEADS = ("pooler",)  # parts of encoders that a tower does not use where it pools the states by itself
 SAFE = {"trust_remote_code": False}
 
 _in_files: ContextVar[bool] = ContextVar("_in_files", default=False)
@@ -66,12 +65,13 @@ class TransformersModel:
             return None
         return Calibration.of(self.key, scale, getattr(self.model, "logit_bias", None))
 
-    def refuse_missing(self, *used: nn.Module) -> None:
-        """Raise ConfigError if a weight of the modules `used` is missing, unless it is of UNUSED_HEADS."""
-        needed = {id(tensor) for module in used for tensor in chain(module.parameters(), module.buffers())}
+    def refuse_missing(self, *used: nn.Module, pooled: bool) -> None:
+        """Raise ConfigError if a weight of the modules `used` is missing. pooled: whether UNUSED_HEADS may be."""
+        heads = [getattr(module, head, None) for module in used for head in UNUSED_HEADS] if pooled else []
+        unused = {id(tensor) for head in heads if head for tensor in head.parameters()}
+        needed = {id(tensor) for module in used for tensor in chain(module.parameters(), module.buffers())} - unused
         named = chain(self.model.named_parameters(), self.model.named_buffers())
-        names = [name for name, tensor in named if name in self.missing and id(tensor) in needed]
-        if names := [name for name in names if not any(head in name for head in UNUSED_HEADS)]:
+        if names := [name for name, tensor in named if name in self.missing and id(tensor) in needed]:
             raise ConfigError(
                 f"{self.key}: its weights lack {listed(names)}; unknown are {listed(sorted(self.unexpected))}. Such "
                 "weights would be random. Take the whole model, or model.….from_scratch=true"
@@ -138,11 +138,6 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
     return location, revision
-
-
-def is_two_tower(model: Any) -> bool:
-    """Whether a model of transformers embeds pictures and texts, as CLIP and SigLIP."""
-    return model.config.model_type in TWO_TOWERS
 
 
 def checkpoint_activations(model: Any) -> None:

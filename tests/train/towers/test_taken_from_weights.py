@@ -18,6 +18,7 @@ from helpers.export import near
 from helpers.foreign import MADE, Foreign, clip_tokenizer, stand_in_hub, unit
 from helpers.tiny_runs import records
 from helpers.towers import pictures
+from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -25,14 +26,15 @@ from torch import Tensor
 import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.eval.run.load_model import find_model
-from dyad.eval.run.load_run import find_run, load_run
-from dyad.train.cli.compose import compose_config
-from dyad.train.config import TrainConfig
+from dyad.eval.run.load_run import find_run, load_run, read_config
+from dyad.train.cli.compose import compose_config, words_for
+from dyad.train.config import Activation, TrainConfig
 from dyad.train.export.library import ExportSource
 from dyad.train.export.main import _default_format, export, library_of
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.taken import calibrate
+from dyad.train.run_folder.folder import CONFIG, all_keys, check_run, open_run, recorded_activation, run_folder
 from dyad.train.towers.build import ImageTextModel, build_model
 from dyad.train.towers.calibration import Calibration
 
@@ -90,7 +92,7 @@ def started(config: TrainConfig, known: Calibration | None) -> tuple[Objective, 
 
 def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> None:
     config = configured(*foreign.words)
-    assert config.from_weights == ["temperature"]
+    assert config.from_weights == ["temperature", "init_bias"]
     check_model(cast(ImageTextModel, build_model(config)), foreign)
     found = find_model(foreign.name).load()  # of python -m eval model=, too
     check_model(cast(ImageTextModel, found.model), foreign)
@@ -134,12 +136,15 @@ STARTS: dict[str, tuple[list[str], Calibration, float, float | None]] = {
     "a preset types nothing": (["objective=clip_emoji"], SOFTMAX, 0.02, None),
     "fixed": (["objective.learnable=false"], Calibration("w", math.log(200)), 0.005, None),
     "clamped": ([], Calibration("w", math.log(200)), 0.01, None),
-    "dot": (["objective.similarity=dot"], SOFTMAX, 0.07, None),
+    "cosine": (["objective.similarity=dot"], SOFTMAX, 0.07, None),
     "siglip": (["objective=siglip"], SIGMOID, math.exp(-3.5), -12.9),
     "siglip, typed bias": (["objective=siglip", "objective.init_bias=-5"], SIGMOID, math.exp(-3.5), -5.0),
     "siglip, typed scale": (["objective=siglip", "objective.init_scale=5"], SIGMOID, 0.2, -12.9),
     "siglip of a softmax": (["objective=siglip"], SOFTMAX, 0.1, -10.0),
-    "local_nce": (["objective=local_nce"], SIGMOID, math.exp(-3.5), -12.9),
+    "local_nce": (["objective=local_nce", "objective.init_bias=0"], SIGMOID, math.exp(-3.5), 0.0),
+    "local_nce, bias on top of a prior": (["objective=local_nce"], SIGMOID, 0.07, 0.0),
+    "weights of dot products": ([], Calibration("w", 3.5, None, "dot"), 0.07, None),
+    "dot": (["objective.similarity=dot"], Calibration("w", 1.5, None, "dot"), math.exp(-1.5), None),
     "nce": (["objective=nce"], SIGMOID, 0.07, 0.0),
     "clip of a sigmoid": ([], SIGMOID, math.exp(-3.5), None),
     "left": (["from_weights=[]"], SOFTMAX, 0.07, None),
@@ -152,20 +157,14 @@ def test_the_objective_starts_where_the_weights_are(start: str) -> None:
     objective, lines = started(configured(*WEIGHTS, *words), known)
     assert math.exp(-objective.get_parameter("logit_scale").item()) == pytest.approx(temperature, rel=1e-5)
     assert bias is None or objective.get_parameter("bias").item() == pytest.approx(bias)
-    assert (lines == []) == (start in ("typed", "left")) and all(line.startswith("w knows") for line in lines)
+    assert (lines == []) == (start == "left") and all(line.startswith("w knows") for line in lines)
 
 
-def test_temperatures_of_samples_start_there_too() -> None:
-    config = configured(*WEIGHTS, "objective=isogclr", "objective.num_samples=4", "objective.rho=0")
-    objective, _ = started(config, SOFTMAX)
-    x, y = (torch.nn.functional.normalize(torch.randn(4, 8)) for _ in range(2))
-    result = objective(x, y, sample_ids_b=torch.arange(4))
-    assert result.metrics["tau_p50"].item() == pytest.approx(0.02, abs=2e-3)
-
-
-def test_a_model_without_known_weights_leaves_the_options() -> None:
-    assert configured("model=tiny_clip_gn").from_weights == []
-    assert configured("experiment=emoji").from_weights == []
+def test_temperatures_of_samples_start_as_configured_and_a_line_says_so() -> None:
+    config = configured(*WEIGHTS, "objective=isogclr", "objective.num_samples=4", "objective.gamma=0.8")
+    _, (line,) = started(config, SOFTMAX)
+    assert "Not taken: objective=isogclr" in line
+    assert started(config, None)[1] == []
 
 
 def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
@@ -210,21 +209,43 @@ def test_weights_of_the_other_activation_are_refused_with_two_commands(hub: Path
     assert "model.pretrained=openai" in message
 
 
-def test_an_older_run_keeps_gelu(tmp_path: Path, hub: Path) -> None:
+def test_an_older_run_goes_on_with_gelu(tmp_path: Path, hub: Path) -> None:
     """Before from_weights there was a config.yaml of a run that had GELU with these weights."""
-    from omegaconf import OmegaConf
-
-    from dyad.eval.run.load_run import read_config
-    from dyad.train.run_folder.folder import CONFIG, open_run
-
-    run = open_run(configured(*WEIGHTS, f"run.dir={tmp_path}", "run.name=old"))
+    words = (*WEIGHTS, f"run.dir={tmp_path}", "run.name=old")
+    run = open_run(configured(*words))
+    (run / "checkpoints/step_00000001").mkdir(parents=True)
     tree: Any = OmegaConf.load(run / CONFIG)
-    for key in ("from_weights", "model.quick_gelu"):
-        section, _, name = key.rpartition(".")
-        del (OmegaConf.select(tree, section) if section else tree)[name]
+    del tree["from_weights"], tree["model"]["activation"]
     OmegaConf.save(tree, run / CONFIG)
     model = cast(ImageTextModel, build_model(read_config(run), load_pretrained=False))
     assert "quick_gelu" not in (model.open_clip_config or {})
+    again = configured(*words)
+    check_run(again)
+    assert recorded_activation(again) is Activation.model
+    check_run(configured(*words, "objective.temperature=0.07"))
+    assert run_folder(configured(*WEIGHTS)) == run_folder(configured(*WEIGHTS, "from_weights=[]"))
+
+
+# init_from ------------------------------------------------------------------------------------------------------------
+
+
+def test_init_from_brings_the_kind_of_model(bert: Path, tmp_path: Path) -> None:
+    """Pooling, similarity, prefixes, lengths; a typed key wins, and so does what a typed preset of the model sets."""
+    own = ["model.text.pooling=cls", "objective.similarity=dot", "data.question.prefix='q: '", "data.passage.length=77"]
+    run = open_run(configured(*text_words(bert), *own, f"run.dir={tmp_path}", "run.name=first"))
+    config = configured("task=question_passage", f"init_from={run}")
+    assert (config.model.text.name, config.model.text.pooling.value) == (str(bert), "cls")
+    assert (config.objective.similarity.value, config.data.question.prefix) == ("dot", "q: ")
+    typed = configured("experiment=mnrl", f"init_from={run}", "data.passage.length=9", "model=encoder")
+    assert (typed.data.passage.length, typed.model.text.name, typed.model.text.pooling.value) == (9, str(bert), "cls")
+
+
+def test_words_for_a_configuration_compose_to_it(bert: Path, tmp_path: Path) -> None:
+    folder = sentence_folder(bert, tmp_path / "st")
+    config = configured("experiment=mnrl", f"model.text.name={folder}", "data.passage.length=256")
+    assert all_keys(compose_config(words_for(config))) == all_keys(config)
+    config = configured(*WEIGHTS, "objective=clip_emoji")
+    assert compose_config(words_for(config)).from_weights == ["temperature", "init_bias"]
 
 
 # missing tensors ------------------------------------------------------------------------------------------------------

@@ -95,11 +95,6 @@ class SampleState:
         self._table: Tensor | None = None  # (n/W + 1, k) of own samples; the last row takes what others own
         self._undo: tuple[Tensor, Tensor, int, Tensor] | None = None
 
-    def start_at(self, name: str, value: float) -> None:
-        """Change the float `name`_x and `name`_y of a sample before its first batch. Call it before any is read."""
-        assert self._table is None
-        self._initial_k[[own in (f"{name}_x", f"{name}_y") for own in self.names]] = value
-
     @property
     def share_never_visited(self) -> Tensor:
         """The share of all samples that have no stored state yet, from 0 to 1: 0-d float64, on the table's device."""

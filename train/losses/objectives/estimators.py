@@ -14,7 +14,6 @@ value 0 and gradient ∇ĝ_i / u_i. Each rank takes these terms of its own ancho
 """
 
 import math
-from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -187,15 +186,6 @@ class ISogCLR(Objective):
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
         self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
-
-    def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
-        if "temperature" not in names or self.memory is None:
-            return {}
-        options: ISogCLROptions = self.options
-        tau = min(max(math.exp(-logit_scale), options.min_temperature), options.max_temperature)
-        self.options = replace(options, temperature=tau)
-        self.memory.start_at("tau", tau)
-        return {"temperature": tau}
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         options, state = self.options, StateBatch.of(self, batch)

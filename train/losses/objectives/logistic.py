@@ -163,11 +163,10 @@ class LocalNce(LogisticObjective):
     options: LocalNceOptions
 
     def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
-        if logit_bias is None:
+        if logit_bias is None or not self.options.has_logit_bias:
             return {}
         taken = TemperatureObjective.calibrate(self, logit_scale, None, names)
         if "init_bias" in names:
-            self.options = replace(self.options, init_bias=logit_bias)
             self.bias.data.fill_(logit_bias)
             taken["init_bias"] = logit_bias
         return taken

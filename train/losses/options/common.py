@@ -78,6 +78,11 @@ class ObjectiveOptions:
     similarity: Similarity = described(Similarity.cosine, SIMILARITY)
 
     @property
+    def has_logit_bias(self) -> bool:
+        """Whether its bias is that of the logit of a pair, as SigLIP's, and not counted from another number."""
+        return False
+
+    @property
     def by_sample_id(self) -> bool:
         """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers from a file."""
         return False

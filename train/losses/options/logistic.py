@@ -104,6 +104,10 @@ class LocalNceOptions(LogisticOptions):
         None, "where the bias starts; null: at 0, on top of −log(K − 1) of every batch's K columns"
     )
 
+    @property
+    def has_logit_bias(self) -> bool:
+        return self.init_bias is not None
+
 
 @dataclass
 class CpcOptions(TemperatureOptions):
