@@ -237,7 +237,8 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     settings.write_text(settings.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("a" * 40)
-    layers = {n: _load(f"someone/model{n}", pretrained=False).model.config.num_hidden_layers for n in ("", "@" + "b" * 40)}
+    models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
+    layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
     with pytest.raises(ConfigError, match="someone/model@cccc"):
         _load(f"someone/model@{'c' * 40}", pretrained=False)
