@@ -69,7 +69,7 @@ def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> N
 
     options: Any = FakeProcessGroup.Options
     if not hasattr(options, "simulate_uniform_ranks"):
-        raise ConfigError(f"a plan of several processes needs torch 2.15 or newer, and this is {torch.__version__}")
+        raise ConfigError(f"a plan needs torch 2.15 or newer, and this is {torch.__version__}")
     options = options()
     options.simulate_uniform_ranks = True
     group: dict[str, Any] = {"store": FakeStore(), "rank": 0, "world_size": world_size, "pg_options": options}
