@@ -67,7 +67,7 @@ dyad_install() { # into the environment $2, made with the interpreter $1: the co
         [ -x "$2/bin/python" ] || "$1" -m venv "$2" || return
         dyad_requirements "$1" "${@:3}" >"$2/requirements.txt" || return
     fi
-    if [ -z "${DYAD_TORCH:-}" ] && command -v uv >/dev/null; then
+    if [ -z "${DYAD_TORCH:-}${PIP_NO_INDEX:-}" ] && command -v uv >/dev/null; then
         install=(uv pip install -q --compile-bytecode --python "$2/bin/python")
     else
         # containers of NVIDIA pin versions of their own in PIP_CONSTRAINT

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import tiny_bert
 from helpers.cli import ROOT
 from helpers.shards import index_shard, pairs, picture, write_tar
