@@ -17,7 +17,8 @@ def start(module: str) -> None:
     """
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         found, oldest, newest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST, NEWEST))
-        print(f"error: Dyad needs Python {oldest} to {newest}; {sys.executable} is {found}. {_advice()}", file=sys.stderr)
+        text = f"Dyad needs Python {oldest} to {newest}; {sys.executable} is {found}. {_advice()}"
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
     from dyad.data.base.errors import ConfigError, run
 

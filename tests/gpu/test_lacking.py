@@ -10,9 +10,11 @@ ROOT = Path(__file__).parents[2]
 MACHINE = """
 import sys, torch
 
+LACKING = "accelerate faiss hydra omegaconf open_clip psutil pydantic transformers yaml".split()
+
 class Lacking:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in "accelerate faiss hydra omegaconf open_clip psutil pydantic transformers yaml".split():
+        if name.partition(".")[0] in LACKING:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Lacking())
@@ -24,8 +26,9 @@ def test_files_without_their_packages_are_listed_and_others_collected(tmp_path: 
     """The first file is beside a conftest that imported packages."""
     (tmp_path / "machine.py").write_text(MACHINE)
     files = ["tests/faults/test_gpu_start.py", "tests/gpu/test_objectives.py", "tests/train/monitor/test_postmortem.py"]
+    plugins = ["-p", "machine", "-p", "gpu.plugin"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "machine", "-p", "gpu.plugin", "-m", "gpu", "-rs", "--collect-only", *files],
+        [sys.executable, "-m", "pytest", *plugins, "-m", "gpu", "-rs", "--collect-only", *files],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/tests", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,

@@ -98,7 +98,7 @@ def wheel(folder: Path, name: str, version: str, *needs: str) -> Path:
 def container(checkout: Path, tmp_path: Path) -> dict[str, str]:
     """The variables of a machine without network: an environment with a torch of its own, and the rest in a folder.
 
-    The lock has a newer torch, whose wheel is there, too; the environment has an older `rest` and pins it, as NVIDIA's do.
+    The lock has a newer torch, whose wheel is there, too; the environment has an older `rest`, and pins it.
     """
     wheels, environment = tmp_path / "wheels", tmp_path / "environment"
     wheels.mkdir()
@@ -125,7 +125,8 @@ def container(checkout: Path, tmp_path: Path) -> dict[str, str]:
 
 def test_the_torch_that_is_there_is_kept(checkout: Path, tmp_path: Path, container: dict[str, str]) -> None:
     """Set up twice: the second time .venv is first on the path, and its Python is not taken for the machine's."""
-    code = "import torch, torchvision, rest, faiss_cpu as f; print(*(m.__version__ for m in (torch, torchvision, rest, f)))"
+    modules = "torch, torchvision, rest, faiss_cpu"
+    code = f"import {modules}; print(*(m.__version__ for m in ({modules})))"
     script = f"source launch/setup.sh && source launch/setup.sh && python -c '{code}; print(torch.__file__)'"
     ended = subprocess.run(["bash", "-c", script], cwd=checkout, env=container, capture_output=True, text=True)
     versions, torch = ended.stdout.splitlines() or [ended.stderr, ""]
@@ -149,7 +150,11 @@ def test_a_torch_that_is_not_there_is_named(
     for path in tmp_path.glob(f"environment/lib/python*/site-packages/{without or 'nothing'}*"):
         path.unlink() if path.is_file() else shutil.rmtree(path)
     ended = subprocess.run(
-        ["bash", "-c", "source launch/setup.sh"], cwd=checkout, env={**container, **changed}, capture_output=True, text=True
+        ["bash", "-c", "source launch/setup.sh"],
+        cwd=checkout,
+        env={**container, **changed},
+        capture_output=True,
+        text=True,
     )
     assert ended.returncode != 0 and words in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
     assert not (checkout / ".venv").exists()

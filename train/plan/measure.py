@@ -61,8 +61,8 @@ class Measured(TorchDispatchMode):
 def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
     """Join a process group of which only rank 0 is real: its collectives take all ranks to hold what this one holds.
 
-    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike. Raises
-    ConfigError with a torch whose fake process group has no such collectives.
+    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
+    Raises ConfigError with a torch whose fake process group has no such collectives.
     """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
