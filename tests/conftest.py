@@ -118,6 +118,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "triton": _compiles_our_kernels(),
         "pretended": _found("gcc") and sys.platform == "linux" and hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
         "fake_gpu": hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
+        "flight_recorder": hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file"),
         "uniform_ranks": hasattr(FakeProcessGroup.Options, "simulate_uniform_ranks"),
         "npm": _found("npm"),
         "linux": sys.platform == "linux",

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -193,7 +194,7 @@ def test_a_package_that_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     install(tmp_path, "transformers", "4.0.0")
     monkeypatch.syspath_prepend(str(tmp_path))
     finding = worst(machine.versions())
-    assert is_told(finding, Level.fail, "transformers 4.0.0 is not", ">=5.3") and finding.code is ExitCode.CONFIG
+    assert is_told(finding, Level.fail, "transformers 4.0.0 is not", ">=5") and finding.code is ExitCode.CONFIG
 
 
 @pytest.mark.parametrize("version", ["2.8.0a0+34c6371d24.nv25.08", "2.11.0+cu130"])
@@ -345,8 +346,13 @@ def test_each_process_of_a_group_writes_its_line_at_once() -> None:
         subprocess.run(
             command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
         )
-        lines = [here.recv(100) for _ in range(2)]
-    assert all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), lines
+        here.setblocking(False)
+        written = []
+        with suppress(BlockingIOError):
+            while True:
+                written.append(here.recv(100))
+    lines = [each for each in written if b"agree" in each]  # gloo of torch 2.8 writes, too
+    assert len(lines) == 2 and all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), written
 
 
 def test_bandwidth_is_told_and_judged() -> None:
