@@ -1,7 +1,7 @@
 """Two environments train the same: python -m tests.other_torch PYTHON OTHER_PYTHON, as launch/lowest.sh does.
 
-Two processes with compiled towers, with ddp and with fsdp2: a run that one began and the other went on with has, to 1e-5,
-the losses of the run that the first makes alone; so both compute the same. Five minutes on two idle cores.
+Two processes with compiled towers, with ddp and with fsdp2: a run that one began and the other went on with has the
+losses, to 1e-5, of the run that the first makes alone; so both compute the same. Five minutes on two idle cores.
 """
 
 from __future__ import annotations
