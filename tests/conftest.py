@@ -111,15 +111,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
-    from torch._C._distributed_c10d import FakeProcessGroup
+    from torch._C import _distributed_c10d as c10d
 
     here = {
         "gpu": torch.cuda.is_available(),
         "triton": _compiles_our_kernels(),
         "pretended": _found("gcc") and sys.platform == "linux" and hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
         "fake_gpu": hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
-        "flight_recorder": hasattr(torch._C._distributed_c10d, "_dump_fr_trace_file"),
-        "uniform_ranks": hasattr(FakeProcessGroup.Options, "simulate_uniform_ranks"),
+        "flight_recorder": hasattr(c10d, "_dump_fr_trace_file"),
+        "uniform_ranks": hasattr(c10d.FakeProcessGroup.Options, "simulate_uniform_ranks"),
         "npm": _found("npm"),
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),

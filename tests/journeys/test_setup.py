@@ -107,7 +107,7 @@ def container(checkout: Path, tmp_path: Path) -> dict[str, str]:
     for name, version in (("torch", "2.8.0a0"), ("torchvision", "0.23.0"), ("rest", "1.0")):
         with ZipFile(wheel(tmp_path, name, version)) as file:
             file.extractall(site)
-    for pip in Path(metadata.distribution("pip").locate_file("")).glob("pip*"):  # as new as the one that is locked
+    for pip in Path(str(metadata.distribution("pip").locate_file(""))).glob("pip*"):  # as new as the one that is locked
         (site / pip.name).symlink_to(pip)
     needed = {"torch": "2.15.0", "torchvision": "0.29.2", "rest": "2.0", "faiss_cpu": "1.0"}
     made = {name: wheel(wheels, name, version, *["torch>=2"] * (name == "rest")) for name, version in needed.items()}

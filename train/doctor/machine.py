@@ -79,7 +79,7 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
             version = metadata.version(needed.name)
         except metadata.PackageNotFoundError:
             version = None
-        names = {version, version and Version(version).base_version} - {None}
+        names = [version, Version(version).base_version] if version else []
         if not any(needed.specifier.contains(name, prereleases=True) for name in names):
             found.append((needed, version))
     return found
