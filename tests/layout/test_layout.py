@@ -49,7 +49,7 @@ train/export train/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 6071, "train": 12342, "eval": 4333, "dyad": 281}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 6071, "train": 12344, "eval": 4333, "dyad": 281}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate
