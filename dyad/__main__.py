@@ -3,7 +3,8 @@
 import sys
 from importlib import import_module
 
-from dyad.data.base.errors import ConfigError, nearest, run
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.start import start
 
 COMMANDS = {
     "train": ("dyad.train.run.main", "train a run, or go on with it"),
@@ -32,7 +33,7 @@ def main() -> None:
 
 def script() -> None:
     """Run the console script `dyad`: call `main`, print errors as messages and exit with the command's exit code."""
-    run(main)
+    start("dyad.__main__")
 
 
 if __name__ == "__main__":

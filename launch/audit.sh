@@ -3,7 +3,8 @@
 # Exit codes: 0 none known, 1 some, listed; 2 not checked, since no advisory source answered. Arguments go to pip-audit:
 #   bash launch/audit.sh --vulnerability-service osv
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build onnx
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/setup.sh demo dev bench build onnx
 
 dyad_audit() { # dyad_audit FILE …: what pip-audit says of FILE, as JSON
     python -m pip_audit --disable-pip --require-hashes --progress-spinner off --format json -r "$@" || true

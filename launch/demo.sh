@@ -3,6 +3,7 @@
 # About ten minutes on two cores, seconds the second time. Arguments go to `python -m train`:  bash launch/demo.sh steps=100
 set -euo pipefail
 trap 'exit 75' TERM INT HUP USR1 # until the training answers signals itself
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/setup.sh demo
 export HF_HUB_OFFLINE=1 # nothing is fetched: the data and the text tower are here
 exec python -m train experiment=emoji "$@"

@@ -21,6 +21,7 @@ if [ "${HOME:-}" = /cache ]; then # the container's: users that share the volume
     export HOME XDG_CACHE_HOME=$HOME
     mkdir -p "$HOME"
 fi
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
+source launch/setup.sh ${DYAD_EXTRAS:-demo}
 exec "${command[@]}"

@@ -6,7 +6,8 @@
 #   bash launch/test.sh --cluster         a SLURM cluster and the Dockerfile instead: root, Debian 12, 25 GB, half an hour
 #   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" demo dev bench build onnx
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source launch/setup.sh demo dev bench build onnx
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
 processes=${TEST_PROCESSES:-$(nproc)}
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it

@@ -7,6 +7,7 @@
 # From the environment: NPROC, NNODES, MASTER_ADDR, MASTER_PORT (29500), RDZV_ID (dyad). On SLURM: launch/slurm.sbatch.
 # Exit codes as `python -m train`: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again.
 set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
 agent='' asked=''
 
 trainers() { # the children of torchrun's agent that run in sessions of their own; one that has ended is a zombie
@@ -30,7 +31,7 @@ trap stop TERM INT HUP USR1
 
 train() { # prepares, and becomes torchrun's agent
     # shellcheck disable=SC2086 # several words; never none, or `source` would hand on our own arguments
-    source "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ${DYAD_EXTRAS:-demo}
+    source launch/setup.sh ${DYAD_EXTRAS:-demo}
     local dry_run='' rendezvous numa command threads
     if [ "${1:-}" = --dry-run ]; then
         dry_run=1
@@ -84,7 +85,7 @@ watch() { # when the trainers have left with a code, torchrun may wait for ever 
     done
 }
 
-source "$(dirname "${BASH_SOURCE[0]}")/job.sh"
+source launch/job.sh
 DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/base/errors.py
 export DYAD_EXIT_CODE
 trap 'rm -f "$DYAD_EXIT_CODE"' EXIT

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -95,17 +96,30 @@ def _joins_machines() -> bool:
     return _mounts() and not subprocess.run([*spaces, "sh", "-c", command], capture_output=True).returncode
 
 
+def _compiles_our_kernels() -> bool:
+    """Is Triton here, and do its loops know the option of ours? That of torch 2.8 does not."""
+    if find_spec("triton") is None:
+        return False
+    import triton.language as tl
+
+    return "disable_licm" in signature(tl.range).parameters
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what takes minutes: many kills, long runs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     import torch
+    from torch._C import _distributed_c10d as c10d
 
     here = {
         "gpu": torch.cuda.is_available(),
-        "triton": find_spec("triton") is not None,
-        "pretended": _found("gcc") and sys.platform == "linux" and torch.version.cuda is not None,
+        "triton": _compiles_our_kernels(),
+        "pretended": _found("gcc") and sys.platform == "linux" and hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
+        "fake_gpu": hasattr(torch._C, "_ensureCUDADeviceGuardSet"),
+        "flight_recorder": hasattr(c10d, "_dump_fr_trace_file"),
+        "uniform_ranks": hasattr(c10d.FakeProcessGroup.Options, "simulate_uniform_ranks"),
         "npm": _found("npm"),
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),

@@ -1,7 +1,6 @@
 """Entry point of `python -m train`, which trains; see dyad/train/run/main.py."""
 
-from dyad.data.base.errors import run
-from dyad.train.run.main import main
+from dyad.start import start
 
 if __name__ == "__main__":
-    run(main)
+    start("dyad.train.run.main")

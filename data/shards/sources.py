@@ -17,6 +17,7 @@ from dyad.data.base.secrets import HIDDEN
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 
 SHARDS = (".tar", ".jsonl")
+ROOT, SAMPLES = Path(__file__).resolve().parents[2], Path("data/samples")  # a wheel has no samples
 PACKED = (".gz", ".zst", ".tgz")
 LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # http servers cannot be asked what they hold
 Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; none for a path of no table
@@ -214,7 +215,17 @@ def _missing_part(path: str) -> str:
     if glob.has_magic(missing.name):
         return f" in {missing.parent}."
     folder = "the working folder" if missing.parent == Path() else missing.parent
-    return f": no '{missing.name}' in {folder}.{nearest(missing.name, os.listdir(missing.parent))}"
+    hint = nearest(missing.name, os.listdir(missing.parent)) or _where_samples_are(path)
+    return f": no '{missing.name}' in {folder}.{hint}"
+
+
+def _where_samples_are(path: str) -> str:
+    """Return the end of an error message about a path of the shipped samples, typed in another folder; else ""."""
+    if not Path(path).is_relative_to(SAMPLES):
+        return ""
+    if (ROOT / SAMPLES).is_dir():
+        return f" The samples are in the checkout: cd {shlex.quote(str(ROOT))}"
+    return f" {SAMPLES} is in a checkout of Dyad alone, not in the package: work there, or name data of yours"
 
 
 def refuse_twice(shards: Sequence[str], key: str) -> None:

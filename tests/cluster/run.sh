@@ -4,7 +4,8 @@
 # Missing packages are unpacked, not installed. All files, SLURM's too, lie in a temporary folder that is removed at the end,
 # also after a failure or Ctrl-C; what was started is stopped. KEEP=1 keeps the folder, to look at the logs.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../../launch/setup.sh" demo
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source launch/setup.sh demo
 source tests/record.sh
 export HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1
 work=$(mktemp -d)

@@ -31,4 +31,4 @@ def packages(*names: str) -> pytest.MarkDecorator:
 
 
 TRAINER = packages("accelerate", "hydra", "open_clip", "transformers", "pydantic", "rich")  # of python -m train
-KERNELS = newer_torch("2.14")  # an addmm of half precision that adds up in float32
+KERNELS = newer_torch("2.11")  # an addmm of half precision that adds up in float32

@@ -15,6 +15,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.plan.measure import Measured, only_rank_0
 
+pytestmark = pytest.mark.uniform_ranks
 ROWS, WIDTH = 8, 5
 
 

@@ -11,6 +11,7 @@ import atexit
 import gc
 import json
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -29,6 +30,8 @@ ROOT = Path(__file__).parents[2]
 HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
 PIL.WebPImagePlugin hydra._internal.hydra dyad.train.cli.compose dyad.train.run.run
 dyad.train.export.main dyad.eval.run.main dyad.eval.run.mine dyad.eval.report.main dyad.eval.run.load_run""".split()
+
+GLOO = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ class Running:
 
     @property
     def out(self) -> str:
-        return self.path.read_text()
+        """What it said, but for what gloo of torch 2.8 says of its connections."""
+        return GLOO.sub("", self.path.read_text())
 
     def wait(self) -> Ended:
         return Ended(self.commands.ask(wait=self.pid), self.out)

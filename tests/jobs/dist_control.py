@@ -197,11 +197,14 @@ def nccl_semantics() -> Any:
     for name, output in COLLECTIVES.items():
         for module in (dist, dist.distributed_c10d):
             setattr(module, name, garbled(kept[name], output))
-    get_error = ProcessGroupGloo.get_error
+    get_error = getattr(ProcessGroupGloo, "get_error", None)  # torch 2.11 has none
     # as NCCL's watchdog sets it before it aborts
     ProcessGroupGloo.get_error = lambda self: ErrorType.REMOTE_ERROR if aborted else ErrorType.SUCCESS
     yield
-    ProcessGroupGloo.get_error = get_error
+    if get_error is None:
+        del ProcessGroupGloo.get_error
+    else:
+        ProcessGroupGloo.get_error = get_error
     for name in COLLECTIVES:
         setattr(dist, name, kept[name])
         setattr(dist.distributed_c10d, name, inner[name])

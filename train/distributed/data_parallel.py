@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from dyad.train.distributed.sharding import FINALIZED
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import TwoTower
 
@@ -84,17 +85,18 @@ def backward(
 
     DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
     chunks, forwards of other chunks may lie between the two, so it is prepared explicitly. Of a sharded tower each
-    layer is averaged as soon as its gradient is complete; of a shared one that is after the whole backward.
+    layer is averaged as soon as its gradient is complete; of a shared one that is after the whole backward, or, where
+    torch has no finalize_backward, once for each of its embeddings.
     """
     distinct = list(dict.fromkeys(towers)) if last else []
     for tower in distinct:
         if isinstance(tower, DistributedDataParallel):
             tower.reducer.prepare_for_backward([])
         elif isinstance(tower, FSDPModule):
-            tower.set_requires_gradient_sync(len(distinct) == len(towers))
+            tower.set_requires_gradient_sync(len(distinct) == len(towers) or not FINALIZED)
     torch.autograd.backward(embeddings, gradients)
     for tower in distinct:
-        if isinstance(tower, FSDPModule):
+        if isinstance(tower, FSDPModule) and FINALIZED:
             tower.set_requires_gradient_sync(True)
             tower.finalize_backward()
 

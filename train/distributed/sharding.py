@@ -25,6 +25,8 @@ from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.tower import Tower
 
 T = TypeVar("T", bound=Tensor)
+# Whether gradients are averaged when we ask for it. torch 2.11 and older average them in the last backward of a layer.
+FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
 
 def shard_size(config: DistConfig, world_size: int, of_machine: int | None = None) -> int:
@@ -71,8 +73,12 @@ def shard(
             for parameter in apart(module.parameters())[0]:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32)).contiguous()
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+            assert isinstance(module, FSDPModule)
+            # gloo of torch 2.8 gives the sum where it is asked for the mean
+            module.set_force_sum_reduction_for_comms(world.device.type == "cpu")
         assert isinstance(tower, FSDPModule)
-        tower.set_manual_backward_finalization(True)
+        if FINALIZED:
+            tower.set_manual_backward_finalization(True)
         register_fsdp_forward_method(tower, "features")
 
 

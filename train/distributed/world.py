@@ -43,11 +43,13 @@ class World:
         """Whether the communication of this process has failed or was aborted.
 
         NCCL completes an aborted collective with undefined memory, and only the next collective raises. An error, a
-        number or a decision that came after the last collective means nothing then.
+        number or a decision that came after the last collective means nothing then. torch 2.11 and older cannot be
+        asked for an error; there only an abort by this process is known.
         """
         group = dist.group.WORLD if self.size > 1 else None
         backends = [group._get_backend(device) for device in group._device_types] if group else []
-        return self.aborted.is_set() or any(backend.get_error() != ErrorType.SUCCESS for backend in backends)
+        failed = [backend.get_error() for backend in backends if hasattr(backend, "get_error")]
+        return self.aborted.is_set() or any(error != ErrorType.SUCCESS for error in failed)
 
 
 def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = None) -> World:
@@ -90,7 +92,9 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
     if state.num_processes == 1:
         return World(device=own)
     if start_timeout:
-        dist.set_timeout(timedelta(seconds=timeout))
+        # torch 2.11 and older know it by a private name alone
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(timedelta(seconds=timeout))
     control: Any = None
     if not cpu:
         before = set(open_connections())  # NCCL's connections are not gloo's

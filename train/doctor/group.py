@@ -5,6 +5,7 @@ Under torchrun the processes are torchrun's, on all machines.
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -32,8 +33,10 @@ class ProcessGroup:
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
         command, output = [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)], subprocess.PIPE
+        # a torchrun around this process has a store of its own, to which torch 2.8 would connect
+        own = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
         self._process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            command, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True, env=own
         )
 
     def problem(self) -> str:
@@ -48,7 +51,7 @@ class ProcessGroup:
             self._process.communicate()
             return f"no answer in {5 * SECONDS:.0f} s"
         lines = [line for line in output.splitlines() if line.strip()]
-        speeds = [float(line.removeprefix(AGREED)) for line in lines if line.startswith(AGREED)]
+        speeds = [float(speed) for speed in re.findall(rf"{AGREED} (\S+)", output)]  # gloo of torch 2.8 prints between
         if len(speeds) == self._count:
             self.speed = min(speeds)
             return ""

@@ -5,6 +5,7 @@ Each check yields findings: lines marked ok, warn or fail, with a fix.
 
 import os
 import platform
+import re
 import resource
 import shutil
 import tomllib
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
@@ -21,16 +23,20 @@ from dyad.data.base.parallel import available_cores, core_quota
 
 ROOT = Path(__file__).resolve().parents[2]  # the checkout, or the installed package
 PROJECT, LOCK = ROOT / "pyproject.toml", ROOT / "requirements.lock"  # a wheel has neither
-SHOWN = ("torch", "transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
+SHOWN = ("transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
 INSTALL_EXTRA = "pip install -e '.[{}]' -c requirements.lock" if LOCK.exists() else "pip install 'dyad.whl[{}]'"
 INSTALL = f"{INSTALL_EXTRA.format('cpu')}   ([gpu] with a GPU), or in a checkout: source launch/setup.sh demo"
+FROM_TORCH = re.compile("torch$|torchvision$|triton$|nvidia-|cuda-")  # packages that come with torch, or belong to it
 LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
 LEAST_FILES, GOOD_FILES = 256, 1024
 
 
 def versions() -> Iterator[Finding]:
-    """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others."""
+    """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others.
+
+    Any torch that Dyad runs on is as good as the one of requirements.lock: see `torch_found`.
+    """
     if PROJECT.exists():
         project = tomllib.loads(PROJECT.read_text())["project"]
         required_python, required = project["requires-python"], project["dependencies"]
@@ -47,7 +53,9 @@ def versions() -> Iterator[Finding]:
         yield fail("packages", f"{needed.name} {problem}", INSTALL, ExitCode.CONFIG)
     tested = [line for line in LOCK.read_text().splitlines() if line and line[0] not in "#- "] if LOCK.exists() else []
     if other := [
-        f"{each.name} {version} ({str(each.specifier)[2:]} there)" for each, version in _mismatches(tested) if version
+        f"{each.name} {version} ({str(each.specifier)[2:]} there)"
+        for each, version in _mismatches(tested)
+        if version and not FROM_TORCH.match(each.name)
     ]:
         more = f" and {len(other) - 5} more" if len(other) > 5 else ""
         yield warn("packages", f"not as in requirements.lock: {', '.join(other[:5])}{more}", INSTALL)
@@ -60,7 +68,8 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
     """Return the requirements that are not met, each with the installed version, or None if it is not installed.
 
     lines: requirements as in requirements.txt. Those for other systems or for extras are skipped. If several copies of
-    a package are installed, the first on the path counts, as for the import system.
+    a package are installed, the first on the path counts, as for the import system. A container's
+    2.9.0a0 counts as 2.9.
     """
     found: list[tuple[Requirement, str | None]] = []
     for needed in map(Requirement, lines):
@@ -70,9 +79,29 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
             version = metadata.version(needed.name)
         except metadata.PackageNotFoundError:
             version = None
-        if version is None or version not in needed.specifier:
+        names = [version, Version(version).base_version] if version else []
+        if not any(needed.specifier.contains(name, prereleases=True) for name in names):
             found.append((needed, version))
     return found
+
+
+def torch_found() -> Iterator[Finding]:
+    """Tell which torch runs, its CUDA and its folder, and what of Dyad a newer one would add."""
+    import torch
+    from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroupGloo
+
+    from dyad.train.distributed.sharding import FINALIZED
+
+    needed = {
+        "the kernels of the loss (torch 2.11)": Version(torch.__version__) >= Version("2.11.0a0"),
+        "one averaging of a shared sharded tower instead of two": FINALIZED,
+        "errors of NCCL before the next collective": hasattr(ProcessGroupGloo, "get_error"),
+        "plan.gpus and plan.dry_run (torch 2.15)": hasattr(FakeProcessGroup.Options, "simulate_uniform_ranks"),
+    }
+    lacking = ", ".join(what for what, there in needed.items() if not there)
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
+    where = Path(torch.__file__).parent
+    yield ok("torch", f"{torch.__version__}, {built}, {where}{lacking and f'; lacks {lacking}'}")
 
 
 def devices(precision: str) -> Iterator[Finding]:

@@ -89,6 +89,7 @@ def look(arguments: Sequence[str]) -> Iterator[Finding]:
         groups.append((group.nccl, group.ProcessGroup("nccl", gpus)))
     yield ok("checkout", str(machine.ROOT))
     yield from found("packages", machine.versions)
+    yield from found("torch", machine.torch_found)
     yield from found("devices", machine.devices, config.precision.name if config else "")
     yield from found("kernels", machine.kernels)
     yield from found("threads", machine.threads)

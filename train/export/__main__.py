@@ -1,7 +1,6 @@
 """`python -m train.export`: write a trained model for another library, see dyad/train/export/main.py."""
 
-from dyad.data.base.errors import run
-from dyad.train.export.main import main
+from dyad.start import start
 
 if __name__ == "__main__":
-    run(main)
+    start("dyad.train.export.main")

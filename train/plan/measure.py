@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.losses.sums.all_gather import Layout
 
 # Collectives by their names in torch; those of DTensor are functional, and have no underscore
@@ -61,11 +62,15 @@ def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> N
     """Join a process group of which only rank 0 is real: its collectives take all ranks to hold what this one holds.
 
     device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
+    Raises ConfigError with a torch whose fake process group has no such collectives.
     """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    options = FakeProcessGroup.Options()
+    options: Any = FakeProcessGroup.Options
+    if not hasattr(options, "simulate_uniform_ranks"):
+        raise ConfigError(f"a plan needs torch 2.15 or newer, and this is {torch.__version__}")
+    options = options()
     options.simulate_uniform_ranks = True
     group: dict[str, Any] = {"store": FakeStore(), "rank": 0, "world_size": world_size, "pg_options": options}
     dist.init_process_group("fake", device_id=device, **group)

@@ -117,8 +117,9 @@ class TwoTower(nn.Module):
 
 def precision_of(device: torch.device) -> torch.dtype | None:
     """Return the dtype of the torch.autocast context that this call runs in, for `device`; None outside of autocast."""
-    available = torch.amp.is_autocast_available(device.type)  # not on the meta device
-    return torch.get_autocast_dtype(device.type) if available and torch.is_autocast_enabled(device.type) else None
+    # the meta device has no autocast; torch.amp.is_autocast_available would break the graph of a tower in torch 2.11
+    on = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.get_autocast_dtype(device.type) if on else None
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.flight_recorder
 def test_the_flight_recorder_writes_into_the_run_folder(tmp_path: Path) -> None:
     assert run(RECORD, tmp_path).returncode == 0
     entries = pickle.loads((tmp_path / "nccl_trace_rank_0").read_bytes())["entries"]

@@ -28,6 +28,8 @@ from dyad.train.plan.plan import RunPlan, counted_samples
 from dyad.train.plan_config import GPUS
 from dyad.train.run.main import check, run
 
+pytestmark = pytest.mark.uniform_ranks
+
 
 def config_of(*words: str) -> TrainConfig:
     return compose_config(read_line(words).words)
@@ -120,6 +122,13 @@ def test_shards_divide_weights_and_moments() -> None:
             stays["moments"][0],
         ]
         assert ("all-reduce, gradients" in whole.sent()) == (name == "hsdp")
+
+
+def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fake process group has no options."""
+    monkeypatch.setattr("torch._C._distributed_c10d.FakeProcessGroup.Options", object)
+    with pytest.raises(ConfigError, match=r"^a plan needs torch 2.15 or newer, and this is [\w.+]+$"):
+        RunPlan(config_of("model=tiny_clip_gn", "plan.gpus=2", "plan.gpu=t4", "steps=9"))
 
 
 def test_every_gpu_has_peaks() -> None:

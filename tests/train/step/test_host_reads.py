@@ -26,10 +26,13 @@ def census(request: pytest.FixtureRequest) -> host_reads.Census:
 
 
 def test_a_step_reads_once_and_copies_nothing(census: host_reads.Census) -> None:
+    with counted_host_reads() as of_torch:
+        torch.quantile(torch.ones(3), torch.ones(1))  # torch 2.8 reads which quantiles are asked for
     for case, found in census.items():
         assert not found["copies"], (case, found["copies"])
         if not any(word in case for word in WAITS):
-            assert sum(found["reads"].values()) == 1, (case, found["reads"])
+            most = 1 + ("isogclr" in case) * of_torch.reads.total()
+            assert 1 <= sum(found["reads"].values()) <= most, (case, found["reads"])
         assert sum(found["collectives"].values()) <= MOST.get(case, 5), (case, found["collectives"])
 
 

@@ -16,6 +16,7 @@ from dyad.train.towers.frozen_cache import FrozenCache
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.tower import Tower
 
+pytestmark = pytest.mark.fake_gpu
 BERT: dict[str, Any] = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
 
 

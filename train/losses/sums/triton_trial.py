@@ -33,11 +33,25 @@ def compile_problem(device: torch.device) -> str:
         number = torch.ones(1, device=device)
         with torch.cuda.device_of(number):
             triton.jit(_increment)[(1,)](number)
-        return "" if number.item() == 2 else "Triton computes wrongly. Fix: run python -m train.doctor"
+        if number.item() != 2:
+            return "Triton computes wrongly. Fix: run python -m train.doctor"
     except Exception as error:  # whatever compilers, drivers and file systems raise
         in_files = isinstance(error, OSError)
         fix = "set TRITON_CACHE_DIR to a folder of yours" if in_files else "install gcc, or set CC to a C compiler"
         return f"Triton cannot compile: {first_line(error)}. Fix: {fix}"
+    if device.type == "cuda" and not _adds_in_float32(device):
+        return f"torch {torch.__version__} lacks an addmm that they need. Fix: torch 2.11 or newer"
+    return ""
+
+
+def _adds_in_float32(device: torch.device) -> bool:
+    """Whether torch can add a product of half precision to a float32 matrix. torch 2.11 can, 2.10 refuses."""
+    half = torch.ones(8, 8, device=device, dtype=torch.float16)
+    try:
+        torch.addmm(half.float(), half, half, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):
+        return False
+    return True
 
 
 def _increment(number):
