@@ -1,9 +1,9 @@
 """A rank's batches, which loader processes make in parts: at most ITEM samples at a time.
 
 A part is small so that a slow storage is not taken for a lost one, and so that all workers share the first batch. The
-parts of a batch are copied together as they come. Only as many are made ahead as two batches have, and the memory of one
-is given back before the next is taken: so the shared memory of all workers never exceeds two batches (of fewer samples
-than workers, a part for each worker).
+parts of a batch are copied together as they come. Only as many are made ahead as two batches have, and the memory of
+one is given back before the next is taken: so the shared memory of all workers never exceeds two batches (or a part for
+each worker and one, if that is more).
 """
 
 import os

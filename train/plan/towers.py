@@ -109,8 +109,8 @@ class FakeTowers:
 
 
 def gathered_parts(tower: nn.Module) -> list[int]:
-    """Return the bytes of the weights that a sharded tower gathers at once: of those in no layer, and of each layer, the
-    largest last."""
+    """Return the bytes of the weights that a sharded tower gathers at once: of what is in no layer, and of each layer,
+    the largest last."""
     layers = sorted(nbytes(layer.parameters()) for layer in layers_of(tower))
     return [nbytes(tower.parameters()) - sum(layers), *layers]
 
