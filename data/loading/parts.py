@@ -1,10 +1,12 @@
 """A rank's batches, which loader processes make in parts: at most ITEM samples at a time.
 
 A part is small so that a slow storage is not taken for a lost one, and so that all workers share the first batch. The
-parts of a batch are copied together as they come. Only as many are made ahead as two batches have, so the shared memory
-of all workers never exceeds two batches.
+parts of a batch are copied together as they come. Only as many are made ahead as two batches have, and the memory of
+one is given back before the next is taken: so the shared memory of all workers never exceeds two batches (or a part for
+each worker and one, if that is more).
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -24,7 +26,8 @@ ITEM = 256  # samples of a part, at the most
 SIDES = ("x", "y")  # of a batch, which may be pictures
 
 B = TypeVar("B", bound=Batch)
-MakePart = Callable[[int, int, slice], B]  # (step, number of the part over all steps, its rows of the batch)
+# (step, number of the part over all steps, its rows of the batch) → a part, whose pictures nothing else keeps
+MakePart = Callable[[int, int, slice], B]
 
 
 def batches_of_parts(make: MakePart[B], steps: range, rows: int, workers: int, **options: Any) -> Iterator[B]:
@@ -65,6 +68,7 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
     pictures, firsts = dict[str, Tensor](), [0]
     for part in parts:
         firsts.append(firsts[-1] + len(part))
+        copied: list[Tensor] = []
         for side in SIDES:
             found = getattr(part, side)
             if isinstance(found, Tensor) and (pin or len(part) < rows):
@@ -72,10 +76,20 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
                     pictures[side] = torch.empty(rows, *found.shape[1:], dtype=found.dtype, pin_memory=pin)
                 pictures[side][firsts[-2] : firsts[-1]] = found
                 setattr(part, side, pictures[side])
-            del found  # frees the shared memory of the part
+                copied.append(found)
+            del found
+        while copied:  # when both are copied: they may lie in one memory
+            _give_back(copied.pop())
         taken.append(part)
     batch = _joined(taken, firsts)
     return batch.pin_memory() if pin else batch
+
+
+def _give_back(copied: Tensor) -> None:
+    """Free the memory of a tensor of a part, if it is shared. The worker that sent it closes its file when it comes to
+    it, which may be later than the next part; a file that was emptied takes no memory from now on."""
+    if copied.is_shared():
+        os.ftruncate(copied.untyped_storage()._share_fd_cpu_()[0], 0)
 
 
 def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:

@@ -76,6 +76,7 @@ def prefetched(
             with group.waiting_for(number, timeout):
                 value = next(outcomes)
             if isinstance(value, UserError):
+                del outcomes  # ends the workers, although the error's traceback keeps this frame
                 raise value
             yield value
             del value  # frees its shared memory before the next value comes

@@ -1,8 +1,8 @@
 """`python -m train …` without the seconds of imports: a process that has them starts each command in a fork of itself.
 
 python tests/helpers/cli.py reads JSON lines, {"start": [module, argument, …], "cwd": path, "out": path, "env": {…}} or
-{"wait": pid}, and answers each with a number: the process id, the exit code (minus the signal). A fork runs the real
-`__main__` of the module in a session of its own; its standard output and error go to `out`.
+{"wait": pid}, and answers each with a number: the process id, the exit code (minus the signal); {} ends it. A fork runs
+the real `__main__` of the module in a session of its own; its standard output and error go to `out`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Commands:
         return int(self._server.stdout.readline())
 
     def close(self) -> None:
-        self._server.communicate()
+        # not by the end of its input: forks of this process, such as loader workers, may hold that open
+        self._server.communicate("{}\n")
         assert self._server.returncode == 0
 
 
@@ -121,6 +122,8 @@ def serve() -> None:
     gc.freeze()  # a collection in a fork would copy every page
     for line in sys.stdin:
         question = json.loads(line)
+        if not question:
+            break
         if "wait" in question:
             print(os.waitstatus_to_exitcode(os.waitpid(question["wait"], 0)[1]), flush=True)
             continue

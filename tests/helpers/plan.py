@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch._C._distributed_c10d import FakeWork, Work
 from torch._C._profiler import _EventType
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dyad.data.batch import Batch
 from dyad.train.cli.compose import compose_config
@@ -61,9 +67,31 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
     trained = sum(p.nbytes for p in model.towers.parameters() if p.requires_grad)
     before = sum(local(tensor).nbytes for tensor in there)
     before += trained * (world.size > 1 and config.dist.name is Parallel.ddp)  # the buckets of DDP
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled, LetGo():
         step(batch, 1)
     return before + _peak(profiled), measured.sent
+
+
+class LetGo(TorchDispatchMode):
+    """Ends each collective only when gloo's thread no longer holds its tensors.
+
+    torch's profiler counts what a thread of its own frees. What gloo's thread is the last to hold counted as never
+    freed, each time that thread got no processor between the end of a collective and letting go.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(of, DTensor) for of in types):
+            return NotImplemented  # it comes again, as operations on this rank's parts
+        if func.namespace != "c10d" or func.overloadpacket.__name__ == "allreduce_":  # of DDP's buckets, which stay
+            return func(*args, **kwargs or {})
+        storages = [leaf.untyped_storage()._cdata for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        held = [*map(torch._C._storage_Use_Count, storages)]
+        *results, work = func(*args, **kwargs or {})
+        Work.unbox(work).wait()
+        del work
+        while held != [*map(torch._C._storage_Use_Count, storages)]:
+            time.sleep(1e-4)
+        return *results, FakeWork().boxed()
 
 
 def _peak(profiled: Any) -> int:

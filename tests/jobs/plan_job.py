@@ -28,7 +28,8 @@ def main() -> None:
             assert plan.devices.count == world.size and not plan.devices.is_gpu
             expected = plan.peak(plan.pairs, plan.chunk)
             print(f"{run}: planned {expected / 2**20:.1f} MiB, taken {peak / 2**20:.1f}")
-            assert abs(expected / peak - 1) < 0.15, (run, expected, peak)
+            # on CPUs a convolution copies what it takes inside its kernel; other small things are below 1 %
+            assert (0.9 if run == "small_cnn" else 0.99) < expected / peak < 1.15, (run, expected, peak)
             for kind in ("all-gather", "all-reduce", "reduce-scatter"):
                 of_plan = sum(size for what, (size, *_) in plan.sent().items() if what.startswith(kind))
                 assert of_plan == sent[kind], (run, kind, of_plan, sent)

@@ -63,14 +63,14 @@ class RunPlan:
         """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
         config, towers, shards = self.config, self.towers, self.devices.shards
         trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
-        whole, casts = towers.largest * (1 - 1 / shards) / (1 + self._sends_half), self._is_half * towers.weights / 2
+        casts, share = self._is_half * towers.weights / 2, (shards > 1) / (1 + self._sends_half)
         stays: Rows = {
             "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
             "moments": (towers.moments / shards, "B", f"state of optim.name={config.optim.name} / {shards} shards"),
             "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
             "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
             "target": (trained * self._has_target, "B", "as the trained weights"),
-            "whole weights": (whole, "B", "what is in no layer, and two layers · (1 - 1 / shards)"),
+            "whole weights": (share * towers.whole, "B", "what is in no layer, and two layers, beside the shards"),
             "inputs": (
                 copies * towers.inputs * pairs / self.chunk,
                 "B",
@@ -85,6 +85,8 @@ class RunPlan:
             shards == 1 or not self._sends_half
         )  # else weights are gathered in the type of autocast
         forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
+        # fully_shard keeps the buffer of a gathering, from which weights are copied, until it has the next layer's
+        forward, backward = (max(most, share * towers.largest) for most in (forward, backward))
         # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared

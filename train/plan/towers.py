@@ -45,9 +45,9 @@ class FakeTowers:
     """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
     embeddings; y_rows: of a chunk.
 
-    Bytes: weights: all; moments: the state of the optimiser; largest: most of a sharded tower that is gathered at a
-    time; inputs: of a chunk; graph: what it keeps after its forward pass; forward, backward: the most during each, the
-    graph included. forward_flops, backward_flops: FLOPs of one pair.
+    Bytes: weights: all; moments: the state of the optimiser; whole: most of a sharded tower that is whole at a time;
+    largest: most that is gathered at once; inputs: of a chunk; graph: what it keeps after its forward pass; forward,
+    backward: the most during each, the graph included. forward_flops, backward_flops: FLOPs of one pair.
     """
 
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
@@ -72,7 +72,9 @@ class FakeTowers:
             self._run(inputs, tensors, AUTOCAST[devices.precision])
         state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
         self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))
-        self.largest, self.y_rows = max(map(gathered_at_once, self._towers)), len(inputs[1])
+        parts = [*map(gathered_parts, self._towers)]
+        self.whole, self.largest = max(rest + sum(layers[-2:]) for rest, *layers in parts), max(map(max, parts))
+        self.y_rows = len(inputs[1])
 
     def _run(self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None) -> None:
         # an outer autocast, which is off, keeps casts of the weights until the backward is over, as the trainer's does
@@ -106,10 +108,11 @@ class FakeTowers:
         return forward, backward, once
 
 
-def gathered_at_once(tower: nn.Module) -> int:
-    """Return the bytes of the weights of a sharded tower that are whole at a time: two layers, and what is in none."""
-    layers = [nbytes(layer.parameters()) for layer in layers_of(tower)]
-    return nbytes(tower.parameters()) - sum(sorted(layers)[:-2])
+def gathered_parts(tower: nn.Module) -> list[int]:
+    """Return the bytes of the weights that a sharded tower gathers at once: of what is in no layer, and of each layer,
+    the largest last."""
+    layers = sorted(nbytes(layer.parameters()) for layer in layers_of(tower))
+    return [nbytes(tower.parameters()) - sum(layers), *layers]
 
 
 def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -1,6 +1,7 @@
 """Encoding in fixed blocks: one process, several, with and without loader processes: the same bits."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -164,9 +165,11 @@ class Damaged:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_data_arrives_as_it_was(workers: int) -> None:
+    before = multiprocessing.active_children()
     with pytest.raises(DataError) as caught:
         encoder(workers=workers)("x", Damaged())
     assert str(caught.value) == "shard.tar: sample '20' is damaged"
+    assert set(multiprocessing.active_children()) <= {*before}, "workers live on while somebody holds the error"
 
 
 def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None:
