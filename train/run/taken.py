@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from dyad.train.config import ImageTower, TrainConfig
+from dyad.train.config import Activation, ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 from dyad.train.towers.calibration import Calibration
@@ -37,4 +37,6 @@ def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
         parts.append(f"texts of {length} tokens")
     if isinstance(model, ImageTextModel) and (model.open_clip_config or {}).get("quick_gelu"):
         parts.append("QuickGELU")
+    elif own.activation is Activation.model and own.pretrained:
+        parts.append("the activation of its name, whatever the weights had (model.activation=model)")
     yield f"{words}: {'; '.join(parts)}"

@@ -213,10 +213,8 @@ def _transformers(context: BuildContext) -> ImageParts:
     config, image = context.config, context.config.image
     if (name := context.image_name) is None:
         raise ConfigError("model.image.name is missing: a transformers folder, a published name or pkg:PACKAGE/FOLDER")
-    key, pretrained = (
-        f"model{'.image' if image.name else ''}.name={name}",
-        context.load_pretrained and not image.from_scratch,
-    )
+    key = f"model{'.image' if image.name else ''}.name={name}"
+    pretrained = context.load_pretrained and not image.from_scratch
     processor = load_companion(key, name, "AutoImageProcessor")
     loaded = context.transformers_model(key, name, pretrained)
     model, encoder = loaded.model, getattr(loaded.model, "vision_model", loaded.model)  # a text tower may be beside it

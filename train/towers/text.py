@@ -113,10 +113,8 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     config, text, name = context.config, context.config.text, context.text_name
     if name is None:
         raise ConfigError("model.text.name is missing: a transformers folder or name, or pkg:PACKAGE/FOLDER")
-    key, pretrained = (
-        f"model{'.text' if text.name else ''}.name={name}",
-        context.load_pretrained and not text.from_scratch,
-    )
+    key = f"model{'.text' if text.name else ''}.name={name}"
+    pretrained = context.load_pretrained and not text.from_scratch
     tokenizer, loaded = load_companion(key, name, "AutoTokenizer"), context.transformers_model(key, name, pretrained)
     encoder, pooling, own_projection = loaded.model, text.pooling, None
     if encoder.config.model_type in TWO_TOWERS:
