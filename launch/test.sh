@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole test suite, after ruff and pyright, one process per core (TEST_PROCESSES).
+# The whole test suite, after ruff and beside pyright, one process per core (TEST_PROCESSES).
 #   bash launch/test.sh --coverage        also measures line coverage, which must be 90 % at least; a third slower
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
 #   bash launch/test.sh --lowest          the quick tests of data, train and eval on the oldest packages of pyproject.toml
@@ -13,9 +13,20 @@ processes=${TEST_PROCESSES:-$(nproc)}
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it
 ruff check --no-cache .
 ruff format --check .
-pyright
-if [ "$*" = --lowest ]; then exec bash launch/lowest.sh; fi
+types=$(mktemp)
+trap 'rm -f "$types"' EXIT
+pyright >"$types" 2>&1 & # the first minute has a core to spare: pytest collects
+checker=$!
+typed() { # what pyright found; a type error is a failure
+    wait "$checker" || { cat "$types" && exit 1; }
+    tail -n 1 "$types"
+}
+if [ "$*" = --lowest ]; then
+    typed
+    exec bash launch/lowest.sh
+fi
 if [ "$*" = --cluster ]; then
+    typed
     bash tests/cluster/run.sh
     exec bash tests/docker/run.sh
 fi
@@ -28,9 +39,13 @@ if [ "$*" = --soak ]; then
     soak=(--soak)
     shift
 fi
-if [ $# -gt 0 ]; then exec python -m pytest "$@"; fi
+if [ $# -gt 0 ]; then
+    typed
+    exec python -m pytest "$@"
+fi
 rm -f .coverage .coverage.*
 python -m "${measured[@]}" pytest "${soak[@]}" -n "$processes" --dist loadfile --no-loadscope-reorder
+typed
 if [ "${#measured[@]}" = 0 ]; then exit; fi
 python -m coverage combine -q
 python -m coverage report --fail-under=90
