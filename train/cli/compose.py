@@ -98,12 +98,11 @@ def words_for(config: TrainConfig) -> list[str]:
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     if compose_config(words).objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
-    keys, changed = all_keys(config), {"": None}
-    while changed:
+    for _ in range(2):
         composed = {**all_keys(compose_config(words)), "experiment": config.experiment}
-        changed = {key: value for key, value in keys.items() if composed.get(key) != value}
+        changed = {key: value for key, value in all_keys(config).items() if composed.get(key) != value}
         words += [f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
-    return words
+    return list(dict.fromkeys(words))
 
 
 def written(value: Any) -> str:

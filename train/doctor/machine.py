@@ -68,8 +68,8 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
     """Return the requirements that are not met, each with the installed version, or None if it is not installed.
 
     lines: requirements as in requirements.txt. Those for other systems or for extras are skipped. If several copies of
-    a package are installed, the first on the path counts, as for the import system. A container's
-    2.9.0a0 counts as 2.9.
+    a package are installed, the first on the path counts, as for the import system. 2.9.0a0, as of a container, counts
+    as 2.9.
     """
     found: list[tuple[Requirement, str | None]] = []
     for needed in map(Requirement, lines):

@@ -96,8 +96,8 @@ def run_folder(config: TrainConfig) -> Path:
     recipe file, its name without suffix stands for `<experiment>`. The digits are a hash of the keys that change the
     trained weights (see maths_keys).
     """
-    keys = {key: value for key, value in maths_keys(config).items() if ADDED.get(key, ...) != value}
-    keys = {key: value for key, value in keys.items() if key not in UNNAMED}
+    named = {key: value for key, value in maths_keys(config).items() if key not in UNNAMED}
+    keys = {key: value for key, value in named.items() if ADDED.get(key, ...) != value}
     keys["precision"] = keys["precision"].replace("auto", "fp32")  # one name on all machines, that of older runs
     recipe = keys["experiment"] = re.sub(r"(.*/)?(.*)\.ya?ml", r"\2", config.experiment or "") or None
     digest = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:8]
@@ -235,18 +235,22 @@ def run_of(path: Path) -> Path | None:
 
 def recorded_precision(config: TrainConfig) -> Precision:
     """Return config.precision, and for `auto` the precision that the run which this one resumes was trained with."""
-    old, mode = _resumed_keys(config), config.resume.mode
-    if mode not in ("auto", "never"):
-        run = run_of(Path(mode))
-        old = flat(saved_config(run)) if run else None
-    used = (old or {}).get("precision")
+    used = _begun_keys(config).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 
 
 def recorded_activation(config: TrainConfig) -> Activation:
     """Return model.activation of the run that this one resumes, else that of `config`."""
-    used = (_resumed_keys(config) or {}).get("model.activation")
+    used = _begun_keys(config).get("model.activation")
     return Activation(used) if used in list(Activation) else config.model.activation
+
+
+def _begun_keys(config: TrainConfig) -> dict[str, Any]:
+    """Return the dotted keys of the run in the run folder, or in the folder that resume names; {} for a new run."""
+    if config.resume.mode in ("auto", "never"):
+        return _resumed_keys(config) or {}
+    run = run_of(Path(config.resume.mode))
+    return flat(saved_config(run)) if run else {}
 
 
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:

@@ -258,10 +258,9 @@ class PublishedWeights:
 def check_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
     """Check that the weights `pretrained` of open_clip's model `name` exist, and return what open_clip says of them.
 
-    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: a file
-    may be missing. Raises ConfigError for
-    weights that do not exist, weights of the model with the other activation, or a tag for a model from a folder or the
-    hub.
+    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: they may
+    be missing. Raises ConfigError for weights that do not exist, weights of the model with the other activation, or a
+    tag for a model from a folder or the hub.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return PublishedWeights()
