@@ -72,7 +72,7 @@ def padding_id(model: TwoTowerModel) -> int | None:
 
 def takes_any_length(tower: nn.Module) -> bool:
     """Whether a text tower takes rows of any length, and not of its context length alone."""
-    return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and tower.trunk.pooling is not None
+    return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and not tower.trunk.one_length
 
 
 def _clip(own: Any) -> Tokenizer:

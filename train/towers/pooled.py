@@ -43,18 +43,14 @@ class Pooled(nn.Module):
     speed. The encoder gets token ids and attention mask, but no token types (every text is segment 0). pooling: None
     for an encoder that pools by itself, as the text model of CLIP. pad: the token id that the encoder gets for PADDING.
     grouped: whether rows of similar length run together; otherwise there is one call of the encoder a forward pass.
+    one_length: whether rows are never cut, as SigLIP pools the state of the last place, whatever token is there.
     """
 
-    def __init__(self, encoder: nn.Module, pooling: Pooling | None, pad: int) -> None:
+    def __init__(self, encoder: nn.Module, pooling: Pooling | None, pad: int, one_length: bool = False) -> None:
         super().__init__()
         self.encoder, self.pooling, self.pad = encoder, pooling, pad
         self.grouped = True
-
-    @property
-    def places(self) -> bool:
-        """Whether an encoder that pools by itself takes the state of a place, the last one, as SigLIP: its rows have
-        one length then, and not, as those of CLIP, that of their texts."""
-        return self.pooling is None and "siglip" in str(getattr(self.encoder.config, "model_type", ""))
+        self.one_length = one_length
 
     def extra_repr(self) -> str:
         """Return the pooling and the padding id as text for repr().
@@ -66,7 +62,7 @@ class Pooled(nn.Module):
 
     def forward(self, tokens: Tensor, counts: Lengths | None = None) -> Tensor:
         """Embed token ids (b, L) as (b, H). counts: the tokens of each row; None: they are read from `tokens`."""
-        if self.pooling is None:  # the state that it pools may be that of a place, as SigLIP's is of the last
+        if self.one_length:
             return self.encode_group(tokens)
         counts = token_counts(tokens) if counts is None else counts
         lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]

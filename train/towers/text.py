@@ -116,8 +116,9 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     key = f"model{'.text' if text.name else ''}.name={name}"
     pretrained = context.load_pretrained and not text.from_scratch
     tokenizer, loaded = load_companion(key, name, "AutoTokenizer"), context.transformers_model(key, name, pretrained)
-    encoder, pooling, own_projection = loaded.model, text.pooling, None
+    encoder, pooling, own_projection, one_length = loaded.model, text.pooling, None, False
     if encoder.config.model_type in TWO_TOWERS:
+        one_length = encoder.config.model_type.startswith("siglip")
         own_projection = getattr(encoder, "text_projection", None) or nn.Identity()
         encoder, pooling = encoder.text_model, None
     elif hasattr(encoder, "encoder") and hasattr(encoder, "decoder"):  # T5, whose saved encoder has no decoder
@@ -126,7 +127,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if text.lower_case:  # before the tokenizer's own normalisation, as sentence-transformers does for do_lower_case
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
-    pad = _padding(tokenizer, "right" if pooling else tokenizer.padding_side)
+    pad = _padding(tokenizer, tokenizer.padding_side if one_length else "right")
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if text.frozen:
@@ -140,7 +141,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         projection = own_projection
     else:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
-    tower = Tower(Pooled(encoder, pooling, pad), projection, cache_mb=config.frozen_cache_mb)
+    tower = Tower(Pooled(encoder, pooling, pad, one_length), projection, cache_mb=config.frozen_cache_mb)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
 
 

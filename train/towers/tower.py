@@ -37,7 +37,7 @@ class Tower(nn.Module):
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
         capacity = None if cache_mb is None else cache_mb << 20
-        padded = isinstance(trunk, Pooled) and trunk.pooling is not None  # else rows stay as long as they are
+        padded = isinstance(trunk, Pooled) and not trunk.one_length
         self._frozen_cache = FrozenCache(capacity, padded) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.export import near
-from helpers.foreign import MADE, Foreign, clip_tokenizer, stand_in_hub, unit
+from helpers.foreign import MADE, Foreign, clip_tokenizer, of_two_towers, stand_in_hub, unit
 from helpers.tiny_runs import records
 from helpers.towers import pictures
 from omegaconf import OmegaConf
@@ -360,3 +360,18 @@ def test_a_text_whose_tokenizer_pads_with_its_end(tmp_path: Path) -> None:
         tokenizer: Any = model.tokenize
         assert tokenizer.lengths(together)[0] == 4  # start, a, frog, end
         torch.testing.assert_close(tower(alone)[0], tower(together)[0], atol=1e-6, rtol=0)
+
+
+def test_the_text_model_of_clip_embeds_questions_of_any_length_and_that_of_siglip_none(tmp_path: Path) -> None:
+    (tmp_path / "clip").mkdir()
+    foreign = of_two_towers(tmp_path / "clip", "clip")
+    model = build_model(configured(*text_words(tmp_path / "clip"), "model.embed_dim=null"))
+    tower = model.towers.eval().x_tower
+    rows = [model.tokenize(texts, 24) for texts in (["a frog"], ["a frog", TEXTS[2]])]
+    assert [tokens.shape[1] for tokens in rows] == [8, 24]
+    for tokens in rows:
+        torch.testing.assert_close(tower(tokens)[:1], foreign.texts(["a frog"]), atol=1e-6, rtol=0)
+    (tmp_path / "siglip").mkdir()
+    of_two_towers(tmp_path / "siglip", "siglip")
+    with pytest.raises(ConfigError, match="texts of one length"):
+        build_model(configured(*text_words(tmp_path / "siglip")))
