@@ -156,16 +156,13 @@ def of_two_towers(folder: Path, kind: str) -> Foreign:
     given = processor.to_dict()
     mean, std = (torch.tensor(given[key]).view(3, 1, 1) for key in ("image_mean", "image_std"))
 
-    def pooled(found: Any) -> Tensor:
-        return getattr(found, "pooler_output", found)
-
     how = "shortest" if kind == "clip" else "squash"
     by = {2: "bilinear", 3: "bicubic"}[given["resample"]]
     return Foreign(
         ["model=transformers", f"model.name={folder}"],
         f"hf:{folder}",
-        lambda pixels: pooled(model.get_image_features(pixel_values=(pixels / 255 - mean) / std)),
-        lambda texts: pooled(model.get_text_features(**tokenizer(texts, **shape))),
+        lambda pixels: model.get_image_features(pixel_values=(pixels / 255 - mean) / std).pooler_output,
+        lambda texts: model.get_text_features(**tokenizer(texts, **shape)).pooler_output,
         3.25,
         None if kind == "clip" else -12.9,
         (32, by, how, tuple(given["image_mean"]), tuple(given["image_std"])),

@@ -51,11 +51,9 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
     """Return the keys that the user set: by arguments, by a recipe file and the presets beside it that it or `words`
     name, by configs/local, and by choosing a preset of the group model."""
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
-    files = [CONFIG_DIR / "local/default.yaml", *([recipe] if recipe else [])]
-    chosen = {word.partition("=")[2] for word in words if word.startswith("model=")}
-    files += [CONFIG_DIR / "model" / f"{name}.yaml" for name in chosen]
-    named = f"{_checked(recipe).get('defaults') if recipe else None} {words}"
-    files += [path for _, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", named)]
+    files = [CONFIG_DIR / "local/default.yaml"]
+    files += [CONFIG_DIR / f"model/{word.partition('=')[2]}.yaml" for word in words if word.startswith("model=")]
+    files += [recipe, *(path for _, path in _chosen_beside(recipe, words))] if recipe else []
     for path in filter(Path.is_file, files):
         package = PACKAGE.match(path.read_text(encoding="utf-8"))
         is_whole = path == recipe or path.parent.name == "local" or (package and package[1] == "_global_")
@@ -72,10 +70,7 @@ def store_recipe(path: Path, words: Sequence[str]) -> None:
     store, ours = ConfigStore.instance(), groups()
     node = {**_checked(path), "experiment": str(path)}
     store.store(name=OWN, group="experiment", node=OmegaConf.create(node), package="_global_")
-    wanted = f"{node.get('defaults')} {words}"  # other files of these folders are no presets of this recipe
-    for group, preset in _beside(path):
-        if not re.search(rf"\b{re.escape(preset.stem)}\b", wanted):
-            continue
+    for group, preset in _chosen_beside(path, words):
         if preset.stem in ours[group]:
             raise ConfigError(f"{preset}: {group}={preset.stem} is a preset of Dyad. Give the file another name")
         node = OmegaConf.create(_checked(preset))
@@ -99,6 +94,12 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
         return []
     names = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name not in ("experiment", "local"))
     return [(name, path) for name in names for path in sorted((recipe.parent / name).glob("*.yaml"))]
+
+
+def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return those of `_beside` that the recipe or `words` name; other files of these folders are no presets of it."""
+    wanted = f"{_checked(recipe).get('defaults')} {words}"
+    return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 
 
 def _checked(path: Path) -> dict[str, Any]:

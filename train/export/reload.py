@@ -133,7 +133,7 @@ def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
             else:
                 as_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
                 found = model.get_image_features(**processor(list(call["pictures"]), **as_is), **call["options"])
-            yield str(i), getattr(found, "pooler_output", found).numpy()
+            yield str(i), found.pooler_output.numpy()
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:

@@ -98,7 +98,7 @@ class Parts:
     total_steps: int
     further: dict[str, LossParts]
     whole: TwoTower
-    notes: list[str]
+    notes: Sequence[str]
 
 
 def build_parts(config: TrainConfig, world: World) -> Parts:

@@ -8,6 +8,7 @@ ones (resume.allow_more_data), an epoch is a pass over all of them. In both case
 anew, since the order of an epoch depends on its number of whole batches.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,13 +67,14 @@ class RestoredState:
 
     step: the next optimiser step. facts: the entries of the checkpoint's state.json. batch_changed: whether the steps
     before the checkpoint had another batch size. more_samples: how many training samples were added since the
-    checkpoint.
+    checkpoint. notes: lines for the log on what the run takes from the weights of init_from.
     """
 
     step: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     batch_changed: bool = False
     more_samples: int = 0
+    notes: Sequence[str] = ()
 
 
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
@@ -102,6 +104,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
     run starts at step 0. Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or
     data; DataError for a damaged one.
     """
+    notes: list[str] = []
     if source.weights:
         try:
             weights = checkpoint.load_weights(source.weights)
@@ -109,13 +112,13 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
         if (run := run_of(source.weights)) is None:
-            parts.notes.append(f"init_from={source.weights}: no run, so what its weights are is as typed")
+            notes = [f"init_from={source.weights}: no run is there, so its weights are taken to be of the model typed"]
         else:
             known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
-            parts.notes += calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
+            notes = [*calibrate(config, cast(Objective, parts.step.terms[0].objective), known)]
         parts.step.target.load({})
     if (folder := source.resume) is None:
-        return RestoredState()
+        return RestoredState(notes=notes)
     state = checkpoint.load(folder)
     facts = state.facts
     try:

@@ -227,7 +227,7 @@ class TrainingRun:
             yield norms
         yield from describe_choices(config)
         yield from describe_inputs(config, self.parts.model)
-        yield from [] if self.source.resume else self.parts.notes
+        yield from [] if self.source.resume else (*self.parts.notes, *restored.notes)
         for name, loss in self.parts.further.items():
             own = loss.config
             what = f"task={own.task.value} objective={own.objective.name}, {own.global_batch_size} a step"

@@ -19,7 +19,7 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
     if similarity != known.similarity:
         yield f"{there}, of {known.similarity}. Not taken: objective.similarity={similarity}"
     elif taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
-        yield f"{there}. Taken: {', '.join(f'objective.{name}={value:.4g}' for name, value in taken.items())}"
+        yield f"{there}. Taken: {', '.join(f'objective.{option}={value:.4g}' for option, value in taken.items())}"
     else:
         yield f"{there}. Not taken: objective={name} has no place for it, and starts as its options say"
 
