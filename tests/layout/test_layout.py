@@ -51,7 +51,7 @@ LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.s
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
 BUDGETS = {"data": 6077, "train": 12900, "eval": 4417, "dyad": 283}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
-what nobody typed is taken from the weights | train/cli/brought.py | take
+what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/calibration.py | Calibration
 the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate

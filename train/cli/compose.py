@@ -22,7 +22,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.train.cli.brought import take
 from dyad.train.cli.command_line import in_full, parsed
 from dyad.train.cli.presets import (
     CONFIG_DIR,
@@ -34,6 +33,7 @@ from dyad.train.cli.presets import (
     store_recipe,
     typed_keys,
 )
+from dyad.train.cli.start_defaults import take_start_defaults
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig, check_values
 from dyad.train.losses import OBJECTIVES
@@ -180,7 +180,7 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     if config.plugins and not any(word.startswith("plugins=") for word in overrides):
         raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
     with _explained(overrides):
-        take(config, typed_keys(overrides, recipe))
+        take_start_defaults(config, typed_keys(overrides, recipe))
     return config
 
 

@@ -39,8 +39,8 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
-from dyad.train.run.taken import calibrate
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -140,7 +140,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
-    notes = [*calibrate(config, objective, model.calibration)]
+    notes = calibrate(config, objective, model.calibration)
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [

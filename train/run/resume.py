@@ -23,8 +23,8 @@ from dyad.data.shards import manifest
 from dyad.eval.run.load_run import read_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.calibrate import calibrate
 from dyad.train.run.components import Parts
-from dyad.train.run.taken import calibrate
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import check_run, run_of
 from dyad.train.run_folder.named_tensors import restore_weights
@@ -115,7 +115,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             notes = [f"init_from={source.weights}: no run is there, so its weights are taken to be of the model typed"]
         else:
             known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
-            notes = [*calibrate(config, cast(Objective, parts.step.terms[0].objective), known)]
+            notes = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
         parts.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState(notes=notes)

@@ -40,13 +40,13 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
 from dyad.train.monitor.telemetry import Telemetry
+from dyad.train.run.calibrate import describe_inputs
 from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
-from dyad.train.run.taken import describe_inputs
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import (
     STEP_FILES,

@@ -1,4 +1,4 @@
-"""Find open_clip models by name or config file, and create each once for both towers.
+"""Find open_clip models by name or config file; BuildContext creates models of libraries once for both towers.
 
 Importing open_clip takes seconds, so only the functions that need it do.
 """
@@ -48,8 +48,6 @@ PROJECTIONS = {
     "TimmModel": ("head", False),
     "HFTextEncoder": ("proj", False),
 }
-
-
 QUICK_GELU = "-quickgelu"  # ends the name of a model with QuickGELU that open_clip lists beside one with GELU
 # Warnings of open_clip about what is asked for here: random weights, a tag with QuickGELU, a configuration alone, and
 # about the one file of weights in a folder

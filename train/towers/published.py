@@ -187,10 +187,8 @@ def is_unknown(name: str, file: str) -> bool:
 
 def is_two_tower(name: str) -> bool:
     """Whether config.json of the model `name` says that it embeds pictures and texts, as CLIP and SigLIP of
-    transformers. Raises ConfigError for a damaged file."""
-    path = file_of(name, "config.json", fetch=True)
-    settings = {} if path is None else read_json(path)
-    return isinstance(settings, dict) and settings.get("model_type") in TWO_TOWERS
+    transformers. Raises ConfigError as `check_settings`."""
+    return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 
 
 def of_one_model(model: Any) -> str | None:

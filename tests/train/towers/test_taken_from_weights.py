@@ -33,7 +33,7 @@ from dyad.train.export.library import ExportSource
 from dyad.train.export.main import _default_format, export, library_of
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.run.taken import calibrate
+from dyad.train.run.calibrate import calibrate
 from dyad.train.run_folder.folder import CONFIG, all_keys, check_run, open_run, recorded_activation, run_folder
 from dyad.train.towers.build import ImageTextModel, build_model
 from dyad.train.towers.calibration import Calibration
@@ -87,7 +87,7 @@ def started(config: TrainConfig, known: Calibration | None) -> tuple[Objective, 
     """The objective of a run as it starts."""
     options = {key: value for key, value in vars(config.objective).items() if key != "name"}
     objective = build_objective(config.objective.name, **options)
-    return objective, [*calibrate(config, objective, known)]
+    return objective, calibrate(config, objective, known)
 
 
 def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> None:

@@ -8,20 +8,19 @@ from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
 from dyad.train.towers.calibration import Calibration
 
 
-def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> Iterator[str]:
-    """Let the objective start at what the weights know, where config.from_weights leaves that to them; yield a line for
-    the log. known: None if they know nothing."""
+def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:
+    """Let the objective start at what the weights know, where config.from_weights leaves that to them; return lines for
+    the log, at most one. known: None if they know nothing."""
     if known is None or not config.from_weights:
-        return
+        return []
     bias = "" if known.logit_bias is None else f", bias {known.logit_bias:.4g}"
     there = f"{known.source} knows temperature {known.temperature:.4g} (logit scale {1 / known.temperature:.4g}){bias}"
     name, similarity = config.objective.name, config.objective.similarity.value
     if similarity != known.similarity:
-        yield f"{there}, of {known.similarity}. Not taken: objective.similarity={similarity}"
-    elif taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
-        yield f"{there}. Taken: {', '.join(f'objective.{option}={value:.4g}' for option, value in taken.items())}"
-    else:
-        yield f"{there}. Not taken: objective={name} has no place for it, and starts as its options say"
+        return [f"{there}, of {known.similarity}. Not taken: objective.similarity={similarity}"]
+    if taken := objective.calibrate(known.logit_scale, known.logit_bias, config.from_weights):
+        return [f"{there}. Taken: {', '.join(f'objective.{option}={value:.4g}' for option, value in taken.items())}"]
+    return [f"{there}. Not taken: objective={name} has no place for it, and starts as its options say"]
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:

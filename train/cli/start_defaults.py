@@ -1,4 +1,4 @@
-"""Take what nobody typed from what a run starts from: the folder of a model, its weights, or the run of init_from.
+"""Defaults of keys that nobody typed, from what a run starts from: the folder of a model, or the run of init_from.
 
 A key counts as typed if it stands on the command line or in a file of the user. What a preset of ours sets was chosen
 for the preset's own model: for a model that the user names, the folder of that model wins. Imports no torch.
@@ -28,7 +28,7 @@ model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lo
 """.split()
 
 
-def take(config: DictConfig, typed: Collection[str]) -> None:
+def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
     """Change, in place, the keys of a composed configuration that what the run starts from decides.
 
     typed: the keys, and sections of keys, that the user set. Raises ConfigError for a run whose configuration cannot be
