@@ -350,6 +350,16 @@ def _is_running(pid: int) -> bool:
     return bool(state) and state[0] not in "ZX"
 
 
+def open_files(pid: int) -> list[str]:
+    """What a process has open: paths, and sockets as `socket:[number]`."""
+    found = []
+    with suppress(OSError):  # the process ended
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed since it was listed
+                found.append(os.readlink(link))
+    return found
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text(errors="replace")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole
+from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole, open_files
 from helpers.cli import ROOT, Commands
 from helpers.tiny_runs import QUIET, VAL, logged, losses, state, without_timings
 from safetensors.torch import load_file
@@ -56,7 +56,7 @@ def test_the_indexing_of_shards_is_killed(commands: Commands, tmp_path: Path) ->
             shard.truncate(8 << 30)  # sparse: zeros to read for many seconds
     indexing = commands.start("data", "index", str(tmp_path / "a.tar"), str(tmp_path / "b.tar"))
     job = Forks(tmp_path, [indexing])
-    job.until(lambda: any(reads(pid, tmp_path / "a.tar") for pid in job.processes()), "its processes")
+    job.until(lambda: any(str(tmp_path / "a.tar") in open_files(pid) for pid in job.processes()), "its processes")
     job.signal(SIGKILL, rank=0)
     outcome = job.ends(within=30)
     assert outcome.codes == [-SIGKILL] and not outcome.orphans, outcome
@@ -70,10 +70,6 @@ def test_a_trainer_that_starts_after_torchrun_was_killed_leaves() -> None:
         command = [sys.executable, "-c", script]
         ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
         assert (ended.returncode, ended.stdout) == (int(not output), output)
-
-
-def reads(pid: int, path: Path) -> bool:
-    return any(link.is_symlink() and link.readlink() == path for link in Path(f"/proc/{pid}/fd").iterdir())
 
 
 def kill_again_and_again(jobs: Jobs, worlds: Sequence[int], keys: Mapping[str, Any], kills: int) -> Path:

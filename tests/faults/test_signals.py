@@ -10,7 +10,7 @@ from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, Signals
 from typing import Any
 
 import pytest
-from harness import Jobs, Launched, checkpoints
+from harness import Jobs, Launched, checkpoints, open_files
 from helpers.cli import Commands
 from helpers.tiny_runs import SHARD, logged, records, state, wait_for
 from test_kills import is_saving
@@ -29,7 +29,7 @@ def test_asked_while_it_waits_for_the_others(jobs: Jobs) -> None:
 
 def has_socket(pid: int, state: str) -> bool:
     """Whether a process has a TCP socket in this state, as /proc/net/tcp writes it."""
-    held = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    held = open_files(pid)
     tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
     return any(f"socket:[{row[9]}]" in held for row in rows if row[3] == state)
