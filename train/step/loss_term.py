@@ -190,7 +190,7 @@ def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
         # torch.manual_seed would also format a stack trace for each kind of device that is not in use: 1 ms
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed_all(seed)
         yield
 
 
