@@ -187,7 +187,7 @@ def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
     """
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would also format a stack trace for each kind of device that is not in use: 1 ms
+        # torch.manual_seed would also format a stack trace for each kind of device that is not in use
         torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             torch.cuda.manual_seed_all(seed)
