@@ -199,8 +199,9 @@ def check_sent(sent: Counter[str]) -> None:
 
 
 def check_all(every: list[tuple[Case, Found]], layouts: list[tuple[int, ...]]) -> None:
-    for sizes in layouts:
-        for case, want in every:
+    for number, sizes in enumerate(layouts):
+        # every second case on each layout, so that each meets ranks without rows in a group of one of both sizes
+        for case, want in every[(number + dist.get_world_size()) % 2 :: 2]:
             check_objective(case, want, sizes, ORDERS[0])
         check_given_log_probabilities(sizes)
         check_running_moment(sizes)

@@ -346,7 +346,7 @@ def test_a_compiled_step_learns_the_same() -> None:
         assert compiled(whole, i)["loss"] == pytest.approx(plain(whole, i)["loss"], rel=1e-9)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_any_number_of_ranks(world_size: int) -> None:
     """tests/jobs/dist_step.py says what is checked."""
     launch("dist_step.py", world_size)
