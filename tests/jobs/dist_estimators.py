@@ -10,6 +10,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from helpers.collectives import counted
+from helpers.dist import share
 from torch import Tensor
 
 from dyad.train.losses.sums import tiles
@@ -91,7 +92,7 @@ def check_what_is_sent(name: str, sent: Counter[str]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     tiles.TILE = 4
-    own_cases = CASES[int(os.environ["WORLD_SIZE"]) % 2 :: 2]  # the others on the other number of ranks
+    own_cases = share(CASES, int(os.environ["WORLD_SIZE"]))  # the others on the other number of ranks
     alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in own_cases]
     dist.init_process_group("gloo")
     for name, case, want in alone:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from helpers.dist import share
 from torch import Tensor
 
 from dyad.train.losses import build_objective
@@ -137,8 +138,9 @@ def main() -> None:
     dist.init_process_group("gloo")
     tiles.TILE = 4
     world_size = dist.get_world_size()
-    for case in range(len(CASES)):
-        check(case, SIZES[world_size][(case + world_size) % 2])  # on the other sizes with the other number of ranks
+    for number, sizes in enumerate(SIZES[world_size]):
+        for case in share(range(len(CASES)), number + world_size):
+            check(case, sizes)
     print(f"rank {dist.get_rank()}: all checks hold", flush=True)
     dist.destroy_process_group()
 

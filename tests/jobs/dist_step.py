@@ -8,6 +8,7 @@ clipping, batch norms, the small collectives, and what a lost process looks like
 
 from __future__ import annotations
 
+import sys
 from copy import deepcopy
 from dataclasses import replace
 from datetime import timedelta
@@ -249,7 +250,7 @@ def main() -> None:
     all_sizes = SIZES[world.size]
     for number, kind in enumerate(("trained", "frozen", "shared")):
         for chunk_size in (None, B // world.size // 2):
-            for sizes in all_sizes if kind == "trained" else all_sizes[number : number + 1]:
+            for sizes in all_sizes if kind == "trained" or "all" in sys.argv else all_sizes[number : number + 1]:
                 check_gradients(kind, sizes, chunk_size, world)
                 check_further_columns(kind, sizes, chunk_size, world)
             check_going_on(kind, chunk_size, world)
