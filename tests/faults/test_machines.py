@@ -6,7 +6,7 @@ import pytest
 from harness import Jobs
 from machines import ADDRESSES, two_machines
 
-TIMEOUT = 20  # of the group, in seconds
+TIMEOUT = 10  # of the group, in seconds
 
 
 @pytest.mark.machines

@@ -43,7 +43,7 @@ def same(jobs: Jobs, keys: dict[str, Any], ways: list[tuple[int, object]]) -> li
 
 
 def test_the_recipe_from_scratch(jobs: Jobs) -> None:
-    same(jobs, {**SCRATCH, "steps": 4, "global_batch_size": 48}, [(1, "null"), (2, 8), (4, "null")])
+    same(jobs, {**SCRATCH, "steps": 3, "global_batch_size": 24}, [(1, "null"), (2, 4), (4, "null")])
 
 
 def test_batch_norms_in_one_chunk_also_after_a_resume(jobs: Jobs, tmp_path: Path) -> None:
