@@ -29,8 +29,6 @@ RARE = {
     "data.rare_per_batch": 5,
 }
 WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
-
-
 PROMPTED = CLASSES | {"model.classes": "prompted"}
 
 
