@@ -13,7 +13,7 @@ helpers.tiny_runs: a model and shards for which a step takes milliseconds. job.r
 start again with the same keys and it goes on. What its folder says: losses, records, state, without_timings of
 helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for
 `ids_of_steps(job.run)`. Further keywords of start and launch are environment variables; STOP is of faults.observed.
-report.html is made by launch and with module="train" only. Files are damaged with flip and cut; small_disk(folder,
+Only launch and module="train" make report.html (faults.lean). Files are damaged with flip and cut; small_disk(folder,
 bytes) is a disk of that size.
 """
 

@@ -1,8 +1,8 @@
 """`python -m train` (or $MODULE) that does something wrong on rank $ON (all ranks without it): $FAULT, as NAME@STEP,…
 
 Names are functions below; steps count from 1 as in metrics.jsonl. With $BITS it notes what every step changes:
-$BITS/<rank>.jsonl has {"step", "before", "after"} lines, digests of weights, optimiser and state of samples. No
-report.html is made.
+$BITS/<rank>.jsonl has {"step", "before", "after"} lines, digests of weights, optimiser and state of samples. It
+is without what faults.lean takes from it.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from faults import lean  # noqa: F401
 from safetensors.torch import save
 
 import dyad.train.distributed.consistency
 import dyad.train.run.components
-import dyad.train.run.evaluation
 import dyad.train.run.run
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
@@ -155,7 +155,6 @@ for name, when in faults:
     if when == "start" and here:
         AT_THE_START[name]()
 faults = [(name, when) for name, when in faults if when != "start"]
-dyad.train.run.evaluation.written_report = lambda run, log: None
 TrainStep.__call__ = taken  # type: ignore[method-assign]
 Objective.forward = measured  # type: ignore[method-assign]
 runpy.run_module(os.environ.get("MODULE", "train"), run_name="__main__", alter_sys=True)
