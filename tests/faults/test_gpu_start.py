@@ -63,7 +63,7 @@ def test_the_start_has_a_timeout_of_its_own(jobs: Jobs) -> None:
 
 
 def test_a_resumed_run_keeps_its_precision(jobs: Jobs) -> None:
-    keys: dict[str, Any] = {"steps": 60, "checkpoint.every": 2}
+    keys: dict[str, Any] = {"steps": 6, "checkpoint.every": 2}
     stopped(jobs, 1, {**keys, "precision": "bf16"}, 3)
     job = jobs.start(1, keys)
     outcome = job.ends()
