@@ -11,6 +11,7 @@ by which test it was caught, or that it is alive.
 from __future__ import annotations
 
 import ast
+import os
 import random
 import subprocess
 import sys
@@ -85,8 +86,9 @@ def draw(seed: str, count: int) -> list[Mutant]:
 def fails(checkout: Path, *tests: str) -> str:
     """The first test that fails in a checkout, "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout}/tests"}  # also of what the tests start
     try:
-        ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=900)
+        ended = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=900)
     except subprocess.TimeoutExpired:
         return "time"
     failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
