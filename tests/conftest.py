@@ -3,6 +3,7 @@
 So are the long ones, marked soak, unless asked for: pytest --soak.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from helpers import durations
 from helpers.cli import Commands, server
 from helpers.tiny_runs import make_models, tiny_arguments
 
+gc.set_threshold(100_000, 20, 10)  # as commands have it, for the same reason: the many objects of imports
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
