@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
@@ -107,7 +108,7 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
     run = open_run(compose_config(words))
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
     check_arguments(words)
-    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 now(.|\n)*Choose another run.name(.|\n)*resume=never"):
+    with raises(ConfigError, "run.name", "resume=never"):
         check_arguments([*words, "seed=1"])
 
 
@@ -136,7 +137,7 @@ def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path
     (run / "config.yaml").write_text(older)
     check_arguments(words)
     assert read_config(run).optim.max_skipped == 5 and read_config(run).model.frozen_cache_mb == 64
-    with pytest.raises(ConfigError, match=r"unknown key 'optim\.patience'\. Did you mean 'optim\.max_skipped'\?"):
+    with raises(ConfigError, "optim.patience", "optim.max_skipped"):
         check_arguments([EMOJI, "optim.patience=5"])
 
 
@@ -157,7 +158,7 @@ def test_what_nobody_typed_or_some_run_reads_is_not_refused(kind: str, tmp_path:
 
 def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
     words = [EMOJI, "-m", "objective=coce", "objective.divergence=kl,chi2", "objective.alpha=0.2"]
-    with pytest.raises(ConfigError, match=r"objective\.alpha=0\.2.*divergence=cvar"):
+    with raises(ConfigError, "objective.alpha=0.2", "divergence=cvar"):
         check_arguments([*words, "tracking.wandb=disabled"])
 
 

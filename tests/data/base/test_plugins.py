@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base import plugins
 from dyad.data.base.errors import ConfigError
@@ -83,7 +84,7 @@ def test_what_is_no_plugin_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=answer):
             import_typed_plugins([word])
     (tmp_path / "colorsys.py").write_text("")
-    with pytest.raises(ConfigError, match=r"colorsys\.py has the same name"):
+    with raises(ConfigError, "colorsys.py"):
         import_typed_plugins(["plugins=[colorsys.py]"])
 
 

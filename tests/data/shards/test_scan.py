@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 from helpers.shards import (
     BLOCK,
     headers_of,
@@ -133,7 +134,7 @@ def test_damage_is_named_with_its_offset(tmp_path: Path, kind: str) -> None:
     damage(path, at)
     index = index_shard(str(path))
     assert index.samples == 5
-    with pytest.raises(DataError, match=f"offset {at}: {message.format(cut=at + 517, next=at + BLOCK)}") as caught:
+    with raises(DataError, at, message.format(cut=at + 517, next=at + BLOCK)) as caught:
         opened(path)
     assert str(path) in str(caught.value) and "1 of 1 shards are broken" in str(caught.value)
 

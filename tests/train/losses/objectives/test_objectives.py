@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.messages import raises
 from helpers.reference import LargestTensor, build, close, embeddings, reference_loss, same_item
 from torch import Tensor
 
@@ -143,7 +144,7 @@ def test_nothing_quadratic_is_allocated(
 def test_too_many_positives_to_list_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "MOST_PAIRS", 4)
     x, y = embeddings()
-    with pytest.raises(ConfigError, match=r"81 pairs.*positives=each"):
+    with raises(ConfigError, "positives=each"):
         build("clip", duplicates="positive", positives="merge")(x, y, x_keys=torch.zeros(9, dtype=torch.int64))
 
 
@@ -221,7 +222,7 @@ WRONG_PAIRS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", ["clip", "coce", "nce", "binary_nce", "local_nce", "siglip"])
 def test_pairs_that_are_none_are_refused(name: str, kind: str) -> None:
     for pairs, message in WRONG_PAIRS.values():
-        with pytest.raises(ValueError, match=f"{kind}.*{message}"):
+        with raises(ValueError, kind, message):
             build_objective(name)(*embeddings(), **{kind: torch.as_tensor(pairs)})
 
 
@@ -250,7 +251,7 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
         if name in ("spectral", "pca_penalty", "vicreg") or options:
             assert torch.autograd.gradgradcheck(lambda x, y, o=objective: o(x, y).loss, (x, y))
         elif name != "spectral_alternating":
-            with pytest.raises(RuntimeError, match=r"no second derivative.*without create_graph=True"):
+            with raises(RuntimeError, "create_graph=True"):
                 torch.autograd.grad(objective(x, y, torch.arange(8)).loss, x, create_graph=True)
 
 
@@ -299,7 +300,7 @@ def test_refused_inputs(name: str, options: dict[str, Any], given: dict[str, Any
 
 def test_embeddings_of_two_types_are_refused() -> None:
     x, y = embeddings()
-    with pytest.raises(ValueError, match="x is float32 and y float64: convert one of them"):
+    with raises(ValueError, "float32", "float64"):
         build_objective("clip")(x.float(), y)
 
 
@@ -314,14 +315,14 @@ NOT_FINITE = [
 @pytest.mark.parametrize(("name", "option"), NOT_FINITE)
 def test_options_that_are_no_numbers_are_refused(name: str, option: str) -> None:
     for value in (math.nan, math.inf):
-        with pytest.raises(ConfigError, match=rf"objective\.{option}={value}: must be"):
+        with raises(ConfigError, f"objective.{option}={value}"):
             build_objective(name, **{option: value, "learnable": False})
 
 
 def test_keys_are_of_pairs() -> None:
     x, y = embeddings(5)[0], embeddings(9)[1]
     listed = torch.tensor([[i, 2 * i % 9] for i in range(5)])
-    with pytest.raises(ValueError, match="row i with column i"):
+    with raises(ValueError):
         build("clip", duplicates="mask")(x, y, positives=listed, x_keys=X_KEYS[:5])
 
 
@@ -345,10 +346,10 @@ def test_a_damaged_importance_file_is_told(what: str, tmp_path: Path) -> None:
 def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "q.npy").write_bytes(b"no array")
     for name in ("q.npy", "absent.npy"):
-        with pytest.raises(DataError, match=f"{name} cannot be read"):
+        with raises(DataError, name):
             build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / name))
     np.save(tmp_path / "q.npy", np.zeros(50))
-    with pytest.raises(ConfigError, match="give the objective sample_ids"):
+    with raises(ConfigError, "sample_ids"):
         build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))(*embeddings())
 
 

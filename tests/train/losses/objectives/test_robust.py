@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import launch
+from helpers.messages import raises
 from helpers.reference import LargestTensor
 from helpers.robust import reference_coce
 from torch import Tensor
@@ -356,9 +357,9 @@ def test_options_that_are_refused(name: str, options: dict[str, Any], message: s
 
 def test_inputs_that_are_refused() -> None:
     x, y = embeddings(1)
-    with pytest.raises(ConfigError, match="2 pairs"):
+    with raises(ConfigError):
         build()(x, y)
-    with pytest.raises(ValueError, match="scores"):
+    with raises(ValueError):
         build("partial_auc")(x, y)
     close(build("partial_auc")(x[:, :1], y[:0, :1]).loss, 0.0)
     close(build("partial_auc")(x[:0, :1], y[:, :1]).loss, 0.0)
