@@ -147,20 +147,20 @@ def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
 def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, tmp_path: Path) -> None:
     model, of_texts = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu")
     (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
-    mistakes: dict[str, tuple[type[Exception], Any]] = {
-        "damaged.jpg": (dyad.DataError, lambda: model.encode_image([tmp_path / "damaged.jpg"])),
-        "No such file": (dyad.DataError, lambda: model.encode_image(["nowhere.jpg"])),
-        r"uint8, \(H, W, 3\) of numpy": (dyad.DataError, lambda: model.encode_image([np.zeros((4, 4))])),
-        "the list is empty": (dyad.ConfigError, lambda: model.encode_text([])),
-        "encode_question and encode_passage": (dyad.ConfigError, lambda: of_texts.encode_text(["a"])),
-        "encode_image, and encode_text if it has captions": (dyad.ConfigError, lambda: model.encode_passage(["a"])),
-        "another model": (dyad.ConfigError, lambda: of_texts.search(model.index(pictures), "a")),
-        "is no index of ours": (dyad.DataError, lambda: dyad.Index.load(tmp_path)),
-        "is no folder": (dyad.ConfigError, lambda: dyad.load("runs/nowhere")),
-        "must be one of retrieval": (dyad.ConfigError, lambda: dyad.evaluate(model, ["beir:x"])),
-    }
-    for message, (kind, mistake) in mistakes.items():
-        with pytest.raises(kind, match=message) as caught:
+    mistakes: list[tuple[type[Exception], object, Any]] = [
+        (dyad.DataError, "damaged.jpg", lambda: model.encode_image([tmp_path / "damaged.jpg"])),
+        (dyad.DataError, "nowhere.jpg", lambda: model.encode_image(["nowhere.jpg"])),
+        (dyad.DataError, "(H, W, 3)", lambda: model.encode_image([np.zeros((4, 4))])),
+        (dyad.ConfigError, "", lambda: model.encode_text([])),
+        (dyad.ConfigError, "encode_question", lambda: of_texts.encode_text(["a"])),
+        (dyad.ConfigError, "encode_image", lambda: model.encode_passage(["a"])),
+        (dyad.ConfigError, "", lambda: of_texts.search(model.index(pictures), "a")),
+        (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
+        (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
+        (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
+    ]
+    for kind, named, mistake in mistakes:
+        with raises(kind, named) as caught:
             mistake()
         assert len(str(caught.value).splitlines()) == 1
 
@@ -201,7 +201,7 @@ assert "torch" not in sys.modules
 assert all(getattr(dyad, name) for name in dyad.__all__)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-    with raises(AttributeError):
+    with raises(AttributeError, "'laod'"):
         dyad.laod  # type: ignore[attr-defined]  # noqa: B018
 
 

@@ -74,10 +74,10 @@ def test_samples_are_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Of experiment=emoji, typed in another folder; the second time beside an installed wheel."""
     monkeypatch.chdir(tmp_path)
     shards = "data/samples/emoji/noto-trained.tar"
-    with raises(ConfigError, ROOT):
+    with raises(ConfigError, "'data'", ROOT):
         sources.files_of(shards, "data.train", sources.SHARDS, lambda path: ())
     monkeypatch.setattr(sources, "ROOT", tmp_path)
     with raises(ConfigError):
         sources.files_of(shards, "data.train", sources.SHARDS, lambda path: ())
-    with raises(ConfigError):
+    with raises(ConfigError, "'shards'"):
         sources.files_of("shards/a.tar", "data.train", sources.SHARDS, lambda path: ())

@@ -2,9 +2,13 @@
 
     with raises(ConfigError, "optim.patience", "optim.max_skipped"):
 
-The words between them stand in one place, tests/messages.txt: below the name of a test the messages that it may meet,
-with … for what varies. Any other message fails the test. `bash launch/test.sh --messages PATH …` runs tests and writes
-down what they met; a person then reads the change of that file.
+The words between them stand in one place, tests/messages.txt: below the name of a test the messages that it may meet.
+Any other message fails the test. `bash launch/test.sh --messages PATH` runs tests and adds what they met; a person then
+reads the change of that file.
+
+In a line of it, … stands for any text: for what the test names, for paths and large numbers. What differs on another
+machine or with another version of a library, a person replaces by … too. Lines of tests that no longer meet them are
+taken out by hand.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import TypeVar
@@ -53,14 +58,12 @@ def check(message: str, *named: object) -> None:
 
 
 def _check(message: str, place: str, *named: object) -> None:
-    missing = [value for value in map(str, named) if value not in message]
+    missing = [value for value in map(str, named) if not re.search(_whole(value), message)]
     assert not missing, f"{missing} not in {message!r}"
-    if any(pattern(line).fullmatch(message) for line in _table()[place]):
+    if any(pattern(line).fullmatch(message.replace("\n", r"\n")) for line in table(TABLE).get(place, [])):
         return
     line = template(message, *map(str, named))
-    assert MET in os.environ, (
-        f"tests/messages.txt has not for {place}:\n{line}\nIs it right? bash launch/test.sh --messages"
-    )
+    assert MET in os.environ, f"not in tests/messages.txt below {place}; see helpers/messages.py:\n    {line}"
     with Path(os.environ[MET]).open("a") as met:
         met.write(f"{place}\t{line}\n")
 
@@ -68,14 +71,19 @@ def _check(message: str, place: str, *named: object) -> None:
 def template(message: str, *named: str) -> str:
     """A message as the table has it: … in place of what the test names, of paths and of numbers."""
     for value in sorted(filter(None, named), key=len, reverse=True):
-        message = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "…", message)
+        message = re.sub(_whole(value), "…", message)
     return re.sub(r"…(?:, …)+", "…", VARIES.sub("…", message)).replace("\n", r"\n")
+
+
+def _whole(value: str) -> str:
+    """A pattern of the value where it is no part of a longer word: 'line 2' is not in 'line 20'."""
+    return rf"(?:(?<!\w)|(?!\w)){re.escape(value)}(?:(?!\w)|(?<!\w))"
 
 
 @cache
 def pattern(line: str) -> re.Pattern[str]:
-    """What fits a line of the table."""
-    return re.compile(".*".join(re.escape(piece) for piece in line.replace(r"\n", "\n").split("…")), re.DOTALL)
+    """What fits a line of the table, which has \\n for the end of a line."""
+    return re.compile(".*".join(map(re.escape, line.split("…"))))
 
 
 def _place() -> str:
@@ -88,25 +96,24 @@ def _place() -> str:
 
 
 @cache
-def _table() -> Mapping[str, list[str]]:
-    found, place = defaultdict[str, list[str]](list), ""
-    for line in TABLE.read_text().splitlines():
+def table(path: Path) -> Mapping[str, list[str]]:
+    """The messages of each place."""
+    found, place = dict[str, list[str]](), ""
+    for line in path.read_text().splitlines():
         if line.startswith("    "):
-            found[place].append(line[4:])
+            found.setdefault(place, []).append(line[4:])
         else:
             place = line
     return found
 
 
-def add(met: Path) -> None:
+def add(met: Path, path: Path) -> None:
     """Write what tests met into the table, which is sorted."""
-    table = {place: set(lines) for place, lines in _table().items()}
-    for place, _, line in (row.partition("\t") for row in met.read_text().splitlines()):
-        table.setdefault(place, set()).add(line)
-    TABLE.write_text(
-        "".join(f"{place}\n" + "".join(f"    {x}\n" for x in sorted(table[place])) for place in sorted(table))
-    )
+    lines = {(place, line) for place, found in table(path).items() for line in found}
+    lines |= {(place, line) for place, _, line in (row.partition("\t") for row in met.read_text().splitlines())}
+    by_place = groupby(sorted(lines), key=itemgetter(0))
+    path.write_text("".join(f"{p}\n" + "".join(f"    {line}\n" for _, line in found) for p, found in by_place))
 
 
 if __name__ == "__main__":
-    add(Path(sys.argv[1]))
+    add(Path(sys.argv[1]), TABLE)

@@ -175,27 +175,27 @@ def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) 
 
 
 ABSURD = {
-    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "tokenizer.json|nested|recursion"),
-    "nested settings": ("config.json", '{"a":' * 100_000, "nested more than 100 times"),
-    "no object": ("config.json", "7", "must be a JSON object"),
-    "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size is 1.1e.12"),
-    "width": ("config.json", {"hidden_size": 2**22}, "this machine has"),
-    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09"),
+    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "tokenizer.json"),
+    "nested settings": ("config.json", '{"a":' * 100_000, "config.json"),
+    "no object": ("config.json", "7", "config.json"),
+    "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size"),
+    "width": ("config.json", {"hidden_size": 2**22}, "bert"),
+    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "labels": ("config.json", {"num_labels": 10**9}, "num_labels"),
     "quantised": ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
-    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "adapters"),
+    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "adapter_config.json"),
 }
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
 @pytest.mark.parametrize("case", ABSURD)
 def test_absurd_settings_of_a_transformers_folder_are_one_line(tmp_path: Path, case: str, pretrained: bool) -> None:
-    file, content, said = ABSURD[case]
+    file, content, named = ABSURD[case]
     write_bert(tmp_path / "bert")
     settings = json.loads((tmp_path / "bert" / "config.json").read_text()) if file == "config.json" else {}
     written = content if isinstance(content, str) else json.dumps({**settings, **content})
     (tmp_path / "bert" / file).write_text(written)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with raises(ConfigError, named) as caught:
         _load(str(tmp_path / "bert"), pretrained)
     assert "\n" not in str(caught.value)
 
@@ -318,7 +318,7 @@ def test_words_that_would_run_something(words: list[str]) -> None:
     "value", ["${oc.env:HOME}", "${oc.decode:x}", "${now:%Y}", "a${ oc.env:HOME}", '"${oc.env:X,y}"']
 )
 def test_only_keys_are_looked_up(value: str) -> None:
-    with raises(ConfigError):
+    with raises(ConfigError, "tracking.project"):
         compose_config(["experiment=emoji", f"tracking.project={value}"])
     assert compose_config(["experiment=emoji", "run.dir=x", "tracking.project=a${run.dir}"]).tracking.project == "ax"
 
@@ -376,5 +376,5 @@ def test_a_terminal_is_not_driven_by_names_in_data() -> None:
 
 
 def test_credentials_that_were_not_kept_are_asked_for_again() -> None:
-    with raises(ConfigError):
+    with raises(ConfigError, "[redacted]"):
         parse_sources(without_credentials("https://me:pass@host/a.tar?sig=x"))

@@ -76,12 +76,12 @@ def test_a_mistake_of_a_plugin_is_one_line(tmp_path: Path, text: str, answer: st
 
 
 def test_what_is_no_plugin_is_refused(tmp_path: Path) -> None:
-    for word, answer in {
-        "plugins=mine": r"must be a list .*Write plugins=\[mine\]",
-        "plugins=[nowhere]": "no such module in the working folder, in PYTHONPATH or installed",
-        "plugins=[nowhere.py]": "no such file",
+    for word, named in {
+        "plugins=mine": "plugins=[mine]",
+        "plugins=[nowhere]": "PYTHONPATH",
+        "plugins=[nowhere.py]": "nowhere.py",
     }.items():
-        with pytest.raises(ConfigError, match=answer):
+        with raises(ConfigError, named):
             import_typed_plugins([word])
     (tmp_path / "colorsys.py").write_text("")
     with raises(ConfigError, "colorsys.py"):

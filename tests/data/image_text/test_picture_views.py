@@ -73,7 +73,7 @@ def test_the_second_view_has_options_of_its_own() -> None:
             DataConfig(augment_y=wrong)
     with raises(ConfigError, "flip=2"):
         DataConfig(augment_y={"flip": 2})
-    with raises(ConfigError):
+    with raises(ConfigError, "jitter=[0.1, 0.1, 0.1, 0.6]"):
         AugmentConfig(jitter=[0.1, 0.1, 0.1, 0.6])
 
 

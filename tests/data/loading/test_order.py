@@ -159,7 +159,7 @@ def test_every_sample_of_a_light_source_has_its_turn() -> None:
 def test_what_cannot_work() -> None:
     with raises(ConfigError, "global_batch_size=11"):
         one_source(10, 11)
-    with raises(ConfigError):
+    with raises(ConfigError, "0.001", "100 samples"):
         Order([100, 500], [0.001, 1.0], seed=0, global_batch_size=10)
 
 

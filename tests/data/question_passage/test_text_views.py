@@ -70,10 +70,7 @@ def test_texts_have_the_numbers_of_their_classes(tmp_path: Path) -> None:
     config = DataConfig(label="mood", passage=PassageConfig(length=64))
     batch = SingleTexts(open_texts(str(path), config), tokenize, config, 3, numbers).__getitems__([(0, 0), (0, 1)])
     assert texts_of(batch.x) == ["a", "b"] and batch.y.tolist() == [1, 0] and batch.y_lengths is None
-    for i, message in (
-        (2, "line 3: no label: it has no 'mood'; its fields are text."),
-        (3, "line 4: its class 'odd' is none of the classes. Did you mean 'old'"),
-    ):
+    for i, named in ((2, ("line 3", "'mood'")), (3, ("line 4", "'odd'", "'old'"))):
         strict = replace(config, bad_samples=BadSamples.stop)
-        with raises(SampleError, message):
+        with raises(SampleError, *named):
             SingleTexts(open_texts(str(path), strict), tokenize, strict, 3, numbers).__getitems__([(0, i)])

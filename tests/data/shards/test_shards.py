@@ -33,7 +33,7 @@ def test_bit_flip_in_a_payload_is_found_when_read(tmp_path: Path) -> None:
     overwrite(path, at + 20, bytes([path.read_bytes()[at + 20] ^ 4]))
     os.utime(path, ns=(keep.st_atime_ns, keep.st_mtime_ns))
     assert shards.read(2)
-    with raises(SampleError, path, at, "CRC32"):
+    with raises(SampleError, path, "'000003'", f"offset {at}", "CRC32"):
         shards.read(3)
 
 
@@ -43,16 +43,16 @@ def test_shard_replaced_cut_or_deleted_after_indexing(tmp_path: Path) -> None:
     running.read(0)
     write_pairs(path, 6, first=1)
     for sample, shards in ((0, before), *((n, running) for n in range(1, 5))):  # under an open file, too
-        with raises(DataError):
+        with raises(DataError, path):
             shards.read(sample)
     os.truncate(path, 600)
-    with raises(DataError):
+    with raises(DataError, path):
         running.read(4)
     path.unlink()
     for shards in (before, running):
-        with raises(DataError):
+        with raises(DataError, path):
             shards.read(0)
-    with raises(ConfigError):
+    with raises(ConfigError, path):
         opened(path)
 
 
@@ -67,7 +67,7 @@ def test_a_touched_shard_is_the_same_one_until_its_content_is_another(tmp_path: 
     os.utime(path, ns=(2, 2))
     assert running.read(1) == expected[1]
     for shards in (running, pickle.loads(pickle.dumps(fresh))):
-        with raises(DataError) as caught:
+        with raises(DataError, path) as caught:
             shards.read(2)
         assert not isinstance(caught.value, SampleError)
 
@@ -85,7 +85,7 @@ def test_transient_errors_are_retried_and_others_reported(tmp_path: Path, monkey
     monkeypatch.setattr(os, "pread", flaky)
     assert shards.read(0)
     failures = iter([OSError(5, "Input/output error")] * 9)
-    with raises(DataError, "Input/output") as caught:
+    with raises(DataError, "'000001'", "Input/output error") as caught:
         shards.read(1)
     assert not isinstance(caught.value, SampleError), "a substitute would make another run of it"
 
@@ -108,7 +108,7 @@ def test_a_shard_that_cannot_be_opened_for_a_moment(tmp_path: Path, monkeypatch:
             if failing == 3:
                 assert fresh.read(0)
             else:
-                with raises(DataError):
+                with raises(DataError, "Stale file handle"):
                     fresh.read(0)
 
 
@@ -210,11 +210,11 @@ def test_remote_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [remote.read(n) for n in range(8)] == [here.read(n) for n in range(8)]
     assert len(list((tmp_path / "cache" / "dyad" / "index").rglob("a.tar.json"))) == 1
     fs.pipe_file("/bucket/a.tar", local.read_bytes()[:-BLOCK])
-    with raises(DataError):
+    with raises(DataError, "a.tar"):
         pickle.loads(pickle.dumps(remote)).read(0)
     monkeypatch.setattr("dyad.data.shards.storage.RETRY_SECONDS", ())
     monkeypatch.setattr(type(fs), "cat_file", lambda *_, **__: {}["credentials"])
-    with raises(DataError):
+    with raises(DataError, "'credentials'"):
         remote.read(0)
     with raises(ConfigError, "memory://bucket/gone.tar"):
         open_shards(parse_sources("memory://bucket/gone.tar"))
@@ -258,7 +258,7 @@ def test_nothing_is_ever_unpickled(tmp_path: Path) -> None:
     path = write_pairs(tmp_path / "a.tar", 3)
     index = index_shard(str(path))
     np.save(index.table_file, np.array([print], object), allow_pickle=True)
-    with raises(DataError):
+    with raises(DataError, path):
         opened(path).read(0)
 
 
@@ -283,7 +283,7 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with raises(DataError):
+    with raises(DataError, path):
         opened(path)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [path]
 

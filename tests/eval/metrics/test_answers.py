@@ -224,7 +224,7 @@ def test_regex_mode(pattern: str, text: str, expected: bool) -> None:
 
 def test_a_pattern_without_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_SECONDS", 0.1)
-    with raises(DataError):
+    with raises(DataError, "'(a|aa)+$'"):
         prepared(["(a|aa)+$"], AnswerMatch.regex).within("a" * 200 + "b")
 
 

@@ -71,7 +71,7 @@ def test_a_configuration_that_is_a_link_out_of_the_folder_is_none(tmp_path: Path
     run, private = write_run(tmp_path / "run", results=[]), tmp_path / "private.yaml"
     private.write_text("token: KEY")
     replaced_by_link(run / "config.yaml", private)
-    with raises(ConfigError):
+    with raises(ConfigError, run):
         write_report(run)
 
 
@@ -149,15 +149,15 @@ def test_endless_lines_of_metrics_and_log_need_little_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [(BOMB, "aliases"), ("a: " + "[" * 500_000, "too deep"), ("a: 0x" + "f" * 9000, "digits"), ("[1]", "no keys")],
+    "text",
+    [BOMB, "a: " + "[" * 500_000, "a: 0x" + "f" * 9000, "[1]"],
     ids=["aliases", "nested", "digits", "list"],
 )
-def test_a_configuration_that_unfolds_or_overflows_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_configuration_that_unfolds_or_overflows_is_refused(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", results=[])
     (run / "config.yaml").write_text(text)
     for read in (write_report, read_config):
-        with pytest.raises(ConfigError, match=words):
+        with raises(ConfigError, "config.yaml"):
             read(run)
 
 
@@ -174,7 +174,7 @@ def test_a_state_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) 
     (tmp_path / "state.json").write_bytes(state)
     sealed = {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": {"state.json": sealed}}))
-    with raises(DataError):
+    with raises(DataError, tmp_path):
         step_of(tmp_path)
 
 

@@ -191,7 +191,7 @@ def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None
     with raises(ConfigError, "config.yaml"):
         read_config(tmp_path)
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text() + "\nsomething_new: 1\n")
-    with raises(ConfigError):
+    with raises(ConfigError, tmp_path):
         read_config(tmp_path)
 
 
@@ -230,22 +230,21 @@ def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
 
 
 SPECS = {
-    "beir:x": "retrieval:…, zero_shot:…, wds:…, probe:… (task=image_text)",
-    "retreival:x.tar": "Did you mean 'retrieval'",
-    "emoji": "must be one of",
-    "retrieval:": "must be one of",
-    "retrieval:nowhere.tar": "nowhere.tar matches nothing",
-    "zero_shot:nowhere.json": "No such file",
-    "wds:nowhere": "is no folder",
-    "probe:nowhere.json": "eval.suite: probe:nowhere.json: No such file",
+    "beir:x": "beir:x",
+    "retreival:x.tar": "'retrieval'",
+    "emoji": "emoji",
+    "retrieval:": "retrieval:",
+    "retrieval:nowhere.tar": "nowhere.tar",
+    "zero_shot:nowhere.json": "nowhere.json",
+    "wds:nowhere": "nowhere",
+    "probe:nowhere.json": "probe:nowhere.json",
 }
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, "eval.suite", SPECS[spec]):
         check_suite(TrainConfig(Task.image_text, eval=EvalConfig(suite=[spec])))
-    assert SPECS[spec] in str(caught.value)
 
 
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:

@@ -70,10 +70,10 @@ def test_areas_of_a_rare_class(max_fpr: float) -> None:
 
 
 def test_a_class_that_no_sample_has() -> None:
-    with raises(DataError, "'bee'"):
+    with raises(DataError, "'bees'", "'bee'"):
         RareClass("val", "a.tar", labelled(), "bees", 0.1)
 
 
 def test_a_label_that_is_no_class_is_found_before_training() -> None:
-    with raises(DataError):
+    with raises(DataError, "90 samples"):
         TrainedClasses("val", "a.tar", labelled(), {name: [name] for name in NAMES[1:]}, ClassNumbers(NAMES[1:]))

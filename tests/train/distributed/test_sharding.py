@@ -66,16 +66,16 @@ def test_size_of_a_shard(
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "named"),
     [
-        ({"dist": DistConfig(name=Parallel.ddp, shard_size=2)}, "dist.shard_size=2: dist.name=ddp shards nothing"),
+        ({"dist": DistConfig(name=Parallel.ddp, shard_size=2)}, "dist.shard_size=2"),
         ({"dist": DistConfig(name=Parallel.fsdp2), "precision": Precision.fp16}, "precision=bf16"),
-        ({"dist": DistConfig(name=Parallel.hsdp), "also": {"a": "task=views"}}, "leave also"),
+        ({"dist": DistConfig(name=Parallel.hsdp), "also": {"a": "task=views"}}, "also"),
         ({"dist": DistConfig(name=Parallel.fsdp2), "optim": OptimConfig(name="lion")}, "optim.name=adamw"),
     ],
 )
-def test_refusals(config: dict[str, object], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_refusals(config: dict[str, object], named: str) -> None:
+    with raises(ConfigError, named):
         check_values(TrainConfig(**config))  # type: ignore[arg-type]
 
 

@@ -84,7 +84,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with raises(HardwareError):
+    with raises(HardwareError, "2 processes", "1 GPU"):
         init_world(timeout=1)
 
 

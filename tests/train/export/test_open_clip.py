@@ -183,7 +183,7 @@ def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(trained: LoadedRun, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with raises(ConfigError):
+    with raises(ConfigError, tmp_path / "file"):
         export_open_clip(trained.model, None, tmp_path / "file" / "out")
 
 

@@ -67,7 +67,7 @@ def test_every_sample_of_the_source_may_come() -> None:
 def test_too_many_in_a_row_and_none_at_all() -> None:
     with raises(DataError, "data.bad_in_a_row"):
         made(set(range(50)), (0, 7), most=5)
-    with raises(SampleError):
+    with raises(SampleError, "7"):
         made({7}, (0, 7), most=0)
 
 
@@ -125,13 +125,8 @@ def test_the_ledger_is_cut_where_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_row_of_bad_samples_goes_over_the_border_of_batches(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, "step 2", "data.bad_in_a_row=5", "6 in all", tmp_path / "ledger.jsonl"):
         counted(tmp_path, [3, 998, 999], [0, 0, 1, 2], bad_in_a_row=5)
-    assert str(caught.value) == (
-        "step 2: 5 samples in a row cannot be used, data.bad_in_a_row=5 is the limit; 6 in all, listed in "
-        f"{tmp_path}/ledger.jsonl. For example:\n  3 is bad\n  998 is bad\n  999 is bad\n"
-        "Repair the shards (python -m data check SHARD), or raise the limit: the same command goes on"
-    )
     assert len(lines(tmp_path)) == 7
     assert counted(tmp_path, [3, 998, 999], [0, 2, 3, 4, 5], bad_in_a_row=5).total == 8
 

@@ -50,7 +50,7 @@ def test_a_target_beside_a_further_loss() -> None:
 
 
 def test_equal_views_of_pictures_are_refused() -> None:
-    with raises(ConfigError):
+    with raises(ConfigError, "data.augment"):
         validate(compose_config([*PICTURES, "objective=simclr"]), 1)
 
 

@@ -192,7 +192,7 @@ def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path,
 def test_another_format_is_refused_not_passed_over(saved: Path, age: str, version: int) -> None:
     manifest = folder(saved, 6) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": version}))
-    with pytest.raises(ConfigError, match=f"of an? {age} Dyad \\(format {version}"):
+    with raises(ConfigError, age, f"format {version}"):
         find(saved, lambda line: None)
 
 
@@ -297,12 +297,13 @@ def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
     run.x.add_module("extra", nn.Linear(1, 1))
     before = {k: v.clone() for k, v in named_tensors(run.modules).items()}
     state = load(folder(saved, 6))
-    with pytest.raises(ConfigError) as caught:
+    named = (
+        "towers.x_tower.extra.weight, towers.x_tower.extra.bias",
+        "towers.x_tower.trunk.0.bias",
+        "towers.y_tower.trunk.0.weight (8, 6) there, (7, 6) here",
+    )
+    with raises(ConfigError, *named):
         restore(state, run.modules, run.optimizer)
-    message = str(caught.value)
-    assert "not in the checkpoint: towers.x_tower.extra.weight, towers.x_tower.extra.bias" in message
-    assert "not in this model: towers.x_tower.trunk.0.bias" in message
-    assert "towers.y_tower.trunk.0.weight (8, 6) there, (7, 6) here" in message
     assert same(before, named_tensors(run.modules))
     with raises(ConfigError, "n.0.weight", "n.0.bias", "n.1.weight", "n.1.bias"):
         restore_weights(state.model, {"n": nn.Sequential(*(nn.Linear(1, 1) for _ in range(3)))})
@@ -311,7 +312,7 @@ def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
 def test_optimiser_state_of_a_parameter_that_is_not_trained_is_refused(saved: Path) -> None:
     run = Run(1)
     fewer = torch.optim.AdamW(run.y.parameters())
-    with pytest.raises(ConfigError, match=r"objective\.logit_scale.*does not train|does not train"):
+    with raises(ConfigError):
         restore(load(folder(saved, 6)), run.modules, fewer)
 
 
@@ -325,5 +326,5 @@ def test_weights_alone_of_some_parts(saved: Path) -> None:
     assert torch.equal(run.x.projection.weight, load(path).model["towers.x_tower.projection.weight"])
     assert run.scale.logit_scale.item() == 1.5
     assert run.optimizer.state == optimizer
-    with raises(ConfigError):
+    with raises(ConfigError, "nowhere"):
         locate(saved / "nowhere", notes.append)

@@ -219,7 +219,7 @@ def test_lines_that_find_no_room_come_later_and_whole(tmp_path: Path) -> None:
             lines.write(line)
         assert path.read_text() == "first\n"
         assert said == [f"{path} takes no more lines (File too large): they wait in memory"]
-        with raises(OSError):
+        with raises(OSError, "File too large"):
             lines.sync()
     lines.write("last")
     whole = "first\nlonger than there is room for\nand another\nlast\n"

@@ -53,5 +53,5 @@ def test_a_text_longer_than_the_positions_is_refused(padding_idx: int | None) ->
     positions = 20 if padding_idx is None else 22
     for length, fits in ((20, True), (21, False)):
         tower, tokens = Tower(Positions(positions, padding_idx), nn.Identity()), torch.ones(1, length).long()
-        with nullcontext() if fits else raises(ConfigError):
+        with nullcontext() if fits else raises(ConfigError, "problem"):
             assert _probe(tower, tokens, "problem") == 4

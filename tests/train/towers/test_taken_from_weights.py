@@ -202,12 +202,9 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
 
 
 def test_weights_of_the_other_activation_are_refused_with_two_commands(hub: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    commands = "model.name=ViT-B-32 model.pretrained=laion2b_s34b_b79k", "model.name=ViT-B-32-quickgelu"
+    with raises(ConfigError, *commands, "model.pretrained=openai"):
         build_model(configured("model.name=ViT-B-32-quickgelu", "model.pretrained=laion2b_s34b_b79k"))
-    message = str(caught.value)
-    for command in ("model.name=ViT-B-32 model.pretrained=laion2b_s34b_b79k", "model.name=ViT-B-32-quickgelu"):
-        assert command in message
-    assert "model.pretrained=openai" in message
 
 
 def test_an_older_run_goes_on_with_gelu(tmp_path: Path, hub: Path) -> None:
@@ -299,7 +296,7 @@ def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
     from helpers.foreign import SMALL
 
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL, "preprocess_cfg": {}}))
-    with raises(ConfigError):
+    with raises(ConfigError, tmp_path):
         build_model(configured(f"model.name=local-dir:{tmp_path}"))
 
 
@@ -374,5 +371,5 @@ def test_the_text_model_of_clip_embeds_questions_of_any_length_and_that_of_sigli
         torch.testing.assert_close(tower(tokens)[:1], foreign.texts(["a frog"]), atol=1e-6, rtol=0)
     (tmp_path / "siglip").mkdir()
     of_two_towers(tmp_path / "siglip", "siglip")
-    with raises(ConfigError):
+    with raises(ConfigError, "siglip"):
         build_model(configured(*text_words(tmp_path / "siglip")))

@@ -38,7 +38,7 @@ def test_the_mode_of_wandb_is_known_before_anything_starts(no_key: Path, monkeyp
         return wandb_mode(TrackingConfig(wandb=wanted)).name
 
     assert [mode(m) for m in (Wandb.auto, Wandb.offline, Wandb.disabled)] == ["disabled", "offline", "disabled"]
-    with raises(ConfigError):
+    with raises(ConfigError, "tracking.wandb=online"):
         check_tracking(TrackingConfig(wandb=Wandb.online))
     no_key.write_text("machine wandb.elsewhere login user password abc\n")
     assert mode(Wandb.auto) == "disabled"

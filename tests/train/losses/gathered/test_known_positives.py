@@ -107,5 +107,5 @@ def test_keys_are_needed_and_the_objective_must_know_exclusion() -> None:
     x, y = embeddings(1, B), embeddings(2, B)
     with raises(ValueError, "y_keys"):
         build_objective("dpr").double()(x, y, known_positives=KNOWN)
-    with raises(ValueError):
+    with raises(ValueError, "spectral", "excluded"):
         build_objective("spectral").double()(x, y, y_keys=KEYS, known_positives=KNOWN)

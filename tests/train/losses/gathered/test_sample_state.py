@@ -179,7 +179,7 @@ def test_a_disk_without_room_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with raises(HardwareError, tmp_path.name, "memory_budget_mb"):
+        with raises(HardwareError, "8,008 bytes", tmp_path.name, "memory_budget_mb"):
             whole(SampleState(1000, INITIAL, memory_budget_mb=0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

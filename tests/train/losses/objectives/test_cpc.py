@@ -168,11 +168,11 @@ def test_refusals() -> None:
     x, y = sequences()
     with raises(ConfigError, "horizons=0"):
         build_objective("cpc", width=D, horizons=0)
-    with raises(ConfigError):
+    with raises(ConfigError, "width"):
         build_objective("cpc")
-    with raises(ValueError):
+    with raises(ValueError, "(b, T, 4)", "(6, 5, 3)"):
         build()(x[:, :, :3], y[:, :, :3])
     with raises(ValueError):
         build()(x, y, lengths=torch.ones(B, dtype=torch.int64))
-    with raises(ValueError):
+    with raises(ValueError, "negatives"):
         build()(x, y, negatives=x)

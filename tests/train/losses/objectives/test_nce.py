@@ -44,7 +44,7 @@ def test_bad_noise_is_refused(tmp_path: Path) -> None:
         build("nce", noise="uniform")
     with raises(ConfigError, "sample_ids"):
         build("nce", noise="file", noise_file=str(path))(x, y)
-    with raises(DataError):
+    with raises(DataError, "sample id 1"):
         build("nce", noise="file", noise_file=str(path))(x[:2], y[:2], torch.arange(2))
     with raises(ConfigError):
         build("nce", noise="file", noise_file=str(path))(x, y, torch.arange(N), negatives=torch.zeros(N, 1, WIDTH))

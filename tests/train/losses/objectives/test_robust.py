@@ -339,19 +339,19 @@ def test_rows_that_are_there_twice(divergence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "named"),
     [
         ("coce", {"alpha": 0.0}, "alpha"),
-        ("coce", {"divergence": "cvar", "learnable": True, "rho": 0.1}, "no part in CVaR"),
-        ("coce", {"learnable": True}, "radius"),
+        ("coce", {"divergence": "cvar", "learnable": True, "rho": 0.1}, "learnable=true"),
+        ("coce", {"learnable": True}, "rho"),
         ("coce", {"divergence": "cvar", "rho": 0.1}, "rho"),
         ("coce", {"nu": "state", "num_samples": 5, "nu_lr": 0.0}, "nu_lr"),
         ("coce", {"nu": "state"}, "num_samples"),
         ("partial_auc", {"similarity": "cosine"}, "similarity"),
     ],
 )
-def test_options_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_options_that_are_refused(name: str, options: dict[str, Any], named: str) -> None:
+    with raises(ConfigError, named):
         build_objective(name, **options)
 
 
