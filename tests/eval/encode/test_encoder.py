@@ -167,10 +167,10 @@ class Damaged:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_data_arrives_as_it_was(workers: int) -> None:
     before = multiprocessing.active_children()
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, "shard.tar", "'20'") as caught:
         encoder(workers=workers)("x", Damaged())
-    assert str(caught.value) == "shard.tar: sample '20' is damaged"
-    assert set(multiprocessing.active_children()) <= {*before}, "workers live on while somebody holds the error"
+    assert caught.value, "somebody holds the error"
+    assert set(multiprocessing.active_children()) <= {*before}, "workers live on"
 
 
 def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None:

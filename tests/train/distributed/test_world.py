@@ -54,7 +54,7 @@ def cannot_join(monkeypatch: pytest.MonkeyPatch, rank: int, address: str, port: 
     place = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "OMP_NUM_THREADS": 1}
     for name, value in {**place, "MASTER_ADDR": address, "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
-    with raises(HardwareError, rank) as caught:
+    with raises(HardwareError, f"rank {rank} of 2") as caught:
         init_world(timeout=1, cpu=True)
     assert len(str(caught.value).splitlines()) == 1
     assert caught.value.exit_code == ExitCode.HARDWARE
