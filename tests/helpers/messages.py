@@ -32,9 +32,9 @@ from helpers.cli import ROOT
 E = TypeVar("E", bound=BaseException)
 TABLE = ROOT / "tests" / "messages.txt"
 MET = "DYAD_MESSAGES_MET"  # a file: messages that the table lacks are added to it, instead of failing
-# absolute paths; numbers of a process; numbers with a fraction or of four digits; digests
+# absolute paths; numbers of a process and of an OSError; numbers with a fraction or of four digits; digests
 VARIES = re.compile(
-    r"""(?<![\w.])/[^\s'"`,;:)\]]+ | (?<=process\ )\d+ |
+    r"""(?<![\w.])/[^\s'"`,;:)\]]+ | (?<=process\ )\d+ | (?<=Errno\ )\d+ |
     (?<![\w.])\d+(?:\.\d+|\d{3})[\d.]*(?!\w) | \b[0-9a-f]{12,}\b""",
     re.VERBOSE,
 )
@@ -72,7 +72,7 @@ def template(message: str, *named: str) -> str:
     """A message as the table has it: … in place of what the test names, of paths and of numbers."""
     for value in sorted(filter(None, named), key=len, reverse=True):
         message = re.sub(_whole(value), "…", message)
-    return re.sub(r"…(?:, …)+", "…", VARIES.sub("…", message)).replace("\n", r"\n")
+    return re.sub(r"…(?:(?:, )?…)+", "…", VARIES.sub("…", message)).replace("\n", r"\n")
 
 
 def _whole(value: str) -> str:

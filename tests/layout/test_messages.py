@@ -42,8 +42,8 @@ def test_a_message_has_its_words_and_all_that_is_named(monkeypatch: pytest.Monke
 
 
 def test_what_was_met_is_added_to_the_table(tmp_path: Path) -> None:
-    line = template("a=b: no 'b' in /tmp/x/c.tar, line 2 of process 77,\n9.5 GB", "a=b", "line 2")
-    assert line == r"…: no 'b' in …, … of process …,\n… GB"
+    line = template("a=/tmp/x: no 'b', line 2 of process 77:\n[Errno 9] 9.5 GB", "a=", "line 2")
+    assert line == r"…: no 'b', … of process …:\n[Errno …] … GB"
     (tmp_path / "met").write_text(f"b.py::test\t{line}\na.py::test\ty\nb.py::test\t{line}\n")
     (tmp_path / "table").write_text("a.py::test\n    z\n")
     add(tmp_path / "met", tmp_path / "table")

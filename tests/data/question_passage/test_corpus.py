@@ -193,7 +193,7 @@ def test_a_table_of_ids_that_came_with_the_data_is_not_believed(
     [
         (['{"_id": "1", "text": "a"}', '{"_id": "1", "text": "b"}'], ("line 2", "'1'", "line 1")),
         (['{"_id": 1, "text": "a"}', '{"_id": "1", "text": "b"}'], ("line 2", "'1'")),
-        (['{"_id": "1", "text": "a"}', '{"text": "b"}'], ("line 2", "id")),
+        (['{"_id": "1", "text": "a"}', '{"text": "b"}'], ("line 2",)),
         (['{"_id": "1"}'], ("line 1", "_id")),
         (['{"_id": "1", "text": 3}'], ("line 1", "text", "3")),
         (['{"_id": ["1"], "text": "a"}'], ("line 1", "_id", "['1']")),
@@ -201,7 +201,7 @@ def test_a_table_of_ids_that_came_with_the_data_is_not_believed(
         (['{"_id": "", "text": "a"}'], ("line 1", "_id", "''")),
         (['{"_id": "1", "text": "a\\ud800"}'], ("line 1", "text")),
         (['{"_id": "1", "text": "a", "title": ["b"]}'], ("line 1", "title", "['b']")),
-        (['{"_id": "1", "text": "a"}', "{"], ("line 2", "JSON")),
+        (['{"_id": "1", "text": "a"}', "{"], ("line 2",)),
     ],
 )
 def test_rows_that_are_no_passages(tmp_path: Path, lines: list[str], named: tuple[str, ...]) -> None:
@@ -294,5 +294,5 @@ def test_arrays_go_to_the_cache_where_the_folder_takes_none(tmp_path: Path, monk
 def test_an_index_that_cannot_be_asked_for(tmp_path: Path) -> None:
     """As in a folder of another user; here the name of the array is too long, which stops root, too."""
     path = write_lines(tmp_path / f"{'a' * 225}.jsonl", map(corpus_row, range(3)))
-    with raises(DataError, "a.jsonl"):
+    with raises(DataError, path, "XDG_CACHE_HOME"):
         opened(path)

@@ -110,22 +110,14 @@ def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> Non
     assert find_model("hf:run/bert").config.model.text.pooling == "mean"
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("[]", "dyad.json"),
-        ('{"keys": {"data.passage.length": "x"}}', "data.passage.length=x"),
-        ('{"logit_scale": "x"}', "dyad.json"),
-        ("{", "dyad.json"),
-    ],
-)
-def test_damaged_settings_of_an_export_are_named(content: str, named: str, here: Path, models: Path) -> None:
+@pytest.mark.parametrize("content", ["[]", '{"keys": {"data.passage.length": "x"}}', '{"logit_scale": "x"}', "{"])
+def test_damaged_settings_of_an_export_are_named(content: str, here: Path, models: Path) -> None:
     folder = here / "export"
     folder.mkdir()
     for file in (models / "bert").iterdir():
         shutil.copy(file, folder)
     (folder / "dyad.json").write_text(content)
-    with raises(ConfigError, named):
+    with raises(ConfigError, "export/dyad.json"):
         find_model("hf:export")
 
 

@@ -208,7 +208,7 @@ def test_a_bad_spec_is_refused_with_examples(spec: str) -> None:
     with raises(ConfigError, f"'{spec}'", '"IVF256,Flat;nprobe=16"') as caught:
         check_spec(spec)
     assert "\n" not in str(caught.value)
-    with raises(ConfigError, f"'{spec}'"):
+    with raises(ConfigError, f"'{spec}'", '"IVF256,Flat;nprobe=16"'):
         search(unit_rows(2, 64, 0), unit_rows(300, 64, 1), 1, spec)
 
 

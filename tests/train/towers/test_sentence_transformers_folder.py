@@ -253,10 +253,10 @@ def of_types(*types: str, path: str = "") -> list[dict[str, str]]:
 
 STRANGE: dict[str, tuple[str, Any, str]] = {
     "a class of its own": ("modules.json", of_types("evil.Transformer", "evil.Pooling"), "evil.Transformer"),
-    "a way out": ("modules.json", [*of_types(OWN), *of_types(POOLING, path="../1_Pooling")], "../1_Pooling"),
+    "a way out": ("modules.json", [*of_types(OWN), *of_types(POOLING, path="../1_Pooling")], "modules.json"),
     "no list": ("modules.json", 7, "modules.json"),
     "no settings": ("1_Pooling/config.json", [1], "1_Pooling/config.json"),
-    "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, "max_seq_length"),
+    "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, str(1 << 70)),
     "a cut": ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim"),
     "prompts": ("config_sentence_transformers.json", {"prompts": [1]}, "prompts"),
 }

@@ -309,7 +309,7 @@ def test_widths_must_agree(tmp_path: Path) -> None:
 def test_tokens_that_the_tower_does_not_know_are_refused(tmp_path: Path) -> None:
     few = {**ARCHITECTURES["vit"], "text_cfg": {**TEXT, "vocab_size": 64}}
     (tmp_path / "few_words.json").write_text(json.dumps(few))
-    refused(ModelConfig(name=str(tmp_path / "few_words.json")), "few_words.json")
+    refused(ModelConfig(name=str(tmp_path / "few_words.json")), "model.text")
 
 
 def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:

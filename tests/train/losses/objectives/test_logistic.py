@@ -113,11 +113,11 @@ def test_noise_of_the_next_rows_is_refused_where_there_is_none() -> None:
 REFUSED = {
     "noise_file": ("nce", {"noise": "file"}),
     "noise_file=q.npy": ("nce", {"noise_file": "q.npy"}),
-    "objective.k=0": ("nce", {"k": 0.0}),
+    "objective.k=0.0": ("nce", {"k": 0.0}),
     "num_samples=0": ("nce", {"noise": "uniform", "num_samples": 0}),
     "init_scale=0.0": ("siglip", {"init_scale": 0.0}),
-    "init_scale=-1": ("siglip", {"init_scale": -1.0}),
-    "init_scale=500.0": ("siglip", {"init_scale": 500.0}),
+    "init_scale=-1.0": ("siglip", {"init_scale": -1.0}),
+    "temperature=0.002": ("siglip", {"init_scale": 500.0}),
     "negatives_per_positive=0": ("binary_nce", {"negatives_per_positive": 0}),
 }
 

@@ -373,9 +373,9 @@ def test_refusals() -> None:
             build(name)(x, y, negatives=torch.zeros(N, 1, D))
     with raises(ConfigError, "width=None"):
         build_objective("spectral_alternating", lambda_momentum=0.5)
-    with raises(ConfigError, "lambda_momentum=1"):
+    with raises(ConfigError, "lambda_momentum=1.0"):
         build_objective("spectral_alternating", lambda_momentum=1.0, width=D)
-    with raises(ConfigError, "penalty=-1"):
+    with raises(ConfigError, "penalty=-1.0"):
         build_objective("pca_penalty", penalty=-1.0)
     with raises(ValueError, "width=3"):
         build("spectral_alternating", lambda_momentum=0.5, width=3)(x, y)
@@ -384,5 +384,5 @@ def test_refusals() -> None:
     for name in ("spectral", "vicreg", "clip"):
         with raises(ValueError, name):
             build(name)(x, y, x_target=x)
-    with raises(ConfigError, "eps=0"):
+    with raises(ConfigError, "eps=0.0"):
         build_objective("vicreg", eps=0.0)
