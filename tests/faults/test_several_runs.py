@@ -61,7 +61,7 @@ def test_refusals(text: str, named: list[str], jobs: Jobs) -> None:
 
 
 def test_a_weight_of_one_loss_alone_is_refused(jobs: Jobs) -> None:
-    refused(jobs.start(1, {"weight": 2, "data.train": SHARD}).ends().ended, 2, "weight=2", "also.NAME")
+    refused(jobs.start(1, {"weight": 2, "data.train": SHARD}).ends().ended, 2, "weight=2.0", "also.NAME")
 
 
 @pytest.mark.soak

@@ -113,7 +113,7 @@ def test_torchrun_dry_run_leaves_the_arguments_as_they_are() -> None:
 def test_torchrun_tells_a_mistake_once(tiny) -> None:
     launched = launch(tiny({"optim.lr": -1})[1:])
     out, _ = launched.communicate(timeout=120)
-    refused(Ended(launched.returncode, out), 2, "optim.lr=-1")
+    refused(Ended(launched.returncode, out), 2, "optim.lr=-1.0")
 
 
 def test_a_mistake_that_shows_late_is_told_once_and_leaves_nothing(commands, tiny, tmp_path: Path) -> None:

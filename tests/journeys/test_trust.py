@@ -175,7 +175,7 @@ def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) 
 
 
 ABSURD = {
-    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "tokenizer.json"),
+    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "bert"),
     "nested settings": ("config.json", '{"a":' * 100_000, "config.json"),
     "no object": ("config.json", "7", "config.json"),
     "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size"),
@@ -183,7 +183,7 @@ ABSURD = {
     "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "labels": ("config.json", {"num_labels": 10**9}, "num_labels"),
     "quantised": ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
-    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "adapter_config.json"),
+    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "bert"),
 }
 
 
@@ -241,7 +241,7 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
     layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
-    with raises(ConfigError, "someone/model@cccc"):
+    with raises(ConfigError, f"someone/model@{'c' * 40}"):
         _load(f"someone/model@{'c' * 40}", pretrained=False)
 
 
