@@ -18,7 +18,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -80,7 +79,6 @@ def _whole(value: str) -> str:
     return rf"(?:(?<!\w)|(?!\w)){re.escape(value)}(?:(?!\w)|(?<!\w))"
 
 
-@cache
 def pattern(line: str) -> re.Pattern[str]:
     """What fits a line of the table, which has \\n for the end of a line."""
     return re.compile(".*".join(map(re.escape, line.split("…"))))
@@ -95,7 +93,6 @@ def _place() -> str:
     return f"{Path(frame.f_code.co_filename).relative_to(ROOT / 'tests')}::{frame.f_code.co_name}"
 
 
-@cache
 def table(path: Path) -> Mapping[str, list[str]]:
     """The messages of each place."""
     found, place = dict[str, list[str]](), ""
