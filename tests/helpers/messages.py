@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import pytest
 
@@ -39,16 +38,24 @@ VARIES = re.compile(
 )
 
 
-def raises(kind: type[E] | tuple[type[E], ...], *named: object) -> AbstractContextManager[pytest.ExceptionInfo[E]]:
-    """As pytest.raises; the message contains all that is named, and the table has its words."""
-    return _raises(kind, _place(), *named)
+class raises(Generic[E]):
+    """As pytest.raises; the message contains all that is named, and the table has its words.
 
+    A class: the frame of a generator would be part of the traceback and hold the error, and files with it, for long.
+    """
 
-@contextmanager
-def _raises(kind: type[E] | tuple[type[E], ...], place: str, *named: object) -> Iterator[pytest.ExceptionInfo[E]]:
-    with pytest.raises(kind) as caught:
-        yield caught
-    _check(str(caught.value), place, *named)
+    def __init__(self, kind: type[E] | tuple[type[E], ...], *named: object) -> None:
+        self._expected, self._named, self._place = pytest.raises(kind), named, _place()
+
+    def __enter__(self) -> pytest.ExceptionInfo[E]:
+        self._caught = self._expected.__enter__()
+        return self._caught
+
+    def __exit__(self, *raised: Any) -> bool:
+        expected = self._expected.__exit__(*raised)
+        if expected:
+            _check(str(self._caught.value), self._place, *self._named)
+        return expected
 
 
 def check(message: str, *named: object) -> None:
