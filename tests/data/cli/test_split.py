@@ -149,7 +149,7 @@ def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([tmp_path / "b.tar", "by=autor"], "1 groups of 60 to 60"),
         ([tmp_path / "b.tar", "val=0"], "val=0"),
         ([tmp_path / "b.tar", "val=0.001"], "val=0.001"),
-        ([write_lines(tmp_path / "c.jsonl", [dpr_row(1)]), tmp_path / "b.tar"], ".jsonl, .tar"),
+        ([write_lines(tmp_path / "c.jsonl", [dpr_row(1)]), tmp_path / "b.tar"], ".jsonl"),
         ([write_lines(tmp_path / "p.jsonl", [{"id": 1, "text": "a"}])], "p.jsonl"),
     ]
     for arguments, named in wrong:
