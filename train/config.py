@@ -221,7 +221,7 @@ class TrainConfig:
     deterministic: bool = described(False, "equal runs on equal GPUs give equal bits; slower, fails for some towers")
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
     init_from: str | None = described(None, "checkpoint or run folder to start from: its weights, its kind of model")
-    from_weights: list[str] = described([*KNOWN_BY_WEIGHTS], "of objective.*, what nobody types: as the weights say")
+    from_weights: list[str] = described([*KNOWN_BY_WEIGHTS], "objective options that the weights set unless typed")
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
     also: dict[str, Any] = described(
         {}, "further losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
