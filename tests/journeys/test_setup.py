@@ -13,6 +13,8 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[2]
+# who runs the tests may have a DYAD_VENV of their own
+OUTSIDE = {name: value for name, value in os.environ.items() if not name.startswith("DYAD_")}
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def installed(shared: Path, extra: str, script: str) -> None:
 
 
 def set_up(checkout: Path, shared: Path, extras: str, command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "DYAD_VENV": str(shared), "DYAD_PYTHON": sys.executable, "DYAD_FAISS": "cpu"}
+    environment = {**OUTSIDE, "DYAD_VENV": str(shared), "DYAD_PYTHON": sys.executable, "DYAD_FAISS": "cpu"}
     script = f"source launch/setup.sh {extras} && {command}"
     return subprocess.run(["bash", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True)
 
@@ -69,7 +71,7 @@ def test_the_caller_stays_in_its_folder(checkout: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     venv.create(shared)
     installed(shared, "cpu", "tool")
-    environment = {**os.environ, "DYAD_VENV": str(shared), "DYAD_PYTHON": sys.executable, "DYAD_FAISS": "cpu"}
+    environment = {**OUTSIDE, "DYAD_VENV": str(shared), "DYAD_PYTHON": sys.executable, "DYAD_FAISS": "cpu"}
     script = f"CDPATH={tmp_path}; source ../checkout/launch/setup.sh; pwd; type -p tool python; echo $VIRTUAL_ENV"
     (tmp_path / "own").mkdir()
     ended = subprocess.run(
@@ -120,7 +122,7 @@ def container(checkout: Path, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "pins.txt").write_text("rest==1.0\n")
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_CONSTRAINT": str(tmp_path / "pins.txt")}
     path = f"{environment}/bin:{os.environ['PATH']}"
-    return {**os.environ, **offline, "PATH": path, "DYAD_TORCH": "installed", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return {**OUTSIDE, **offline, "PATH": path, "DYAD_TORCH": "installed", "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
 def test_the_torch_that_is_there_is_kept(checkout: Path, tmp_path: Path, container: dict[str, str]) -> None:
