@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # The whole test suite, after ruff and beside pyright, one process per core (TEST_PROCESSES).
+#   bash launch/test.sh --fast            what a commit wants, in three minutes: tests of changed folders, and the quickest
+#   bash launch/test.sh --durations       also writes tests/durations.md, by which files are ordered and --fast chooses
 #   bash launch/test.sh --coverage        also measures line coverage, which must be 90 % at least; a third slower
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
 #   bash launch/test.sh --lowest          the quick tests of data, train and eval on the oldest packages of pyproject.toml
@@ -21,30 +23,24 @@ typed() { # what pyright found; a type error is a failure
     wait "$checker" || { cat "$types" && exit 1; }
     tail -n 1 "$types"
 }
-if [ "$*" = --lowest ]; then
-    typed
-    exec bash launch/lowest.sh
-fi
-if [ "$*" = --cluster ]; then
-    typed
-    bash tests/cluster/run.sh
-    exec bash tests/docker/run.sh
-fi
-soak=() measured=()
-if [ "$*" = --coverage ]; then
+spread=(-n "$processes" --dist loadfile --no-loadscope-reorder) measured=()
+case ${1:-} in
+'') set -- "${spread[@]}" ;;
+--fast)
+    mapfile -t files < <(PYTHONPATH=tests python -m helpers.durations)
+    set -- "${spread[@]}" "${files[@]}"
+    ;;
+--durations) set -- "${spread[@]}" --durations-table ;;
+--soak) [ $# -gt 1 ] || set -- "${spread[@]}" --soak ;;
+--coverage)
+    rm -f .coverage .coverage.*
     measured=(coverage run -m)
-    shift
-fi
-if [ "$*" = --soak ]; then
-    soak=(--soak)
-    shift
-fi
-if [ $# -gt 0 ]; then
-    typed
-    exec python -m pytest "$@"
-fi
-rm -f .coverage .coverage.*
-python -m "${measured[@]}" pytest "${soak[@]}" -n "$processes" --dist loadfile --no-loadscope-reorder
+    set -- "${spread[@]}"
+    ;;
+--lowest) typed && exec bash launch/lowest.sh ;;
+--cluster) typed && bash tests/cluster/run.sh && exec bash tests/docker/run.sh ;;
+esac
+python -m "${measured[@]}" pytest "$@"
 typed
 if [ "${#measured[@]}" = 0 ]; then exit; fi
 python -m coverage combine -q

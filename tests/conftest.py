@@ -3,21 +3,26 @@
 So are the long ones, marked soak, unless asked for: pytest --soak.
 """
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from inspect import signature
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import durations
 from helpers.cli import Commands, server
 from helpers.tiny_runs import make_models, tiny_arguments
 
+gc.set_threshold(100_000, 20, 10)  # as commands have it, for the same reason: the many objects of imports
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -107,6 +112,25 @@ def _compiles_our_kernels() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="also what takes minutes: many kills, long runs")
+    parser.addoption("--durations-table", action="store_true", help="write tests/durations.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--durations-table") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
+
+
+class Durations:
+    """Adds up the seconds of each file, as the processes report them."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.location[0]][report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        durations.write({path: list(tests.values()) for path, tests in self.seconds.items()})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,3 +156,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     absent = [i for i in items if any(i.get_closest_marker(name) and not found for name, found in here.items())]
     config.hook.pytest_deselected(items=absent)
     items[:] = [item for item in items if item not in absent]
+    if hasattr(config, "workerinput"):  # one of several processes, which take the files in this order
+        seconds = {row.path: row.seconds for row in durations.read()}
+        items.sort(key=lambda item: -seconds.get(item.location[0], inf))

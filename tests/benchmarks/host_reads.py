@@ -12,14 +12,14 @@ import json
 import sys
 from pathlib import Path
 
-from tests.helpers.dist import torchrun
+from tests.helpers.dist import printed
 
 Census = dict[str, dict[str, dict[str, int]]]
 
 
 def census(processes: int) -> Census:
     """Count in `processes` processes: case → {"reads", "copies", "collectives"} → place → how often."""
-    lines = torchrun("host_reads_job.py", processes).splitlines()
+    lines = printed("host_reads_job.py", processes).splitlines()
     return json.loads(next(line for line in lines if line.startswith("{")))
 
 

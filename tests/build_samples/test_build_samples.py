@@ -61,6 +61,7 @@ def test_the_emoji_shards_are_made_again_of_their_pictures_and_words(tmp_path: P
     verify(tmp_path, (EMOJI / SUMS).read_text())
 
 
+@pytest.mark.soak
 @pytest.mark.debian
 def test_the_shipped_topics_are_made_again_to_the_byte(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["build_samples", "topics", "check=true"])

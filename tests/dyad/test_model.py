@@ -1,7 +1,6 @@
 """The Python API: embeddings equal those of `python -m eval` to the bit, search, exports, and clear mistakes."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -197,15 +196,17 @@ def test_the_import_is_light_and_shows_its_names() -> None:
 assert not {"torch", "numpy", "transformers"} & set(sys.modules), "import dyad"
 dyad.OBJECTIVES, dyad.ConfigError
 assert "torch" not in sys.modules
-assert all(getattr(dyad, name) for name in dyad.__all__)
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert all(getattr(dyad, name) for name in dyad.__all__)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         dyad.laod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_examples_of_the_readme_run(run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path) -> None:
-    """As shown, in a process of their own, but for a smaller batch; each has at most twelve lines."""
+def test_the_examples_of_the_readme_run(
+    run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """As shown, but for a smaller batch; each has at most twelve lines."""
     examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(examples) == 2 and all(len(example.splitlines()) <= 12 for example in examples)
     shutil.copytree(beir, tmp_path / "data/samples/topics")
@@ -215,11 +216,11 @@ def test_the_examples_of_the_readme_run(run: Path, texts: Path, pictures: Path, 
     for name, folder in links.items():
         (tmp_path / name).symlink_to(folder)
     code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    printed = capsys.readouterr().out
     for shown in ("image_to_text_R@1", "my_pictures/", "torch.Size([4, 32]) torch.Size([4, "):
-        assert shown in done.stdout, done.stdout
+        assert shown in printed, printed
 
 
 def checked_by_pyright(model: dyad.Model, index: dyad.Index) -> None:

@@ -12,8 +12,9 @@
 helpers.tiny_runs: a model and shards for which a step takes milliseconds. job.run is tmp_path/runs/<run.name, or "a">:
 start again with the same keys and it goes on. What its folder says: losses, records, state, without_timings of
 helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for
-`ids_of_steps(job.run)`. Further keywords of start and launch are environment variables. Files are damaged with flip and
-cut; small_disk(folder, bytes) is a disk of that size.
+`ids_of_steps(job.run)`. Further keywords of start and launch are environment variables; STOP is of faults.observed.
+Only launch and module="train" make report.html (faults.lean). Files are damaged with flip and cut; small_disk(folder,
+bytes) is a disk of that size.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Job(ABC):
 
     def _owns_living(self, pid: int) -> bool:
         with suppress(OSError):  # gone meanwhile
-            return _is_running(pid) and self.owns(pid)
+            return is_running(pid) and self.owns(pid)
         return False
 
 
@@ -142,7 +143,7 @@ class Forks(Job):
         return [r.pid for r in self._running]
 
     def codes(self) -> list[int] | None:
-        if self._codes is None and not any(map(_is_running, self.ranks())):
+        if self._codes is None and not any(map(is_running, self.ranks())):
             self._codes = [r.wait().code for r in self._running]
         return self._codes
 
@@ -202,18 +203,18 @@ class Jobs:
         keys: Mapping[str, Any],
         *,
         observed: bool = False,
-        module: str | None = None,
+        module: str = "faults.observed",
         coming: Sequence[int] | None = None,
         **environment: str,
     ) -> Job:
         """One process per rank, without the seconds of imports.
 
-        module: to start in place of `train`. coming: the ranks that do start; None: all.
+        module: what runs `train`. coming: the ranks that do start; None: all.
         """
-        train, *arguments = self._arguments({"run.name": "a", **keys})
-        module, run = module or train, self._run(keys)
+        _, *arguments = self._arguments({"run.name": "a", **keys})
+        run = self._run(keys)
         if observed:
-            module, environment = "faults.observed", {"IDS": str(_notes(run)), **environment}
+            environment = {"IDS": str(_notes(run)), **environment}
         job = Forks(run, self._commands.started(world, module, *arguments, coming=coming, **environment))
         self._started.append(job)
         return job
@@ -227,19 +228,22 @@ class Jobs:
         self._started.append(job)
         return job
 
-    def run(self, world: int, keys: Mapping[str, Any], *, observed: bool = False, **environment: str) -> Path:
-        """The run folder of a job that ran to its end undisturbed."""
-        job = self.start(world, keys, observed=observed, module=None, coming=None, **environment)
+    def run(self, world: int, keys: Mapping[str, Any], **more: Any) -> Path:
+        """The run folder of a job that ran to its end undisturbed. more: as of `start`."""
+        job = self.start(world, keys, **more)
         outcome = job.ends(within=900)
         assert outcome.codes == [0] * world and not outcome.orphans, outcome.out
         return job.run
 
     def run_killed(self, keys: Mapping[str, Any], after: int) -> Path:
-        """The run folder of a job that was killed after `after` steps, and gone on with by the same command."""
-        job = self.start(1, {**keys, "run.name": "killed"})
-        job.reaches(after)
-        job.signal(signal.SIGKILL)
-        job.ends(within=60)
+        """The run folder of a job that was killed after `after` steps, and gone on with by the same command.
+
+        Its second checkpoint is begun by then, so the first is whole.
+        """
+        job = self.start(1, {**keys, "run.name": "killed"}, STOP=f"SIGKILL@{after + 1}")
+        wait_for(lambda: job.codes() is not None, "the kill", 300)
+        job.kill()  # its loader processes, too
+        assert job.codes() == [-signal.SIGKILL] and newest_whole(job.run), job.said()
         return self.run(1, {**keys, "run.name": "killed"})
 
     def close(self) -> None:
@@ -344,7 +348,7 @@ def _whole(folder: Path) -> bool:
     return False
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Neither gone nor a zombie."""
     state = _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return bool(state) and state[0] not in "ZX"

@@ -1,23 +1,35 @@
-"""`python -m train` that notes the samples of every step, as {"step", "world", "ids"} in $IDS/<start>-<rank>.jsonl."""
+"""`python -m train` without what faults.lean takes from it.
+
+With $IDS it notes the samples of every step, as {"step", "world", "ids"} in $IDS/<start>-<rank>.jsonl. With $STOP, as
+SIGNAL@STEP, it sends itself that signal before that step; steps count from 1 as in metrics.jsonl.
+"""
 
 import json
 import os
 import runpy
+import signal
 from collections.abc import Mapping
 from pathlib import Path
+
+from faults import lean  # noqa: F401
 
 from dyad.data.batch import Batch
 from dyad.train.step.step import TrainStep
 
 take = TrainStep.__call__
-notes = (Path(os.environ["IDS"]) / f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.jsonl").open("a")
+name, _, last = os.environ.get("STOP", "").partition("@")
 
 
-def noted(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:
-    line = {"step": step, "world": self.world.size, "ids": batch.sample_ids.tolist()}
-    print(json.dumps(line), file=notes, flush=True)
+def observed(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:
+    if "IDS" in os.environ:
+        line = {"step": step, "world": self.world.size, "ids": batch.sample_ids.tolist()}
+        path = Path(os.environ["IDS"]) / f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.jsonl"
+        with path.open("a") as notes:
+            print(json.dumps(line), file=notes)
+    if last == str(step + 1):
+        os.kill(os.getpid(), signal.Signals[name])
     return take(self, batch, step)
 
 
-TrainStep.__call__ = noted  # type: ignore[method-assign]
+TrainStep.__call__ = observed  # type: ignore[method-assign]
 runpy.run_module("train", run_name="__main__", alter_sys=True)

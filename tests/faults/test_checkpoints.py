@@ -32,14 +32,6 @@ def folder(run: Path, step: int) -> Path:
     return run / "checkpoints" / f"step_{step:08d}"
 
 
-def begun_again(run: Path, name: str) -> Path:
-    """A copy of a finished run that does not say it is finished."""
-    copy = run.parent / name
-    shutil.copytree(run, copy)
-    (copy / "run_state.json").unlink()
-    return copy
-
-
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "flipped": lambda path: flip(path, -5),
     "truncated": lambda path: cut(path, 5000),
@@ -48,17 +40,19 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_checkpoint_is_damaged(jobs: Jobs) -> None:
-    run = jobs.run(1, KEYS)
+    """Each of the last three in another way: the run goes on from the one before them."""
+    keys = {**KEYS, "steps": 8, "checkpoint.keep": 4}
+    run = jobs.run(1, keys)
     before = digest(run)
-    for damage, harm in DAMAGES.items():
-        damaged = begun_again(run, damage)
-        harm(folder(damaged, 6) / "optimizer.safetensors")
-        named = jobs.start(1, {**KEYS, "run.name": "other", "resume": folder(damaged, 6)}).ends()
-        refused(named, 3, str(folder(damaged, 6) / "optimizer.safetensors"))
-        again = jobs.start(1, {**KEYS, "run.name": damage}).ends()
-        assert again.codes == [0], again.out
-        assert again.out.count("passing over a damaged checkpoint") == 1 and "going on at step 4 " in again.out
-        assert digest(damaged) == before and len(losses(damaged)) == 6
+    (run / "run_state.json").unlink()  # or it says that it is finished
+    for step, harm in zip((4, 6, 8), DAMAGES.values(), strict=True):
+        harm(folder(run, step) / "optimizer.safetensors")
+        named = jobs.start(1, {**keys, "run.name": "other", "resume": folder(run, step)}).ends()
+        refused(named, 3, str(folder(run, step) / "optimizer.safetensors"))
+    again = jobs.start(1, keys).ends()
+    assert again.codes == [0], again.out
+    assert again.out.count("passing over a damaged checkpoint") == 3 and "going on at step 2 " in again.out
+    assert digest(run) == before and len(losses(run)) == 8
 
 
 @pytest.mark.soak
@@ -71,20 +65,17 @@ def test_every_checkpoint_is_damaged(jobs: Jobs) -> None:
     refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 6)}).ends(), 3, "manifest.json")
 
 
-def test_a_checkpoint_is_of_a_newer_program(jobs: Jobs) -> None:
-    run = jobs.run(1, KEYS)
-    (run / "run_state.json").unlink()
-    manifest = folder(run, 6) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
-    refused(jobs.start(1, KEYS).ends(), 2, f"newer Dyad (format {FORMAT + 1}, this one reads {FORMAT})")
-
-
-def test_a_checkpoint_is_of_another_architecture(jobs: Jobs) -> None:
+def test_a_checkpoint_is_of_another_architecture_or_a_newer_program(jobs: Jobs) -> None:
     run = jobs.run(1, KEYS)
     wider = {**KEYS, "model.image.widths": [8, 8]}
     refused(jobs.start(1, wider).ends(), 2, "model.image.widths: [8, 16] there, [8, 8] now")
     elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 6)}).ends()
     refused(elsewhere, 2, f"{folder(run, 6)}: the checkpoint is of another model", "of another shape")
+
+    (run / "run_state.json").unlink()
+    manifest = folder(run, 6) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
+    refused(jobs.start(1, KEYS).ends(), 2, f"newer Dyad (format {FORMAT + 1}, this one reads {FORMAT})")
 
 
 def test_two_runs_want_one_folder(jobs: Jobs) -> None:

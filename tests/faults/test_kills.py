@@ -39,9 +39,9 @@ def test_a_rank_of_a_launched_job_is_killed(jobs: Jobs) -> None:
     assert newest_whole(job.run) >= 5
 
 
-@pytest.mark.parametrize(("killed", "code"), [("agent", 4), ("script", -SIGKILL)])
-def test_torchrun_or_its_script_is_killed(jobs: Jobs, killed: str, code: int) -> None:
-    job = jobs.launch(2, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
+@pytest.mark.parametrize(("killed", "code", "world"), [("agent", 4, 2), ("script", -SIGKILL, 1)])
+def test_torchrun_or_its_script_is_killed(jobs: Jobs, killed: str, code: int, world: int) -> None:
+    job = jobs.launch(world, {"steps": 5000, "checkpoint.every": 5, "data.workers": 1})
     job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     os.kill(job.agent() if killed == "agent" else job.script.pid, SIGKILL)
     outcome = job.ends(within=30)
@@ -105,41 +105,40 @@ def is_saving(run: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("world", "objective", "kills", "layout"),
-    [(3, "clip", 2, {}), (4, "fastclip_v3", 1, {"dist.name": "hsdp", "dist.shard_size": 2})],
+    ("world", "objective", "kills", "more"),
+    [
+        (2, "clip", 2, {"steps": 20, "checkpoint.every": 4, "eval.every": 10, "data.val": VAL}),
+        (4, "fastclip_v3", 1, {"steps": 12, "checkpoint.every": 3, "dist.name": "hsdp", "dist.shard_size": 2}),
+    ],
 )
 def test_everything_is_killed(
-    world: int, objective: str, kills: int, layout: dict[str, Any], jobs: Jobs, models: Path
+    world: int, objective: str, kills: int, more: dict[str, Any], jobs: Jobs, models: Path
 ) -> None:
     keys = {
-        **layout,
+        **more,
         "objective": objective,
         "model.text.kind": "transformers",
         "model.text.name": models / "bert",
         "model.text.context_length": 32,
         "model.text.frozen": "true",
         "data.workers": 1,
-        "steps": 40,
-        "checkpoint.every": 5,
-        "eval.every": 20,
-        "data.val": VAL,
     }
     undisturbed = jobs.run(world, {**keys, "run.name": "undisturbed"})
     killed = kill_again_and_again(jobs, (world,), keys, kills)
     assert digest(killed) == digest(undisturbed)
     assert without_timings(killed) == without_timings(undisturbed)
-    assert len(losses(killed)) == 40
+    assert len(losses(killed)) == keys["steps"]
 
 
 def test_a_target_goes_on_after_kills_on_any_number_of_processes(jobs: Jobs) -> None:
     keys = {**QUIET, "objective": "spectral_alternating", "objective.similarity": "cosine", "optim.lr": 1e-4}
-    keys |= {"target.kind": "ema", "target.momentum": 0.8, "steps": 24, "checkpoint.every": 3}
+    keys |= {"target.kind": "ema", "target.momentum": 0.8, "steps": 16, "checkpoint.every": 2}
     undisturbed = jobs.run(1, {**keys, "checkpoint.keep": 9, "run.name": "undisturbed"})
     killed = kill_again_and_again(jobs, (1,), keys, 2)
     assert digest(killed) == digest(undisturbed) and losses(killed) == losses(undisturbed)
-    middle = undisturbed / "checkpoints" / "step_00000012"
+    middle = undisturbed / "checkpoints" / "step_00000008"
     on_two = jobs.run(2, {**keys, "run.name": "two", "resume": middle})
-    ended = [load_file(run / "checkpoints/step_00000024/target.safetensors") for run in (undisturbed, on_two)]
+    ended = [load_file(run / "checkpoints/step_00000016/target.safetensors") for run in (undisturbed, on_two)]
     assert ended[0].keys() == ended[1].keys()
     for name, tensor in ended[0].items():
         torch.testing.assert_close(ended[1][name], tensor, rtol=1e-4, atol=1e-6)

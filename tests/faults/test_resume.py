@@ -1,25 +1,25 @@
 """The same command again, or from a checkpoint: where it goes on, on how many processes, and what stays the same."""
 
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL
 from typing import Any
 
 import pytest
 from harness import EPOCH, Jobs, digest, every_sample_once_an_epoch, ids_of_steps
 from helpers.cli import Commands
 from helpers.tiny_runs import QUIET, SHARD, VAL, losses, records, without_timings
+from test_detection import with_fault
 
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 
 
 def stopped(jobs: Jobs, world: int, keys: dict[str, Any], step: int) -> Path:
-    """A start that is asked to stop once it has logged `step`."""
-    job = jobs.start(world, keys, observed=True)
-    job.reaches(step)
-    job.signal(SIGTERM)
+    """A start whose ranks are asked to stop before their step `step`, which is the last one that they take."""
+    job = jobs.start(world, keys, observed=True, STOP=f"SIGTERM@{step}")
     outcome = job.ends()
     assert outcome.codes == [75] * world and not outcome.orphans, outcome.out
+    assert len(losses(job.run)) == step
     return job.run
 
 
@@ -37,13 +37,13 @@ def test_from_the_middle_of_an_epoch_twice_from_one_checkpoint(jobs: Jobs) -> No
 
 
 def test_on_other_numbers_of_processes_and_loader_workers_and_in_other_layouts(jobs: Jobs) -> None:
-    keys = {**QUIET, "steps": 60}
+    keys = {**QUIET, "steps": 28}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
     hsdp, fsdp2 = {"dist.name": "hsdp", "dist.shard_size": 2}, {"dist.name": "fsdp2"}
-    for world, workers, step, dist in ((2, 0, 5, {}), (4, 0, 18, hsdp), (2, 2, 30, fsdp2)):
+    for world, workers, step, dist in ((2, 0, 5, {}), (4, 0, 15, hsdp), (2, 2, 20, fsdp2)):
         run = stopped(jobs, world, {**keys, **dist, "data.workers": workers}, step)
     jobs.run(1, {**keys, "data.workers": 3}, observed=True)
-    every_sample_once_an_epoch(run, 60)
+    every_sample_once_an_epoch(run, 28)
     assert ids_of_steps(run) == ids_of_steps(one)
     assert losses(run) == pytest.approx(losses(one), rel=1e-5)
 
@@ -52,7 +52,7 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
     """data.batches=by_source: stopped on two, gone on with on one, the ids and losses of one all along."""
     small = SHARD.parent / "fxemoji-unseen.tar"
     sources = f"[{SHARD},{{path: {small},weight: 2}}]"
-    keys = {**QUIET, "steps": 24, "data.batches": "by_source", "data.shuffle": "full", "data.train": sources}
+    keys = {**QUIET, "steps": 16, "data.batches": "by_source", "data.shuffle": "full", "data.train": sources}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
     run = stopped(jobs, 2, keys, 9)
     jobs.run(1, keys, observed=True)
@@ -69,9 +69,9 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
 def test_two_views_of_pictures_on_one_and_two_processes(jobs: Jobs) -> None:
     """task=views, with a head whose batch norms see all ranks: stopped on two, gone on with on one."""
     keys = {"task": "views", "model": "cnn", "model.text.name": "null", "model.text.kind": "open_clip"}
-    keys |= {"data": "simclr", "objective": "simclr", "steps": 24}
+    keys |= {"data": "simclr", "objective": "simclr", "steps": 10}
     one = jobs.run(1, {**keys, "run.name": "one"}, observed=True)
-    run = stopped(jobs, 2, keys, 9)
+    run = stopped(jobs, 2, keys, 5)
     jobs.run(1, keys, observed=True)
     assert ids_of_steps(run) == ids_of_steps(one)
     assert losses(run) == pytest.approx(losses(one), rel=1e-4)
@@ -100,11 +100,9 @@ def test_at_the_end_of_an_epoch(jobs: Jobs) -> None:
 
 
 def test_sharded_towers_go_on_after_a_killed_rank_and_are_used_by_one_process(jobs: Jobs, commands: Commands) -> None:
-    keys = {"steps": 24, "checkpoint.every": 3, "dist.name": "fsdp2", "optim.ema": 0.5, "model.batch_norm": "global"}
-    job = jobs.start(2, {**keys, "run.name": "killed"})
-    job.reaches(7)
-    job.signal(SIGKILL, rank=1)
-    assert not job.ends().orphans
+    keys = {"steps": 9, "checkpoint.every": 3, "dist.name": "fsdp2", "optim.ema": 0.5, "model.batch_norm": "global"}
+    outcome = with_fault(jobs, 2, {**keys, "run.name": "killed"}, "killed@8", ON="1").ends()
+    assert outcome.codes == [4, -SIGKILL] and not outcome.orphans, outcome
     killed, whole = (jobs.run(2, {**keys, "run.name": name}) for name in ("killed", "whole"))
     assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
     assert not [path for path in (killed / "checkpoints").iterdir() if path.name.startswith(".")]

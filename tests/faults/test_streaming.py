@@ -67,11 +67,11 @@ def test_a_stream_is_killed_and_loses_nothing(
     for folder in (before, after):
         folder.mkdir()
     keys = {**KEYS, "data.train": shards, "data.id_key": "id", "steps": 30, "checkpoint.every": 5}
-    job = jobs.start(2, keys, module="faults.observed", IDS=str(before))
+    job = jobs.start(2, keys, IDS=str(before))
     job.until(lambda: newest_whole(job.run) >= 10, "a checkpoint at step 10")
     job.kill()
     step = newest_whole(job.run)
-    again = jobs.start(world, {**keys, "data.workers": workers}, module="faults.observed", IDS=str(after))
+    again = jobs.start(world, {**keys, "data.workers": workers}, IDS=str(after))
     outcome = again.ends()
     assert outcome.codes == [0] * world and not outcome.orphans, outcome.out
 

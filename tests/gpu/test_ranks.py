@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers.cli import Commands
 from helpers.tiny_runs import logged, losses, wait_for
 
 from gpu.needs import KERNELS, ON_GPU, TRAINER, gpus
@@ -80,8 +81,9 @@ def holds(job: Job, world: int, within: float = 300) -> None:
 # The numbers ---------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_of_cpus_agree_with_one_process(start: Callable[..., Job]) -> None:
-    holds(start(2, "tests/gpu/nccl_job.py", "20", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1"), 2)
+def test_ranks_of_cpus_agree_with_one_process(commands: Commands) -> None:
+    ranks = commands.world(2, "gpu.nccl_job", "20", CUDA_VISIBLE_DEVICES="")
+    assert [rank.out.count("all checks hold") for rank in ranks] == [1, 1], ranks
 
 
 @KERNELS

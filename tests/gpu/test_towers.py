@@ -71,7 +71,7 @@ def forgotten() -> Iterator[None]:
 
 @KERNELS
 @pytest.mark.compiler
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.soak), DEVICES[1]])  # train/step has the CPU
 def test_a_compiled_step_learns_the_same(device: str) -> None:
     world, rows = World(device=torch.device(device, 0) if device == "cuda" else torch.device(device)), batch(16)
     losses = []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 pytest.importorskip("triton")
@@ -18,12 +20,17 @@ def allowed(target: Target) -> int:
     return MOST[target.capability] if target.kernel == "sums" and target.shape != CLEAN else 0
 
 
+SHAPES = range(len(KERNELS["sums"].configs))
+EVERY = pytest.param([*product(SHARED, SHAPES)], marks=pytest.mark.soak, id="every shape")
+FEW = pytest.param([*((capability, CLEAN) for capability in SHARED), (90, SHAPES[0])], id="a few")
+
+
 @pytest.mark.triton
-@pytest.mark.parametrize("capability", SHARED)
-def test_every_shape_fits_and_hardly_spills(capability: int) -> None:
-    shapes = range(len(KERNELS["sums"].configs))
-    for target, used in all_resources([Target(kernel, shape, capability) for kernel in KERNELS for shape in shapes]):
-        assert used.shared <= SHARED[capability], (target, used)
+@pytest.mark.parametrize("shapes", [FEW, EVERY])
+def test_a_shape_fits_and_hardly_spills(shapes: list[tuple[int, int]]) -> None:
+    targets = [Target(kernel, shape, capability) for capability, shape in shapes for kernel in KERNELS]
+    for target, used in all_resources(targets):
+        assert used.shared <= SHARED[target.capability], (target, used)
         assert used.stack <= allowed(target), (target, used)
 
 

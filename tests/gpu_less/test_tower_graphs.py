@@ -33,14 +33,14 @@ def forgotten() -> Iterator[None]:
 
 
 def counting() -> tuple[Callable[[nn.Module], nn.Module], Graphs]:
-    """torch.compile of a whole module into one graph, forward and backward; and a list of what it compiled."""
+    """torch.compile of a whole module into one graph, with its backward in training; and a list of what it compiled."""
     from torch._dynamo.backends.debugging import aot_eager
 
     compiled: Graphs = []
 
     def backend(graph: Any, inputs: Any, **more: Any) -> Any:
         compiled.append(len(inputs))
-        return aot_eager(graph, inputs, **more)
+        return aot_eager(graph, inputs, **more) if torch.is_grad_enabled() else graph
 
     return lambda module: torch.compile(module, backend=backend, fullgraph=True), compiled  # pyright: ignore[reportReturnType]
 
@@ -108,9 +108,7 @@ def test_a_small_cnn_is_one_graph(tmp_path: Path) -> None:
     assert check(tower, [pictures(size, 16) for size in SIZES]) <= 4
 
 
-def test_two_hundred_steps_of_mixed_lengths_recompile_a_tower_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sixty_steps_of_mixed_lengths_recompile_a_tower_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of uneven chunks. A picture tower is one graph with preparation and projection, Pooled is another."""
     text = transformers_tower(transformers_folder(tmp_path, "bert"), context_length=64)
     towers = build_image_text(with_text(text)).towers
@@ -119,7 +117,7 @@ def test_two_hundred_steps_of_mixed_lengths_recompile_a_tower_twice(
     step = train_step(towers, 37, chunk_size=19, compile=True)
     ids, x = torch.arange(37), pictures(37, 16)
     generator = torch.Generator().manual_seed(0)
-    for index in range(200):
+    for index in range(60):
         columns = int(torch.randint(2, 65, (1,), generator=generator))
         y = nn.functional.pad(tokens(37 + index, columns)[-37:], (0, 64 - columns))
         step(Batch(x, y, ids, ids, ids, y_lengths=(y != 0).sum(1).numpy()), index)

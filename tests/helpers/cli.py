@@ -112,6 +112,7 @@ class Running:
 
 def serve() -> None:
     sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
+    gc.disable()  # imports make many objects, and they stay
     for module in HEAVY:
         import_module(module)
     compose = sys.modules["dyad.train.cli.compose"]
@@ -119,6 +120,7 @@ def serve() -> None:
     curves, plots = (sys.modules[f"dyad.eval.report.{name}"] for name in ("curves", "plots"))
     plots.line_chart("", curves.Chart("", [curves.Series("", [1, 2], [1, 2])]))  # Matplotlib looks for its font once
     gc.collect()
+    gc.enable()
     gc.freeze()  # a collection in a fork would copy every page
     for line in sys.stdin:
         question = json.loads(line)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +18,18 @@ from dyad.data.cli.main import main
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """A real second process."""
     return subprocess.run([sys.executable, "-m", "data", *map(str, arguments)], capture_output=True, text=True)
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same in this process, without the seconds of imports: its exit code, and what it says."""
+    monkeypatch.setattr(sys, "argv", ["data", *map(str, arguments)])
+    code: Any = 0
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        try:
+            run(main)
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def here(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> None:

@@ -3,12 +3,25 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
 
 from helpers.cli import server
 
+T = TypeVar("T")
+
 ROOT = Path(__file__).parents[2]
 HOLDS = "all checks hold"  # printed by each rank of a job when all its checks do
+# A job whose cases meet some of the ways in which rows can lie on ranks, or with --soak each case all ways
+in_ways = pytest.mark.parametrize("ways", ["some", pytest.param("all", marks=pytest.mark.soak)])
+
+
+def share(cases: Sequence[T], turn: int) -> Sequence[T]:
+    """In a job: every second case, by turns, or all of them when the job was started with "all"."""
+    return cases if "all" in sys.argv else cases[turn % 2 :: 2]
 
 
 def launch(script: str, world_size: int, *arguments: str) -> None:

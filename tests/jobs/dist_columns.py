@@ -8,7 +8,9 @@ weights.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
+from itertools import cycle, product
 
 import torch
 import torch.nn.functional as F
@@ -65,35 +67,47 @@ def worst_negatives(model: TwoTower, x: Tensor, y: Tensor, _: Tensor) -> Tensor:
     return model.y_tower(y)[:, 0].topk(2).values.mean() - model.x_tower(x).mean()
 
 
-def check(name: str, options: dict[str, object], reference: Reference, chunk_size: int | None, world: World) -> None:
+OF_SCORES: tuple[str, dict[str, object], Reference] = ("partial_auc", {"alpha": 0.4}, worst_negatives)
+
+
+def check(
+    name: str,
+    options: dict[str, object],
+    reference: Reference,
+    chunk_size: int | None,
+    sizes: tuple[int, ...],
+    of_columns: tuple[int, ...],
+    world: World,
+) -> None:
     scores = name == "partial_auc"
     generator = torch.Generator().manual_seed(3)
     x, target = torch.randn(B, 6, dtype=torch.float64, generator=generator), torch.arange(B) % (C - 1)  # one class less
     y = torch.randn(C, 6, dtype=torch.float64, generator=generator) if scores else torch.arange(C)
-    for sizes in ROWS[world.size]:
-        for of_columns in COLUMNS[world.size]:
-            torch.manual_seed(0)
-            tower = Net()
-            tower.layers[-1] = nn.Linear(8, 1 if scores else 5)
-            model = TwoTower(tower, tower if scores else ClassVectors()).double()
-            step = train_step(model, B, world=world, objective=build_objective(name, **options), chunk_size=chunk_size)
-            for index in range(2):
-                loss, named = reference(model, x, y, target), dict(model.named_parameters())
-                want = dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
-                rows, columns = (slice(sum(s[: world.rank]), sum(s[: world.rank + 1])) for s in (sizes, of_columns))
-                ids = torch.arange(B)[rows]
-                part = Batch(x[rows], y[columns], ids, ids, torch.arange(C)[columns])
-                part.positives = None if scores else target[rows]
-                compare(step, part, index, (loss.detach(), want), (name, options, sizes, of_columns, chunk_size), world)
+    torch.manual_seed(0)
+    tower = Net()
+    tower.layers[-1] = nn.Linear(8, 1 if scores else 5)
+    model = TwoTower(tower, tower if scores else ClassVectors()).double()
+    step = train_step(model, B, world=world, objective=build_objective(name, **options), chunk_size=chunk_size)
+    for index in range(2):
+        loss, named = reference(model, x, y, target), dict(model.named_parameters())
+        want = dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
+        rows, columns = (slice(sum(s[: world.rank]), sum(s[: world.rank + 1])) for s in (sizes, of_columns))
+        ids = torch.arange(B)[rows]
+        part = Batch(x[rows], y[columns], ids, ids, torch.arange(C)[columns])
+        part.positives = None if scores else target[rows]
+        compare(step, part, index, (loss.detach(), want), (name, options, sizes, of_columns, chunk_size), world)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     world = init_world(timeout=60, cpu=True)
+    # every objective with every chunk size, each on the next way the rows and columns lie
+    every = [*product(ROWS[world.size], COLUMNS[world.size])]
+    turns = cycle(every)
     for chunk_size in (None, 1, 3):
-        for of_classes in OF_CLASSES:
-            check(*of_classes, chunk_size, world)
-        check("partial_auc", {"alpha": 0.4}, worst_negatives, chunk_size, world)
+        for objective in (*OF_CLASSES, OF_SCORES):
+            for way in every if "all" in sys.argv else [next(turns)]:
+                check(*objective, chunk_size, *way, world)
     print("all checks hold", flush=True)
     shutdown(world)
 

@@ -4,11 +4,13 @@ Loss, metrics, gradients and the state of all samples; with samples that are the
 rows, a step undone, and a checkpoint in between. dist_losses.py has them beside all other objectives.
 """
 
+import os
 from collections import Counter
 
 import torch
 import torch.distributed as dist
 from helpers.collectives import counted
+from helpers.dist import share
 from torch import Tensor
 
 from dyad.train.losses.sums import tiles
@@ -90,7 +92,8 @@ def check_what_is_sent(name: str, sent: Counter[str]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     tiles.TILE = 4
-    alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in CASES]
+    own_cases = share(CASES, int(os.environ["WORLD_SIZE"]))  # the others on the other number of ranks
+    alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in own_cases]
     dist.init_process_group("gloo")
     for name, case, want in alone:
         check(name, case, want)

@@ -1,6 +1,6 @@
 """Encode gloss-like texts as one rank of several, and search them; a process to be killed. No torchrun: see kill -9.
 
-python embeddings_job.py CORPUS FOLDER RANK WORLD_SIZE SECONDS_A_BLOCK → prints digests of embeddings and of search
+jobs.embeddings_job CORPUS FOLDER RANK WORLD_SIZE SECONDS_A_BLOCK → prints digests of embeddings and of search
 """
 
 import hashlib

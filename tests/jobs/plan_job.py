@@ -1,8 +1,12 @@
-"""Job for torchrun: the plan of W ranks on CPUs is what a real step of each model takes and sends."""
+"""Job for torchrun: the plan of W ranks on CPUs is what a real step of each model takes and sends.
+
+Arguments: names of RUNS; without, all.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 from helpers.plan import measured_step, planned
@@ -17,7 +21,8 @@ RUNS |= {f"{name}, sharded": ["dist=fsdp2"] for name in ("frozen in chunks", "mi
 
 def main() -> None:
     torch.set_num_threads(1)
-    configs = {run: planned(run.removesuffix(", sharded"), *words) for run, words in RUNS.items()}
+    names = sys.argv[1:] or RUNS
+    configs = {run: planned(run.removesuffix(", sharded"), *RUNS[run]) for run in names}
     is_first = os.environ["RANK"] == "0"
     plans = {run: RunPlan(config) for run, config in configs.items()} if is_first else {}
     world = init_world(200, cpu=True)

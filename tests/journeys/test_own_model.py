@@ -1,11 +1,10 @@
 """The journey of somebody with a model of their own: README's commands, on a SentenceTransformer folder."""
 
-import os
-import subprocess
 from pathlib import Path
 
 from helpers import tiny_bert
 from helpers.checkout import ROOT, link, write_few_topics
+from helpers.cli import Commands
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
 
@@ -14,16 +13,10 @@ NAMED = "model.text.kind=transformers model.text.name=FOLDER"  # in README's tab
 TRAIN = "python -m train experiment=topics run.name=topics"
 EVALUATE = "python -m eval checkpoint=runs/topics suite=[beir:data/samples/topics]"
 EXPORT = "python -m train.export run=runs/topics format=sentence_transformers"
-SCRIPT = f"""set -euo pipefail
-source launch/setup.sh demo bench
-{TRAIN} {NAMED.replace("FOLDER", "my_model")} steps=3 global_batch_size=16
-{EVALUATE}
-{EXPORT}
-"""
 PROMPTS = {"query": "find: ", "document": "verse: "}
 
 
-def test_an_own_model_is_trained_evaluated_exported_and_loaded(tmp_path: Path) -> None:
+def test_an_own_model_is_trained_evaluated_exported_and_loaded(commands: Commands, tmp_path: Path) -> None:
     assert all(words in (ROOT / "README.md").read_text() for words in (TRAIN, EVALUATE, EXPORT, NAMED))
     link(ROOT, tmp_path, without=(".git", "runs", "data"))
     link(ROOT / "data", tmp_path / "data", without=("samples",))
@@ -36,13 +29,12 @@ def test_an_own_model_is_trained_evaluated_exported_and_loaded(tmp_path: Path) -
     ]
     own = SentenceTransformer(modules=modules, device="cpu", prompts=PROMPTS)
     own.save_pretrained(str(tmp_path / "my_model"), create_model_card=False)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
-    run = subprocess.run(
-        ["bash", "-c", SCRIPT], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert run.returncode == 0 and "Traceback" not in run.stderr, f"{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
-    said = "model.text.pooling=cls"
-    assert "is a SentenceTransformer. As its folder says: " in run.stdout and said in run.stdout
+    out = ""
+    for command in (f"{TRAIN} {NAMED.replace('FOLDER', 'my_model')} steps=3 global_batch_size=16", EVALUATE, EXPORT):
+        ended = commands.run(*command.split()[2:], cwd=str(tmp_path), HF_HUB_OFFLINE="1", WANDB_MODE="disabled")
+        assert ended.code == 0 and "Traceback" not in ended.out, ended.out
+        out += ended.out
+    assert "is a SentenceTransformer. As its folder says: " in out and "model.text.pooling=cls" in out
     assert (tmp_path / "runs/topics/eval/topics.json").is_file(), list((tmp_path / "runs/topics/eval").iterdir())
     exported = SentenceTransformer(str(tmp_path / "runs/topics/export/sentence_transformers"), device="cpu")
     assert {name: exported.prompts[name] for name in PROMPTS} == {**PROMPTS}

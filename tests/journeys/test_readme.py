@@ -1,7 +1,11 @@
-"""Every command the README shows is run, in a copy of the checkout made of links, with fewer steps and verses."""
+"""Every command the README shows is run, in a copy of the checkout made of links, with fewer steps and verses.
+
+What is trained from nothing has a tiny model: 151 million weights of ViT-B-32 take a minute to make, save and check.
+"""
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -12,12 +16,12 @@ from typing import Any
 
 import pytest
 from helpers.checkout import link, write_few_topics
-from helpers.cli import Commands
+from helpers.cli import Commands, Ended
 
 from dyad.train.cli.compose import compose_config
 
 ROOT = Path(__file__).parents[2]
-SHORT = "steps=2 global_batch_size=32 tracking.wandb=disabled"
+SHORT = "steps=2 global_batch_size=16 eval.block=16 tracking.wandb=disabled"
 EMOJI = "data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
 COMMANDS = [
     line.partition("  #")[0].strip()
@@ -28,12 +32,15 @@ COMMANDS = [
 
 def shortened(command: str) -> str:
     """The command as shown, trained for two steps only; a job for a cluster is only written out, a plan as it is."""
+    if command.startswith("python -m eval model="):
+        return f"{command} block=16"
     if command.startswith("sbatch "):
         return f"bash launch/slurm.sbatch --dry-run {command.partition('launch/slurm.sbatch ')[2]}"
     if re.search(r"python -m train |launch/(demo|torchrun)\.sh", command) and not {"--help", "plan.gpus=64"} & {
         *command.split()
     }:
         without = " ".join(w for w in command.split() if w.partition("=")[0] not in ("steps", "global_batch_size"))
+        without = without.replace("model.name=ViT-B-32", "model.name=tiny.json")
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
         return f"{without} {SHORT} {EMOJI if 'emoji' in command or 'demo.sh' in command else ''}"
     return command
@@ -47,12 +54,13 @@ def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     folder = tmp_path_factory.mktemp("checkout")
     link(ROOT, folder, without=(".git", ".venv", "runs", "shards", "data"))
     link(ROOT / "data", folder / "data", without=("samples",))
     link(ROOT / "data/samples", folder / "data/samples", without=("topics",))
-    write_few_topics(folder / "data/samples/topics", verses=300)
+    write_few_topics(folder / "data/samples/topics", verses=60)
+    (folder / "tiny.json").symlink_to(models / "open_clip.json")
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
 
@@ -102,25 +110,49 @@ def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
     alone.write_text(code)
-    shared.write_text(f"import torch.distributed as dist\ndist.init_process_group('gloo')\n{code}")
+    runpy.run_path(str(alone))
+    # a group that is left at the end of the interpreter sometimes aborts the process: its threads still run
+    group = "dist.init_process_group('gloo')", "dist.destroy_process_group()"
+    shared.write_text(f"import torch.distributed as dist\n{group[0]}\n{code}\n{group[1]}\n")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(shared)]
-    for command in ([sys.executable, str(alone)], torchrun):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-        assert run.returncode == 0, run.stderr[-2000:]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[:3000]
 
 
 def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -> None:
-    """A line that is one command of ours runs in a process that has its imports, every other one in bash."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    """Commands of ours, also those that xargs makes, run in a process that has the imports; other lines in bash."""
     for command in map(shortened, COMMANDS):
         if command == "bash launch/test.sh":  # that one is running this
             continue
-        if re.fullmatch("python -m [^|&;$]+", command):
-            ended = commands.run(*shlex.split(command)[2:], cwd=str(checkout), HF_HUB_OFFLINE="1")
-            code, out = ended.code, ended.out
+        first, _, fed = command.partition(" | ")
+        if re.fullmatch("python -m [^|&;$]+", first):
+            done = [run(commands, shlex.split(first), checkout)]
+            if fed:
+                done += [run(commands, words, checkout) for words in started(fed, done[0].out, checkout)]
         else:
             line = ["bash", "-c", f"source launch/setup.sh demo && {command}"]
-            run = subprocess.run(line, cwd=checkout, env=environment, capture_output=True, text=True, timeout=600)
-            code, out = run.returncode, f"{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
-        assert code == 0 and "Traceback" not in out, f"{command}\n{out}"
+            environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+            ended = subprocess.run(line, cwd=checkout, env=environment, capture_output=True, text=True, timeout=600)
+            done = [Ended(ended.returncode, f"{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}")]
+        assert len(done) != 2 or not fed, f"{command}: one run is no sweep"
+        for ended in done:
+            assert ended.code == 0 and "Traceback" not in ended.out, f"{command}\n{ended.out}"
+
+
+def run(commands: Commands, words: list[str], folder: Path) -> Ended:
+    """python -m MODULE …"""
+    return commands.run(*words[2:], cwd=str(folder), HF_HUB_OFFLINE="1")
+
+
+def started(command: str, lines: str, folder: Path) -> list[list[str]]:
+    """The commands that `xargs … python …` starts: a `python` before the real one in PATH writes down its words."""
+    (folder / "noted").mkdir()
+    python = folder / "noted" / "python"
+    python.write_text("#!/usr/bin/env bash\nprintf '%s\n' \"python ${*@Q}\"\n")
+    python.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", command], input=lines, env=environment, capture_output=True, text=True, check=True
+    )
+    return [shlex.split(line) for line in done.stdout.splitlines()]

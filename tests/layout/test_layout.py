@@ -7,6 +7,7 @@ import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,15 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All of a file, the module first."""
+    return [*ast.walk(ast.parse(path.read_text()))]
+
+
 def imported(path: Path) -> Iterator[str]:
     """The modules of ours that a file imports, as paths below the root without .py; lines of functions too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -133,9 +140,8 @@ def test_losses_import_only_torch_and_their_configuration() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=name)
 def test_files_and_functions_stay_small(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    for node in ast.walk(ast.parse(text)):
+    assert len(path.read_text().splitlines()) <= 400
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None and node.end_lineno - node.lineno < 120, node.name
 
@@ -152,7 +158,7 @@ def test_every_folder_says_what_it_is_for() -> None:
 
 def code_lines(path: Path) -> int:
     text, documented = path.read_text(), set[int]()
-    for node in ast.walk(ast.parse(text)):
+    for node in nodes(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
             documented |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     lines = set[int]()
@@ -170,7 +176,7 @@ def test_packages_stay_within_their_budgets(package: str) -> None:
 
 def test_no_word_of_a_task_in_the_loop_the_step_and_the_losses() -> None:
     for path in [ROOT / "train/step/loop.py", ROOT / "train/step/step.py", *(ROOT / "train/losses").rglob("*.py")]:
-        names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
+        names = {n.id for n in nodes(path) if isinstance(n, ast.Name)}
         assert not names & {"image", "images", "text", "texts", "question", "passage"}, path
 
 
@@ -178,13 +184,15 @@ def test_no_word_of_a_task_in_the_loop_the_step_and_the_losses() -> None:
 def test_ideas_live_where_their_names_say(line: str) -> None:
     """The questions of a newcomer: idea | file | a name that it defines."""
     _, path, defined = map(str.strip, line.split("|"))
+    whole = nodes(ROOT / path)
+    assert isinstance(whole[0], ast.Module)
     found = {
         getattr(node, "name", None) or getattr(getattr(node, "target", None), "id", None) or ""
-        for node in ast.walk(ast.parse((ROOT / path).read_text()))
+        for node in whole
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign)
     } | {
         target.id
-        for node in ast.parse((ROOT / path).read_text()).body
+        for node in whole[0].body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name)
@@ -193,12 +201,13 @@ def test_ideas_live_where_their_names_say(line: str) -> None:
 
 
 def test_commands_start_without_heavy_imports() -> None:
-    """They choose before torch loads how its threads wait."""
+    """They choose before torch loads how its threads wait, and refuse a mistake before they wait for torch."""
     modules = """dyad dyad.__main__ dyad.train.losses dyad.train.config dyad.train.cli.compose dyad.train.cli.usage
         dyad.train.run_folder.folder dyad.data.config dyad.data.base.errors dyad.data.shards.sources dyad.eval.config
         dyad.data.cli.main dyad.train.run.main dyad.train.doctor.main dyad.train.export.main dyad.eval.run.main
         dyad.eval.run.mine dyad.eval.report.main""".split()
-    code = f"import sys, {', '.join(modules)}; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    check = "dyad.train.run.main.check_arguments(['experiment=emoji'])"
+    code = f"import sys, {', '.join(modules)}; {check}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert run.stdout.strip() == ""
 

@@ -26,15 +26,19 @@ def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     cannot have.
     """
     found: dict[str, TrainConfig] = {}
+    if not config.also:
+        return found
+    run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
+    of_run = words_for(replace(config, also={}, weight=1.0, target=TargetConfig(), run=run, eval=evaluation))
     for name, text in config.also.items():
         try:
-            found[name] = _further(config, name, shlex.split(str(text)))
+            found[name] = _further(config, of_run, name, shlex.split(str(text)))
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"also.{name}: {error}") from error
     return found
 
 
-def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
+def _further(config: TrainConfig, of_run: list[str], name: str, words: list[str]) -> TrainConfig:
     own = [word.partition("=")[0] for word in words]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*TAKEN, config.task):
         taken = " and ".join([*TAKEN, config.task])
@@ -45,8 +49,6 @@ def _further(config: TrainConfig, name: str, words: list[str]) -> TrainConfig:
     replaced = tuple(f"{key}." for key in own if key in ("objective", "data", "model"))
     if any(key.partition(".")[0] in ("objective", "model") for key in own):
         replaced += ("from_weights",)
-    run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
-    of_run = words_for(replace(config, also={}, weight=1.0, target=TargetConfig(), run=run, eval=evaluation))
     kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
     result = compose_config([*kept, *words])
     refuse_unread(words, [replace(result, also={name: ""})])  # its weight is read

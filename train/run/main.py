@@ -162,7 +162,6 @@ def _check_loss(config: TrainConfig) -> None:
 def training_files(config: TrainConfig) -> list[str]:
     """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
     from dyad.data.question_passage.questions import named_files
-    from dyad.data.question_passage.views import text_sources
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.train.config import Task
@@ -172,6 +171,8 @@ def training_files(config: TrainConfig) -> list[str]:
     if config.has_pictures:
         sources = parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
     else:
+        from dyad.data.question_passage.views import text_sources  # loads torch
+
         sources = text_sources(config.data.train, config.data, checked_tables)
     return [file for source in sources for file in source.shards]
 

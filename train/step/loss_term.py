@@ -185,9 +185,12 @@ def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
     key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
     generators are restored.
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(int.from_bytes(digest, "little") >> 1)
+        # torch.manual_seed would also format a stack trace for each kind of device that is not in use
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
         yield
 
 

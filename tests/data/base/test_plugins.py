@@ -12,7 +12,6 @@ from dyad.data.base import plugins
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.plugins import import_typed_plugins, imported_plugins, plugin_files, plugins_needed
-from dyad.train.distributed.consistency import code_digest
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +29,8 @@ def loaded(number: int) -> list[str]:
 
 
 def test_modules_packages_and_files_are_imported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dyad.train.distributed.consistency import code_digest  # not of the processes below: it loads torch
+
     monkeypatch.setenv("IMPORTS", "")
     (tmp_path / "first_plugin.py").write_text("import os\nos.environ['IMPORTS'] += 'x'\n")
     (tmp_path / "own_package").mkdir()

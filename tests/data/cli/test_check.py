@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.data_cli import code_of, command, here
+from helpers.data_cli import code_of, command, ended, here
 from helpers.rows import write_beir
 from helpers.shards import Member, index_shard, pairs, picture, write_pairs, write_tar
 
@@ -204,7 +204,7 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(DataError, match=r"p.csv: row 4 \(line 5\): missing file"):
         here(monkeypatch, "pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys)
     assert not (tmp_path / "out").exists()
-    done = command("pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys, "on_error=skip")
+    done = ended(monkeypatch, "pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys, "on_error=skip")
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("3 samples in 2 shards") and lines[1] == "skipped 1 of 4 rows: 1 missing file"

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.data_cli import code_of, command, here
+from helpers.data_cli import code_of, ended, here
 from helpers.shards import write_pairs, write_tar
 
 from dyad.data.base.errors import DataError
@@ -28,9 +28,9 @@ def dpr_file(path: Path) -> Path:
     return path
 
 
-def test_check_of_questions(tmp_path: Path) -> None:
+def test_check_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = dpr_file(tmp_path / "nq.json")
-    done = command("check", source)
+    done = ended(monkeypatch, "check", source)
     assert done.returncode == 3
     assert [line.split(maxsplit=1) for line in done.stdout.splitlines()[:2]] == [
         ["questions", "3 of 5 rows, 1 repeat another"],
@@ -161,14 +161,14 @@ def test_a_manifest_among_shards_is_no_shard(tmp_path: Path, monkeypatch: pytest
     here(monkeypatch, "check", tmp_path)
 
 
-def test_pack_of_questions(tmp_path: Path) -> None:
+def test_pack_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"query": f"q{n}", "pos": [f"p{n}"], "neg": []} for n in range(3)]
     packed = tmp_path / "flag.jsonl.gz"
     packed.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
-    done = command("pack", packed, f"out={tmp_path}/out", "to=beir")
+    done = ended(monkeypatch, "pack", packed, f"out={tmp_path}/out", "to=beir")
     assert done.returncode == 2 and f"gunzip -k {packed}" in done.stderr
     subprocess.run(["gunzip", "-k", packed], check=True)
-    done = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=beir", "split=dev")
+    done = ended(monkeypatch, "pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=beir", "split=dev")
     assert done.returncode == 0 and not done.stderr
     assert done.stdout.splitlines() == [
         f"3 questions, 3 positives, 3 passages in {tmp_path}/out (beir), indexed",
@@ -176,7 +176,7 @@ def test_pack_of_questions(tmp_path: Path) -> None:
         "  python -m train experiment=mnrl model.text.name=bert-base-uncased "
         f"'data.train=\"{tmp_path}/out\"' data.question.split=dev global_batch_size=3",
     ]
-    refused = command("pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
+    refused = ended(monkeypatch, "pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
     assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr
-    pictures = command("pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
+    pictures = ended(monkeypatch, "pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
     assert pictures.returncode == 2 and "to=beir: pictures and captions become shards" in pictures.stderr

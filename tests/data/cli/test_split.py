@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.data_cli import code_of, command, here
+from helpers.data_cli import code_of, ended, here
 from helpers.rows import dpr_row, write_beir, write_lines
 from helpers.shards import Member, picture, write_tar
 from hypothesis import given, settings, strategies as st
@@ -268,11 +268,11 @@ def test_passages_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # ---- leaks ---------------------------------------------------------------------------------------------------------
 
 
-def test_leaks_of_pictures(tmp_path: Path) -> None:
+def test_leaks_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with examples; a warning, exit code 0."""
     members = copies(60)
     train, val = write_tar(tmp_path / "a.tar", members[:80]), write_tar(tmp_path / "b.tar", members[76:])
-    done = command("check", train, f"val={val}")
+    done = ended(monkeypatch, "check", train, f"val={val}")
     assert done.returncode == 0 and not done.stderr
     lines = done.stdout.splitlines()
     for kind, names in (
@@ -284,10 +284,10 @@ def test_leaks_of_pictures(tmp_path: Path) -> None:
         assert f"{kind}    {len(both)} of {len({*shared[38:]})} of val stand in the training data too" in lines and both
     assert any(line.startswith(f"  {val}: sample 'k38'  caption 3") for line in lines)
     assert "warning: val is not unseen" in done.stdout and lines[-2] == "fine: train with"
-    other = command("check", train, f"val={write_lines(tmp_path / 'q.jsonl', [dpr_row(1)])}")
+    other = ended(monkeypatch, "check", train, f"val={write_lines(tmp_path / 'q.jsonl', [dpr_row(1)])}")
     assert other.returncode == 2 and "holds question, passage; SOURCE picture, caption" in other.stderr
     (tmp_path / "none.jsonl").touch()
-    empty = command("check", train, f"val={tmp_path}/none.jsonl")
+    empty = ended(monkeypatch, "check", train, f"val={tmp_path}/none.jsonl")
     assert empty.returncode == 2 and "holds nothing" in empty.stderr
 
 

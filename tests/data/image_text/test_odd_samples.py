@@ -8,8 +8,6 @@ import multiprocessing
 import re
 import resource
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.cli import ROOT
 from helpers.shards import Member, picture, problems, write_tar
 from PIL import Image
 from torch import Tensor
@@ -307,33 +304,5 @@ def test_a_bomb_is_refused_by_its_header_and_memory_stays_flat(kind: str) -> Non
     grown, told = peak_of(lambda: decode(data, LIMIT), lambda: read_header(data, LIMIT))
     assert len(told) == 2 and all(re.search("more .*than .*max_image_pixels", line) for line in told), told
     assert grown < 30, f"{grown:.0f} MiB"
-
-
-def test_a_huge_picture_costs_no_memory(tmp_path: Path) -> None:
-    """13,000 × 13,000 pixels in 100 kB; decoded they are half a gigabyte."""
-    code = """
-import resource, struct, sys, zlib
-from dyad.data.base.errors import DataError
-from dyad.data.image_text.pictures import read_header
-from dyad.data.image_text.transforms import decode
-def chunk(kind, content):
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-side = 13_000
-packer, rows = zlib.compressobj(1), []
-for _ in range(side // 100):
-    rows.append(packer.compress(bytes(100 * (1 + 3 * side))))
-head = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-data = b"\\x89PNG\\r\\n\\x1a\\n" + head + chunk(b"IDAT", b"".join([*rows, packer.flush()])) + chunk(b"IEND", b"")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for read in (decode, read_header):
-    try:
-        read(data, 25_000_000)
-    except DataError as error:
-        print(error)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, "kB more")
-"""
-
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    *said, grown = ended.stdout.splitlines()
-    assert len(said) == 2 and all(line.startswith("13000 x 13000 pixels are more than") for line in said)
-    assert int(grown.split()[0]) < 50_000
+    if kind == "PNG":  # decoded it would be half a gigabyte
+        assert all(line.startswith("13000 x 13000 pixels are more than") for line in told)

@@ -55,7 +55,7 @@ def rare_order(sizes: list[int], is_rare: np.ndarray, rare: int, batch_size: int
     return RareOrder(shards, is_rare, data, seed=seed, global_batch_size=batch_size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.integers(20, 200), min_size=1, max_size=3),
     st.integers(1, 6),

@@ -297,7 +297,7 @@ def test_a_worker_that_dies_while_nobody_waits_for_it(order, stuck) -> None:
 def test_slow_batches_are_waited_for(order) -> None:
     class Slow(Numbers):
         def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-            time.sleep(0.3)
+            time.sleep(0.1)
             return super().__getitems__(positions)
 
     for timeout in (20.0, 0):

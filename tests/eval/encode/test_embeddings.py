@@ -3,15 +3,16 @@
 import json
 import os
 import re
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
-from helpers.eval import LOCAL, ROOT, search
+from helpers.cli import Running, server
+from helpers.eval import LOCAL, search
 from hypothesis import given, settings, strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
@@ -24,29 +25,19 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import Pooling
 from dyad.train.towers.pooled import Pooled
 
-JOB = ROOT / "tests" / "jobs" / "embeddings_job.py"
 
-
-def start(corpus: Path, folder: Path, size: int, seconds: float = 0.0) -> list[subprocess.Popen[str]]:
+def start(corpus: Path, folder: Path, size: int, seconds: float = 0.0) -> list[Running]:
     """One process a rank."""
     (folder.parent / f"{folder.name}.meeting").unlink(missing_ok=True)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, str(JOB), str(corpus), str(folder), str(rank), str(size), str(seconds)],
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    words = ["jobs.embeddings_job", str(corpus), str(folder)]
+    return [server().start(*words, str(rank), str(size), str(seconds)) for rank in range(size)]
 
 
-def finished(ranks: list[subprocess.Popen[str]]) -> list[str]:
+def finished(ranks: list[Running]) -> list[str]:
     """The two digests that every rank prints."""
-    said = [rank.communicate(timeout=120)[0].split()[-2:] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * len(ranks)
+    ended = [rank.wait() for rank in ranks]
+    assert [rank.code for rank in ended] == [0] * len(ranks), ended
+    said = [rank.out.split()[-2:] for rank in ended]
     assert all(words == said[0] for words in said)
     return said[0]
 
@@ -60,19 +51,18 @@ def ids_in(folder: Path) -> list[str]:
     return (folder / "ids.txt").read_text().splitlines()
 
 
-def begun(folder: Path, ranks: list[subprocess.Popen[str]], windows: int) -> None:
+def begun(folder: Path, ranks: list[Running], windows: int) -> None:
     """Wait until so many windows are on disk and the processes still at work."""
     while windows_done(folder) < windows:
-        assert all(rank.poll() is None for rank in ranks), "over before it was killed"
+        states = [psutil.Process(rank.pid).status() for rank in ranks]
+        assert psutil.STATUS_ZOMBIE not in states, "over before it was killed"
         time.sleep(0.01)
 
 
-def killed(ranks: list[subprocess.Popen[str]]) -> None:
-    """kill -9"""
+def killed(ranks: list[Running]) -> None:
     for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.communicate()
+        os.kill(rank.pid, signal.SIGKILL)
+    assert [rank.wait().code for rank in ranks] == [-signal.SIGKILL] * len(ranks)
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, ROOT, Rows, encoder, pictures, tokenize, towers
+from helpers.dist import printed
+from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError, HardwareError
@@ -20,72 +19,9 @@ from dyad.data.image_text.dataset import Captions
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.distributed.signals import Stopped
 
-JOB = '''
-"""Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1."""
-import hashlib, json, sys
-from dataclasses import replace
-import torch, torch.distributed as dist
-from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
-from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
-from dyad.eval.config import Truth
-from dyad.eval.search import ranks
-from dyad.eval.search.ranks import count_ranks
-from dyad.eval.tasks.image_text_retrieval import Retrieval, match_pairs
-from dyad.eval.tasks.probe import Probe
-from dyad.eval.tasks.zero_shot import ZeroShot
-from dyad.train.distributed.world import World
-import numpy as np
-
-ranks.STRIP = 700
-dist.init_process_group("gloo")
-me = dist.get_rank()
-found, told = {}, {}
-shown, own = Shown(pictures(100)), np.arange(100) % 40
-words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
-labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
-evaluators = [
-    Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
-    *(
-        Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)
-        for spec in ("IVF4,Flat", "HNSW32", "PQ4x4")
-    ),
-    Probe("probe", "", labels, [str(i) for i in range(4)], labels, "x", k=5),
-    ZeroShot("zs", "", LabelledSet(shown, [str(i) for i in own], own), {str(i): [f"{i}"] for i in range(40)}, tokenize),
-]
-evaluators.append(replace(evaluators[-1], index="IVF2,Flat"))
-for size in (1, 2, 3):
-    group = dist.new_group(range(size))
-    if me >= size:
-        continue
-    world = World(rank=me, size=size, device=torch.device("cpu"), group=group)
-    encode = encoder(world=world, workers=size - 1)
-    count = []
-    encode.towers["x"].register_forward_hook(lambda *_: count.append(1))
-    images = encode("x", Rows(pictures(100)))
-    matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
-    ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
-    found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]
-    reports = [evaluator.report(encode, 3) for evaluator in evaluators]
-    found[size].append([report.metrics for report in reports])
-    told[size] = [report.details for report in reports]
-with open(f"{sys.argv[1]}/{me}.json", "w") as file:
-    json.dump([found, told], file)
-dist.destroy_process_group()
-'''
-
 
 def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
-    (tmp_path / "job.py").write_text(JOB)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3"]
-    run = subprocess.run(
-        [*command, str(tmp_path / "job.py"), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
+    printed("dist_encoder.py", 3, str(tmp_path))
     found, (told, *_) = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)), strict=True)
     calls, *digests = found[0]["1"]
     assert calls == 7  # 100 items in blocks of 16

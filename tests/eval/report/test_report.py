@@ -259,11 +259,12 @@ def test_numbers_that_are_none_leave_gaps(tmp_path: Path) -> None:
     assert "Steps were skipped" in page.text
 
 
-def test_the_page_is_the_same_for_the_same_run_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_the_page_is_the_same_for_the_same_run_and_nothing_else_is_left(tmp_path: Path, drawn: dict) -> None:
     run = write_run(tmp_path / "run")
     before = sorted(p.name for p in run.iterdir())
     settings = dict(matplotlib.rcParams)
     first = write_report(run).read_bytes()
+    drawn.clear()
     with matplotlib.rc_context({"text.usetex": True, "font.size": 30}):  # of somebody's matplotlibrc
         assert write_report(run).read_bytes() == first
     assert dict(matplotlib.rcParams) == settings

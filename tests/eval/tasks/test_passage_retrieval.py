@@ -265,11 +265,9 @@ def test_half_precision_keeps_half_the_bytes(run: Path, beir: Path, out: Path, m
     assert half["metrics"] == pytest.approx(whole["metrics"], abs=0.05)
 
 
-def test_any_number_of_ranks_writes_the_same_files(run: Path, beir: Path, tmp_path: Path) -> None:
-    commands = Commands(tmp_path)
+def test_any_number_of_ranks_writes_the_same_files(commands: Commands, run: Path, beir: Path, tmp_path: Path) -> None:
     words = ["eval", f"checkpoint={run}", f"suite=[beir:{beir},beir:{beir}@dev]"]
     ended = [commands.run(*words, f"out={tmp_path}/one"), *commands.world(2, *words, f"out={tmp_path}/two")]
-    commands.close()
     assert [e.code for e in ended] == [0, 0, 0], ended
     assert "model ahead" in ended[1].out and "model ahead" not in ended[2].out
     names = {path.name for path in (tmp_path / "one").iterdir()}

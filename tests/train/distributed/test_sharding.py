@@ -17,7 +17,7 @@ SOAK = pytest.mark.soak
 
 
 @pytest.mark.parametrize(
-    ("world_size", "steps"), [(2, 5), pytest.param(2, 50, marks=SOAK), pytest.param(4, 50, marks=SOAK)]
+    ("world_size", "steps"), [(2, 3), pytest.param(2, 50, marks=SOAK), pytest.param(4, 50, marks=SOAK)]
 )
 def test_losses_are_those_of_ddp(world_size: int, steps: int) -> None:
     launch("dist_sharded.py", world_size, "losses", str(steps))
@@ -36,8 +36,9 @@ def test_no_rank_holds_all_weights_of_a_model_in_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.compiler
-def test_compiled_layers() -> None:
-    launch("dist_sharded.py", 2, "compiled")
+@pytest.mark.parametrize("cases", [2, pytest.param(4, marks=SOAK)])
+def test_compiled_layers(cases: int) -> None:
+    launch("dist_sharded.py", 2, "compiled", str(cases))
 
 
 def test_layers_are_members_of_lists_of_one_class() -> None:

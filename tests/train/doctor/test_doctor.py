@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import tiny_bert
-from helpers.cli import ROOT
+from helpers.cli import ROOT, Commands
 from helpers.shards import index_shard, pairs, picture, write_tar
 
 from dyad.data.base.errors import ExitCode
@@ -314,11 +314,11 @@ def test_the_command_from_a_folder_with_a_strangers_package(tmp_path: Path) -> N
     assert done.returncode == 2 and "unknown key 'stepz'" in done.stdout and "ImportError" not in done.stdout
 
 
-def test_the_command_examines_this_machine() -> None:
-    command = [sys.executable, "-m", "train.doctor", "experiment=emoji", "tracking.wandb=disabled"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {"gloo", "faiss", "data", "model", "run"} <= {*done.stdout.split()}
+def test_the_command_examines_this_machine(commands: Commands) -> None:
+    done = commands.run("train.doctor", "experiment=emoji", "tracking.wandb=disabled")
+    assert done.code == 0, done.out
+    assert {"gloo", "faiss", "data", "model", "run"} <= {*done.out.split()}
+    assert re.search(r"two processes met and agreed; 16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", done.out)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
@@ -355,24 +355,18 @@ def test_each_process_of_a_group_writes_its_line_at_once() -> None:
     assert len(lines) == 2 and all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), written
 
 
-def test_bandwidth_is_told_and_judged() -> None:
-    assert re.search(
-        r"16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", str(next(group.gloo(ProcessGroup("gloo", 2))))
-    )
+def test_bandwidth_is_judged() -> None:
     assert is_told(group._judged("", 1.5), Level.warn, "256 MiB summed at 1.5 GB/s", "NET/IB")
     assert is_told(group._judged("", 180), Level.ok, "180 GB/s", "NVLink")
     assert is_told(group._judged("", 0), Level.ok, "one process")
     assert is_told(group._judged("unhandled system error", 0), Level.fail, "unhandled system error", "NCCL_DEBUG=WARN")
 
 
-def test_under_torchrun_one_line_speaks_for_all_ranks() -> None:
-    code = "from dyad.train.doctor import main, machine\nmain.machine.versions = lambda: iter(())\nmain.main()"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "--no-python", sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("2 agreed; 16 MiB summed at ") == 1 and done.stdout.count("ready") == 1
+def test_under_torchrun_one_line_speaks_for_all_ranks(commands: Commands) -> None:
+    ranks = commands.world(2, "train.doctor")
+    said = "".join(rank.out for rank in ranks)
+    assert not any(rank.code for rank in ranks), said
+    assert said.count("2 agreed; 16 MiB summed at ") == 1 and said.count("ready") == 1
 
 
 def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

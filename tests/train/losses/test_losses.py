@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from jobs.dist_losses import OTHERS, needed_options
 
 from dyad.data.base.errors import ConfigError
@@ -135,6 +135,7 @@ def test_a_plain_loop_learns(name: str) -> None:
     assert before < 0.2 and accuracy() > 0.5
 
 
-def test_any_number_of_ranks() -> None:
+@in_ways
+def test_any_number_of_ranks(ways: str) -> None:
     """tests/jobs/dist_losses.py says what is checked; each rank prints a line when all of it holds."""
-    launch("dist_losses.py", 4)
+    launch("dist_losses.py", 4, ways)

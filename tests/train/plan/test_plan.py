@@ -29,6 +29,7 @@ from dyad.train.plan_config import GPUS
 from dyad.train.run.main import check, run
 
 pytestmark = pytest.mark.uniform_ranks
+FEW = ["small_cnn", "frozen in chunks, sharded"]  # of tests/jobs/plan_job.py: DDP, and a frozen tower in shards
 
 
 def config_of(*words: str) -> TrainConfig:
@@ -60,8 +61,9 @@ def test_planned_memory_is_what_a_step_takes(name: str) -> None:
     assert plan.peak(plan.pairs, plan.chunk) == pytest.approx(taken, rel=0.15)
 
 
-def test_two_ranks_take_and_send_what_is_planned() -> None:
-    launch("plan_job.py", 2)
+@pytest.mark.parametrize("runs", [FEW, pytest.param([], marks=pytest.mark.soak)], ids=["a few", "all"])
+def test_two_ranks_take_and_send_what_is_planned(runs: list[str]) -> None:
+    launch("plan_job.py", 2, *runs)
 
 
 @pytest.mark.filterwarnings("ignore:Importing from timm", "ignore:FSDP2-wrapped module")

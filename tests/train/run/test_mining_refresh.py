@@ -93,7 +93,7 @@ def test_they_are_what_eval_mine_finds_with_the_weights_of_that_step(commands, q
         )
 
 
-@pytest.mark.parametrize("moment", [5, 7], ids="after step {}".format)
+@pytest.mark.parametrize("moment", [pytest.param(5, marks=pytest.mark.soak), 7], ids="after step {}".format)
 def test_killed_and_gone_on_with(commands, run_of, quiet: Path, tmp_path: Path, moment: int) -> None:
     """It goes on from 4, where a segment begins, or from 6, in the middle of one; or later, if it was quick."""
     killed = tmp_path / "killed"
@@ -108,7 +108,7 @@ def test_killed_and_gone_on_with(commands, run_of, quiet: Path, tmp_path: Path, 
     assert mined(killed, 8) == mined(quiet, 8)
 
 
-@pytest.mark.parametrize("step", [2, 4, 6])
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.soak), 4, 6])
 def test_another_run_goes_on_inside_a_segment(commands, run_of, quiet: Path, tmp_path: Path, step: int) -> None:
     middle = quiet / "checkpoints" / f"step_{step:08d}"
     ended = commands.run(*run_of("other", resume=middle, checkpoint__keep=1))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.step import (
     LOCAL,
     OverAllColumns,
@@ -346,16 +346,18 @@ def test_a_compiled_step_learns_the_same() -> None:
         assert compiled(whole, i)["loss"] == pytest.approx(plain(whole, i)["loss"], rel=1e-9)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-def test_any_number_of_ranks(world_size: int) -> None:
+@in_ways
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.soak)])
+def test_any_number_of_ranks(world_size: int, ways: str) -> None:
     """tests/jobs/dist_step.py says what is checked."""
-    launch("dist_step.py", world_size)
+    launch("dist_step.py", world_size, ways)
 
 
+@in_ways
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_y_items_that_belong_to_no_row(world_size: int) -> None:
+def test_y_items_that_belong_to_no_row(world_size: int, ways: str) -> None:
     """tests/jobs/dist_columns.py says what is checked."""
-    launch("dist_columns.py", world_size)
+    launch("dist_columns.py", world_size, ways)
 
 
 @pytest.mark.parametrize("directions", ["x", "y", "sum"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.estimators import Reference
 from helpers.reference import LargestTensor
 from torch import Tensor
@@ -346,6 +346,7 @@ def test_mistakes_are_told(case: str) -> None:
         mistake()
 
 
+@in_ways
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_agree_with_one_process(world_size: int) -> None:
-    launch("dist_estimators.py", world_size)
+def test_ranks_agree_with_one_process(world_size: int, ways: str) -> None:
+    launch("dist_estimators.py", world_size, ways)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.logistic import KEYS, WIDTH, N, build, close, embeddings, reference, same_value_and_gradients, sp
 from helpers.reference import LargestTensor
 from torch import Tensor
@@ -320,6 +320,7 @@ def test_the_bias_of_null_needs_no_first_batch() -> None:
     close(restored(x, y).loss, objective(x, y).loss)
 
 
-def test_on_several_ranks() -> None:
+@in_ways
+def test_on_several_ranks(ways: str) -> None:
     """tests/jobs/dist_families.py says what is checked."""
-    launch("dist_families.py", 3)
+    launch("dist_families.py", 3, ways)

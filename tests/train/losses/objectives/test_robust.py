@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.dist import launch
+from helpers.dist import in_ways, launch
 from helpers.reference import LargestTensor
 from helpers.robust import reference_coce
 from torch import Tensor
@@ -364,9 +364,10 @@ def test_inputs_that_are_refused() -> None:
     close(build("partial_auc")(x[:0, :1], y[:, :1]).loss, 0.0)
 
 
+@in_ways
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_any_number_of_ranks(world_size: int) -> None:
-    launch("dist_robust.py", world_size)
+def test_any_number_of_ranks(world_size: int, ways: str) -> None:
+    launch("dist_robust.py", world_size, ways)
 
 
 @pytest.mark.parametrize("off", [-0.5, 0.5])

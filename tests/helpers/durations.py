@@ -1,0 +1,78 @@
+"""The seconds that each test file takes, in tests/durations.md, and what is chosen by them.
+
+Processes take the files in that order, the longest first, so that none waits at the end. `bash launch/test.sh --fast`
+runs the files of changed folders, then the files with the least seconds a test, as many as BUDGET has room for.
+`bash launch/test.sh --durations` runs everything and writes the table; what stands in its last column stays.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from helpers.cli import ROOT
+
+TABLE = ROOT / "tests" / "durations.md"
+BUDGET = 150.0  # seconds of one core
+HEAD = """# Seconds of each test file
+
+`bash launch/test.sh --durations` writes this table on an idle machine, and `tests/helpers/durations.py` reads it.
+
+| seconds | tests | file | what takes the time |
+| ---: | ---: | --- | --- |
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A test file. path: below the repository's root."""
+
+    seconds: float
+    tests: int
+    path: str
+    why: str = ""
+
+
+def read() -> list[Row]:
+    lines = (line.strip("|").split("|") for line in TABLE.read_text().splitlines() if line.startswith("| "))
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return [Row(float(seconds), int(tests), path, why) for seconds, tests, path, why in cells[2:]]
+
+
+def write(seconds: Mapping[str, list[float]]) -> None:
+    """seconds: of each file's tests, their set-up and clean-up included."""
+    why = {row.path: row.why for row in read()}
+    rows = [Row(sum(tests), len(tests), path, why.get(path, "")) for path, tests in seconds.items()]
+    rows.sort(key=lambda row: -row.seconds)
+    TABLE.write_text(HEAD + "".join(f"| {r.seconds:.1f} | {r.tests} | {r.path} | {r.why} |\n" for r in rows))
+
+
+def fast(changed: Iterable[str]) -> Iterator[str]:
+    """Test files for a commit that changes these paths."""
+    folders = {mirror(path) for path in changed}
+    left = BUDGET
+    for row in sorted(read(), key=lambda r: (str(Path(r.path).parent) not in folders, r.seconds / r.tests)):
+        if row.seconds <= left and (ROOT / row.path).exists():
+            left -= row.seconds
+            yield row.path
+
+
+def mirror(path: str) -> str:
+    """The folder of the tests of a source file: that of train/step/chunks.py is tests/train/step."""
+    folder = str(Path(path).parent)
+    return folder if folder.startswith("tests") else f"tests/{folder}"
+
+
+def changed_paths() -> list[str]:
+    """What differs from the last commit, or, if nothing does, what that commit changed."""
+
+    def git(command: str) -> list[str]:
+        return subprocess.run(["git", *command.split()], cwd=ROOT, capture_output=True, text=True).stdout.split()
+
+    return git("diff --name-only HEAD") + git("ls-files --others --exclude-standard") or git("diff --name-only HEAD~1")
+
+
+if __name__ == "__main__":
+    print(*fast(changed_paths()), sep="\n")

@@ -1,0 +1,66 @@
+"""Ranks of one job as worlds of 1 to 3: everything must have the bits of the world of 1. Writes FOLDER/RANK.json."""
+
+import hashlib
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
+
+from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
+from dyad.eval.config import Truth
+from dyad.eval.search import ranks
+from dyad.eval.search.ranks import count_ranks
+from dyad.eval.tasks.image_text_retrieval import Retrieval, match_pairs
+from dyad.eval.tasks.probe import Probe
+from dyad.eval.tasks.zero_shot import ZeroShot
+from dyad.train.distributed.world import World
+
+
+def main() -> None:
+    ranks.STRIP = 700
+    dist.init_process_group("gloo")
+    me = dist.get_rank()
+    found: dict[int, list[Any]] = {}
+    told: dict[int, list[Any]] = {}
+    shown, own = Shown(pictures(100)), np.arange(100) % 40
+    words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
+    labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
+    evaluators = [
+        Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own)),
+        *(
+            Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)
+            for spec in ("IVF4,Flat", "HNSW32", "PQ4x4")
+        ),
+        Probe("probe", "", labels, [str(i) for i in range(4)], labels, "x", k=5),
+        ZeroShot(
+            "zs", "", LabelledSet(shown, [str(i) for i in own], own), {str(i): [f"{i}"] for i in range(40)}, tokenize
+        ),
+    ]
+    evaluators.append(replace(evaluators[-1], index="IVF2,Flat"))
+    for size in (1, 2, 3):
+        group = dist.new_group(range(size))
+        if me >= size:
+            continue
+        world = World(rank=me, size=size, device=torch.device("cpu"), group=group)
+        encode = encoder(world=world, workers=size - 1)
+        count: list[int] = []
+        encode.towers["x"].register_forward_hook(lambda *_, count=count: count.append(1))
+        images = encode("x", Rows(pictures(100)))
+        matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
+        ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
+        found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]
+        reports = [evaluator.report(encode, 3) for evaluator in evaluators]
+        found[size].append([report.metrics for report in reports])
+        told[size] = [report.details for report in reports]
+    with open(f"{sys.argv[1]}/{me}.json", "w") as file:
+        json.dump([found, told], file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
