@@ -6,6 +6,7 @@
 #   bash launch/test.sh --soak            also what takes minutes: many kills, long runs, four processes
 #   bash launch/test.sh --lowest          the quick tests of data, train and eval on the oldest packages of pyproject.toml
 #   bash launch/test.sh --cluster         a SLURM cluster and the Dockerfile instead: root, Debian 12, 25 GB, half an hour
+#   bash launch/test.sh --messages PATH   adds to tests/messages.txt what the tests of PATH met: read the change
 #   bash launch/test.sh --soak -k kills   any other arguments go to pytest, which then runs alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,8 +16,8 @@ processes=${TEST_PROCESSES:-$(nproc)}
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it
 ruff check --no-cache .
 ruff format --check .
-types=$(mktemp)
-trap 'rm -f "$types"' EXIT
+types=$(mktemp) met=$(mktemp)
+trap 'rm -f "$types" "$met"' EXIT
 pyright >"$types" 2>&1 & # the first minute has a core to spare: pytest collects
 checker=$!
 typed() { # what pyright found; a type error is a failure
@@ -36,6 +37,13 @@ case ${1:-} in
     rm -f .coverage .coverage.*
     measured=(coverage run -m)
     set -- "${spread[@]}"
+    ;;
+--messages)
+    shift
+    typed
+    DYAD_MESSAGES_MET=$met python -m pytest "${spread[@]}" "$@"
+    PYTHONPATH=tests python -m helpers.messages "$met"
+    exit
     ;;
 --lowest) typed && exec bash launch/lowest.sh ;;
 --cluster) typed && bash tests/cluster/run.sh && exec bash tests/docker/run.sh ;;

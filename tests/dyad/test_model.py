@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 from helpers.eval import ROOT
 from helpers.export import near
+from helpers.messages import raises
 from helpers.passages import make_run as make_text_run, write_beir
 from helpers.runs import EMOJI, distinct_emoji, make_run
 from PIL import Image
@@ -145,20 +147,20 @@ def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
 def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, tmp_path: Path) -> None:
     model, of_texts = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu")
     (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
-    mistakes: dict[str, tuple[type[Exception], Any]] = {
-        "damaged.jpg": (dyad.DataError, lambda: model.encode_image([tmp_path / "damaged.jpg"])),
-        "No such file": (dyad.DataError, lambda: model.encode_image(["nowhere.jpg"])),
-        r"uint8, \(H, W, 3\) of numpy": (dyad.DataError, lambda: model.encode_image([np.zeros((4, 4))])),
-        "the list is empty": (dyad.ConfigError, lambda: model.encode_text([])),
-        "encode_question and encode_passage": (dyad.ConfigError, lambda: of_texts.encode_text(["a"])),
-        "encode_image, and encode_text if it has captions": (dyad.ConfigError, lambda: model.encode_passage(["a"])),
-        "another model": (dyad.ConfigError, lambda: of_texts.search(model.index(pictures), "a")),
-        "is no index of ours": (dyad.DataError, lambda: dyad.Index.load(tmp_path)),
-        "is no folder": (dyad.ConfigError, lambda: dyad.load("runs/nowhere")),
-        "must be one of retrieval": (dyad.ConfigError, lambda: dyad.evaluate(model, ["beir:x"])),
-    }
-    for message, (kind, mistake) in mistakes.items():
-        with pytest.raises(kind, match=message) as caught:
+    mistakes: list[tuple[type[Exception], object, Any]] = [
+        (dyad.DataError, "damaged.jpg", lambda: model.encode_image([tmp_path / "damaged.jpg"])),
+        (dyad.DataError, "nowhere.jpg", lambda: model.encode_image(["nowhere.jpg"])),
+        (dyad.DataError, "(H, W, 3)", lambda: model.encode_image([np.zeros((4, 4))])),
+        (dyad.ConfigError, "", lambda: model.encode_text([])),
+        (dyad.ConfigError, "encode_question", lambda: of_texts.encode_text(["a"])),
+        (dyad.ConfigError, "encode_image", lambda: model.encode_passage(["a"])),
+        (dyad.ConfigError, "", lambda: of_texts.search(model.index(pictures), "a")),
+        (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
+        (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
+        (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
+    ]
+    for kind, named, mistake in mistakes:
+        with raises(kind, named) as caught:
             mistake()
         assert len(str(caught.value).splitlines()) == 1
 
@@ -199,7 +201,7 @@ assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
     assert all(getattr(dyad, name) for name in dyad.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'laod'"):
+    with raises(AttributeError, "'laod'"):
         dyad.laod  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -217,7 +219,8 @@ def test_the_examples_of_the_readme_run(
         (tmp_path / name).symlink_to(folder)
     code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")
     monkeypatch.chdir(tmp_path)
-    exec(code, {})
+    (tmp_path / "shown.py").write_text(code)
+    runpy.run_path("shown.py")
     printed = capsys.readouterr().out
     for shown in ("image_to_text_R@1", "my_pictures/", "torch.Size([4, 32]) torch.Size([4, "):
         assert shown in printed, printed

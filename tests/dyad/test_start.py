@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.shards import sources
@@ -73,10 +74,10 @@ def test_samples_are_in_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """Of experiment=emoji, typed in another folder; the second time beside an installed wheel."""
     monkeypatch.chdir(tmp_path)
     shards = "data/samples/emoji/noto-trained.tar"
-    with pytest.raises(ConfigError, match=rf"no 'data' in the working folder. The samples are in .*: cd {ROOT}$"):
+    with raises(ConfigError, "'data'", ROOT):
         sources.files_of(shards, "data.train", sources.SHARDS, lambda path: ())
     monkeypatch.setattr(sources, "ROOT", tmp_path)
-    with pytest.raises(ConfigError, match=r"in a checkout of Dyad alone, not in the package: work there"):
+    with raises(ConfigError):
         sources.files_of(shards, "data.train", sources.SHARDS, lambda path: ())
-    with pytest.raises(ConfigError, match=r"no 'shards' in the working folder\.$"):
+    with raises(ConfigError, "'shards'"):
         sources.files_of("shards/a.tar", "data.train", sources.SHARDS, lambda path: ())

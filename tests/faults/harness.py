@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers.cli import ROOT, Commands, Running
+from helpers.cli import ROOT, Commands, Ended, Running
 from helpers.tiny_runs import logged, wait_for
 
 from dyad.data.base.errors import DataError
@@ -56,6 +56,12 @@ class Outcome:
     out: str
     seconds: float
     orphans: list[str]
+
+    @property
+    def ended(self) -> Ended:
+        """Of the one rank, or of the launch script."""
+        (code,) = self.codes
+        return Ended(code, self.out)
 
 
 class Job(ABC):

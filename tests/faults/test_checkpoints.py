@@ -9,9 +9,9 @@ from signal import SIGKILL, SIGTERM
 from typing import Any
 
 import pytest
-from harness import Jobs, Outcome, checkpoints, cut, digest, flip, ids_of_steps, newest_whole, small_disk
+from harness import Jobs, checkpoints, cut, digest, flip, ids_of_steps, newest_whole, small_disk
 from helpers.shards import index_shard
-from helpers.tiny_runs import QUIET, SHARD, losses, records, state
+from helpers.tiny_runs import QUIET, SHARD, losses, records, refused, state
 from safetensors.torch import load_file
 
 from dyad.data.loading.order import Order
@@ -19,13 +19,6 @@ from dyad.train.run_folder.checkpoint import FORMAT
 
 KEYS: dict[str, Any] = {**QUIET, "steps": 6, "checkpoint.every": 2}
 MORE = SHARD.with_name("noto-v1-trained.tar")
-
-
-def refused(outcome: Outcome, code: int, *words: str) -> None:
-    """With one error, and before anything was trained."""
-    assert outcome.codes == [code] and outcome.out.count("error:") == 1, outcome.out
-    assert all(word in outcome.out for word in words), outcome.out
-    assert "Train Epoch" not in outcome.out and "Traceback" not in outcome.out
 
 
 def folder(run: Path, step: int) -> Path:
@@ -48,7 +41,7 @@ def test_a_checkpoint_is_damaged(jobs: Jobs) -> None:
     for step, harm in zip((4, 6, 8), DAMAGES.values(), strict=True):
         harm(folder(run, step) / "optimizer.safetensors")
         named = jobs.start(1, {**keys, "run.name": "other", "resume": folder(run, step)}).ends()
-        refused(named, 3, str(folder(run, step) / "optimizer.safetensors"))
+        refused(named.ended, 3, folder(run, step) / "optimizer.safetensors")
     again = jobs.start(1, keys).ends()
     assert again.codes == [0], again.out
     assert again.out.count("passing over a damaged checkpoint") == 3 and "going on at step 2 " in again.out
@@ -61,28 +54,28 @@ def test_every_checkpoint_is_damaged(jobs: Jobs) -> None:
     (run / "run_state.json").unlink()
     for step in checkpoints(run):
         (folder(run, step) / "manifest.json").unlink()
-    refused(jobs.start(1, KEYS).ends(), 3, "none of the 3 checkpoints", "resume=never")
-    refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 6)}).ends(), 3, "manifest.json")
+    refused(jobs.start(1, KEYS).ends().ended, 3, "3 checkpoints", "resume=never")
+    refused(jobs.start(1, {**KEYS, "run.name": "b", "resume.mode": folder(run, 6)}).ends().ended, 3, "manifest.json")
 
 
 def test_a_checkpoint_is_of_another_architecture_or_a_newer_program(jobs: Jobs) -> None:
     run = jobs.run(1, KEYS)
     wider = {**KEYS, "model.image.widths": [8, 8]}
-    refused(jobs.start(1, wider).ends(), 2, "model.image.widths: [8, 16] there, [8, 8] now")
+    refused(jobs.start(1, wider).ends().ended, 2, "model.image.widths: [8, 16] there, [8, 8] now")
     elsewhere = jobs.start(1, {**wider, "run.name": "b", "resume": folder(run, 6)}).ends()
-    refused(elsewhere, 2, f"{folder(run, 6)}: the checkpoint is of another model", "of another shape")
+    refused(elsewhere.ended, 2, folder(run, 6))
 
     (run / "run_state.json").unlink()
     manifest = folder(run, 6) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": FORMAT + 1}))
-    refused(jobs.start(1, KEYS).ends(), 2, f"newer Dyad (format {FORMAT + 1}, this one reads {FORMAT})")
+    refused(jobs.start(1, KEYS).ends().ended, 2, f"format {FORMAT + 1}", FORMAT)
 
 
 def test_two_runs_want_one_folder(jobs: Jobs) -> None:
     keys = {**KEYS, "steps": 100_000}
     first = jobs.start(1, keys)
     first.reaches(3)
-    refused(jobs.start(1, keys).ends(), 2, f"in use by process {first.ranks()[0]} on ", "run.name")
+    refused(jobs.start(1, keys).ends().ended, 2, f"process {first.ranks()[0]}", "run.name")
     first.signal(SIGKILL)
     first.ends()
     half = folder(first.run, 99_998).with_name(".step_00099998.partial")  # as of a killed save
@@ -136,7 +129,7 @@ def test_the_disk_is_full_at_the_start(jobs: Jobs, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 1 << 20) as disk:
         keys = {**KEYS, "steps": 4, "run.dir": disk / "runs"}
         fill(disk / "filler")
-        refused(jobs.start(1, keys).ends(), 4, "cannot be written: No space left on device")
+        refused(jobs.start(1, keys).ends().ended, 4, "No space left on device")
         (disk / "filler").unlink()
         fill(disk / "filler", leave=200_000)  # for all but a checkpoint
         trained = jobs.start(1, keys).ends()
@@ -159,16 +152,12 @@ def test_the_batch_is_another_one(jobs: Jobs) -> None:
     old = {**KEYS, "steps": 9, "checkpoint.every": 3, "global_batch_size": 16}
     run = jobs.run(1, old)
     larger = {**old, "global_batch_size": 32, "steps": 8}
-    refused(
-        jobs.start(1, larger).ends(),
-        2,
-        "global_batch_size: 16 there, 32 now",
-        "resume.allow_batch_change=true",
-    )
+    allow = "resume.allow_batch_change=true"
+    refused(jobs.start(1, larger).ends().ended, 2, "global_batch_size: 16 there, 32 now", allow)
     elsewhere = {**larger, "run.name": "b", "resume": folder(run, 9)}
-    refused(jobs.start(1, elsewhere).ends(), 2, "global_batch_size=16, now 32", "resume.allow_batch_change=true")
+    refused(jobs.start(1, elsewhere).ends().ended, 2, "global_batch_size=16", "32", allow)
     allowed = {**larger, "resume.allow_batch_change": "true"}
-    refused(jobs.start(1, {**allowed, "steps": 4}).ends(), 2, "144 samples: 4 steps", "Set steps or epochs")
+    refused(jobs.start(1, {**allowed, "steps": 4}).ends().ended, 2, "144 samples", "4 steps")
     assert checkpoints(run) == [3, 6, 9] and len(losses(run)) == 9
 
     job = jobs.start(1, allowed, observed=True)
@@ -203,13 +192,13 @@ def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:
     (run / "run_state.json").unlink()
 
     more = {**old, "data.train": f"{first}::{second}", "steps": 5}
-    refused(jobs.start(1, more).ends(), 2, "data.train: ", "resume.allow_more_data=true")
+    refused(jobs.start(1, more).ends().ended, 2, "data.train", "resume.allow_more_data=true")
     samples = index_shard(str(second)).samples
     elsewhere = {**more, "run.name": "b", "resume": folder(run, 4)}
-    refused(jobs.start(1, elsewhere).ends(), 2, f"added behind it, {samples:,} samples", "resume.allow_more_data=true")
+    refused(jobs.start(1, elsewhere).ends().ended, 2, f"{samples:,} samples", "resume.allow_more_data=true")
     allowed = {**more, "resume.allow_more_data": "true"}
     before = {**allowed, "data.train": f"{second}::{first}"}
-    refused(jobs.start(1, before).ends(), 2, "data.train: 1.tar with ", "there, 2.tar with ")
+    refused(jobs.start(1, before).ends().ended, 2, "data.train", "1.tar", "2.tar")
 
     assert jobs.run(1, allowed, observed=True) == run
     sizes = [index_shard(str(path)).samples for path in (first, second)]
@@ -222,4 +211,4 @@ def test_the_data_are_others(jobs: Jobs, tmp_path: Path) -> None:
     assert now["never_visited"] == now["log_u_x"].isnan().sum() > remembered["never_visited"]
 
     shutil.copy(MORE, first)
-    refused(jobs.start(1, allowed).ends(), 2, "data.train: 1.tar with ", "there, 1.tar with ", " now")
+    refused(jobs.start(1, allowed).ends().ended, 2, "data.train", "1.tar")

@@ -93,12 +93,12 @@ def test_texts_with_a_class(jobs: Jobs, models: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "named"),
     [
-        ({"data.rare": "activity"}, ["data.rare=activity", "Did you mean 'activities'"]),
-        ({"data.rare_per_batch": 30}, ["samples of activities", "data.rare_per_batch"]),
+        ({"data.rare": "activity"}, ["data.rare=activity", "'activities'"]),
+        ({"data.rare_per_batch": 30}, ["activities", "data.rare_per_batch"]),
         ({"data.rare_per_batch": 32}, ["data.rare_per_batch=32", "global_batch_size=32"]),
-        ({"objective": "clip", "objective.alpha": None}, ["objective=clip", "takes pairs, not scores"]),
+        ({"objective": "clip", "objective.alpha": None}, ["objective=clip"]),
         ({"data.rare": "null", "data.rare_per_batch": None}, ["objective=partial_auc", "data.rare=CLASS"]),
         (
             {"data.rare": "null", "data.rare_per_batch": None, "objective": "simclr", "objective.alpha": None},
@@ -108,14 +108,13 @@ def test_texts_with_a_class(jobs: Jobs, models: Path, tmp_path: Path) -> None:
         (
             {"data.rare": "null", "data.rare_per_batch": None, "objective": "cross_entropy", "objective.alpha": None}
             | {"data.classes": "no.json"},
-            ["data.classes=no.json", "no such file"],
+            ["data.classes=no.json"],
         ),
     ],
 )
-def test_refusals(change: dict[str, Any], words: list[str], jobs: Jobs) -> None:
+def test_refusals(change: dict[str, Any], named: list[str], jobs: Jobs) -> None:
     keys = {key: value for key, value in {**RARE, "data.train": SHARD, **change}.items() if value is not None}
-    outcome = jobs.start(1, keys).ends()
-    refused(type("Ended", (), {"code": outcome.codes[0], "out": outcome.out}), 2, *words)  # type: ignore[arg-type]
+    refused(jobs.start(1, keys).ends().ended, 2, *named)
 
 
 @pytest.mark.soak

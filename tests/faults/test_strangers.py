@@ -98,7 +98,7 @@ def test_an_index_that_came_with_the_data(commands: Commands, tiny, tmp_path: Pa
     index_shard(str(path))
     (table,) = (path.parent / ".index").glob("*.npy")
     np.save(table, np.full(3, Canary(tmp_path / "canary"), object), allow_pickle=True)
-    refused(commands.run(*tiny({**SMALL, "data.train": path})), 3, "index", "damaged")
+    refused(commands.run(*tiny({**SMALL, "data.train": path})), 3, path)
     (path.parent / ".index" / "a.tar.json").write_bytes(bomb)
     ended = commands.run(*tiny({**SMALL, "data.train": path}))
     assert ended.code == 0, ended.out  # indexed anew
@@ -136,7 +136,7 @@ def test_embeddings_that_lie_where_ours_would(commands: Commands, models: Path, 
     array = BytesIO()
     np.save(array, np.full((len(np.load(vectors)), 1), Canary(canary), object), allow_pickle=True)
     vectors.write_bytes(array.getvalue())
-    refused(commands.run(*mine), 3, "embeddings.npy", "damaged")
+    refused(commands.run(*mine), 3, "embeddings.npy")
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_pretrained_weights_and_a_checkpoint_of_somebody_else(
 ) -> None:
     weights, theirs = tmp_path / "weights.pt", tmp_path / "step_00000001"
     weights.write_bytes(bomb)
-    refused(commands.run(*tiny({**SMALL, "model.text.pretrained": weights})), 2, str(weights))
+    refused(commands.run(*tiny({**SMALL, "model.text.pretrained": weights})), 2, weights)
     theirs.mkdir()
     (theirs / ".metadata").write_bytes(bomb)
     listed = {}
@@ -155,7 +155,7 @@ def test_pretrained_weights_and_a_checkpoint_of_somebody_else(
         (theirs / name).write_bytes(bomb)
         listed[name] = {"bytes": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
     (theirs / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": listed}))
-    refused(commands.run(*tiny({**SMALL, "init_from": theirs})), 3, str(theirs))
+    refused(commands.run(*tiny({**SMALL, "init_from": theirs})), 3, theirs)
 
 
 def evil_model(folder: Path, bert: Path, canary: Path) -> Path:
@@ -174,12 +174,12 @@ def evil_model(folder: Path, bert: Path, canary: Path) -> Path:
 def test_code_that_comes_with_a_model(commands: Commands, tiny, models: Path, tmp_path: Path, canary: Path) -> None:
     theirs = evil_model(tmp_path / "evil", models / "bert", canary)
     text = {"model.text.kind": "transformers", "model.text.name": theirs}
-    refused(commands.run(*tiny({**SMALL, **text})), 2, str(theirs))
+    refused(commands.run(*tiny({**SMALL, **text})), 2, theirs)
 
     config = json.loads((models / "open_clip.json").read_text())
     config["text_cfg"] |= {"hf_tokenizer_name": "x", "tokenizer_kwargs": {"trust_remote_code": True}}
     (theirs / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": {}}))
-    refused(commands.run(*tiny({**SMALL, "model.text.name": theirs})), 2, "run code", str(theirs))
+    refused(commands.run(*tiny({**SMALL, "model.text.name": theirs})), 2, theirs)
 
     config["text_cfg"] = {"hf_model_name": str(theirs), "hf_tokenizer_name": str(theirs), "pooler_type": "mean_pooler"}
     (tmp_path / "hf.json").write_text(json.dumps(config))
@@ -209,7 +209,7 @@ def test_words_in_the_configuration_of_a_run(commands: Commands, tiny, tmp_path:
     sound = config.read_text()
     for line in ("project: ${oc.env:HOME}", f"project: !!python/object/apply:builtins.open ['{canary}', w]"):
         config.write_text(sound.replace("project: dyad", line))
-        refused(commands.run("eval", f"checkpoint={config.parent}"), 2)
+        refused(commands.run("eval", f"checkpoint={config.parent}"), 2, config)
 
 
 # Secrets, and who may read -------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_no_secret_is_written_or_said(commands: Commands, tiny, tmp_path: Path) 
     path.write_bytes(path.read_bytes()[:-9000])
     damaged = commands.run(*[word.replace("run.name=a", "run.name=b") for word in command], **environment)
     refused(damaged, 3, "data.example/a.tar?[redacted]")
-    refused(commands.run("eval", f"checkpoint={run}", **environment), 2, "[redacted]", "Give it again")
+    refused(commands.run("eval", f"checkpoint={run}", **environment), 2, "[redacted]")
     secretless(gone_on.out + damaged.out, run.parent)
 
 

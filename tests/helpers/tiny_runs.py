@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.cli import ROOT, Commands, Ended
+from helpers.messages import check
 
 SHARD = ROOT / "data/samples/emoji/fxemoji-trained.tar"
 VAL = ROOT / "data/samples/emoji/twemoji-undrawn.tar"
@@ -93,11 +94,12 @@ def logged(run: Path, step: int) -> bool:
     return path.exists() and path.read_text().count("\n") >= step
 
 
-def refused(ended: Ended, code: int, *words: str) -> None:
-    """It left with this code and said one thing, in at most 6 lines."""
+def refused(ended: Ended, code: int, *named: object) -> None:
+    """It left with this code, before anything was trained, and said one thing in at most 6 lines; see messages.py."""
     assert ended.code == code, ended.out
     assert len(ended.out.splitlines()) <= 6 and ended.out.count("error:") == 1, ended.out
-    assert all(word in ended.out for word in words), ended.out
+    assert "Train Epoch" not in ended.out and "Traceback" not in ended.out, ended.out
+    check(ended.out.partition("error: ")[2].rstrip("\n"), *named)
 
 
 def run_script(script: str, mine: Path) -> str:

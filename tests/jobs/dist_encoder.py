@@ -27,7 +27,8 @@ def main() -> None:
     me = dist.get_rank()
     found: dict[int, list[Any]] = {}
     told: dict[int, list[Any]] = {}
-    shown, own = Shown(pictures(100)), np.arange(100) % 40
+    shown: Any = Shown(pictures(100))
+    own = np.arange(100) % 40
     words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
     labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
     evaluators = [
@@ -43,7 +44,7 @@ def main() -> None:
     ]
     evaluators.append(replace(evaluators[-1], index="IVF2,Flat"))
     for size in (1, 2, 3):
-        group = dist.new_group(range(size))
+        group: Any = dist.new_group(range(size))
         if me >= size:
             continue
         world = World(rank=me, size=size, device=torch.device("cpu"), group=group)

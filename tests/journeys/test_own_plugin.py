@@ -107,11 +107,11 @@ def test_pictures_are_trained_and_evaluated_with_it_and_not_without_it(commands,
     assert losses(run.with_name("two")) == pytest.approx(losses(run), rel=1e-5)
     evaluate = ["eval", f"checkpoint={run}"]
     assert commands.run(*evaluate, plugin).code == 0
-    refused(commands.run(*evaluate), 2, "no objective 'alignment'", f"If you trust it, add {plugin}")
-    refused(commands.run(*words), 2, "objective=alignment: no such choice", "plugins=[MODULE]")
+    refused(commands.run(*evaluate), 2, "'alignment'", plugin)
+    refused(commands.run(*words), 2, "objective=alignment", "plugins=[MODULE]")
     assert "already finished" in commands.run(*words, plugin).out
     other = [word for word in words if not word.startswith(("objective", "run.name", "eval.suite"))]
-    refused(commands.run(*other), 2, "model.image.kind=pixels: no such tower. Choices: open_clip, timm, ")
+    refused(commands.run(*other), 2, "model.image.kind=pixels")
 
 
 def test_a_launch_script_checks_with_it(tiny, tmp_path: Path, plugin) -> None:

@@ -114,7 +114,7 @@ def test_torchrun_dry_run_leaves_the_arguments_as_they_are() -> None:
 def test_torchrun_tells_a_mistake_once(tiny) -> None:
     launched = launch(tiny({"optim.lr": -1})[1:])
     out, _ = launched.communicate(timeout=120)
-    refused(Ended(launched.returncode, out), 2, "optim.lr=-1")
+    refused(Ended(launched.returncode, out), 2, "optim.lr=-1.0")
 
 
 def test_a_mistake_that_shows_late_is_told_once_and_leaves_nothing(commands, tiny, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_stopped_by_a_signal_and_what_may_not_change(commands, tiny, tmp_path: P
     run = tmp_path / "runs" / "a"
     running = commands.start(*tiny({"run.name": "a", "steps": 1000}))
     wait_for(lambda: logged(run, 3), "step 3")
-    refused(commands.run(*tiny({"run.name": "a", "steps": 1000})), 2, "in use by process", "run.name")
+    refused(commands.run(*tiny({"run.name": "a", "steps": 1000})), 2, f"process {running.pid}", "run.name")
     os.kill(running.pid, signal.SIGTERM)
     stopped = running.wait()
     assert stopped.code == 75 and state(run)["status"] == "preempted", stopped.out
@@ -184,9 +184,9 @@ def test_init_from_takes_the_weights_and_their_temperature(commands, tiny, tmp_p
     assert len(losses(run.parent / "b")) == 6
 
     other = commands.run(*tiny({"run.name": "c", "init_from": run, "model.image.widths": [8, 8]}))
-    refused(other, 2, "init_from=", "of another shape")
-    refused(commands.run(*tiny({"init_from": run.parent / "none"})), 2, "init_from=", "no such folder")
-    refused(commands.run(*tiny({"resume": "nevr"})), 2, "resume=nevr", "Did you mean 'never'?")
+    refused(other, 2, f"init_from={run}")
+    refused(commands.run(*tiny({"init_from": run.parent / "none"})), 2, f"init_from={run.parent / 'none'}")
+    refused(commands.run(*tiny({"resume": "nevr"})), 2, "resume=nevr", "'never'")
 
 
 # Data, evaluation, other ways to start -------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ def test_changed_and_damaged_data(commands, tiny, tmp_path: Path) -> None:
     os.kill(running.pid, signal.SIGTERM)
     assert running.wait().code == 75
     shutil.copy(VAL.with_name("noto-v1-trained.tar"), shard)
-    refused(commands.run(*tiny(keys)), 2, "other data (fingerprint", "data.train: copy.tar with ", "init_from")
+    refused(commands.run(*tiny(keys)), 2, "data.train", "copy.tar", "init_from")
 
     shard.write_bytes(SHARD.read_bytes()[:100_000])
     code = tmp_path / "code"
     first, second = commands.world(2, *tiny({"data.train": shard}), DYAD_EXIT_CODE=str(code))
-    refused(Ended(int(code.read_text()), first.out), 3, str(shard), "offset")
+    refused(Ended(int(code.read_text()), first.out), 3, shard)
     assert second.out == ""
 
 
@@ -251,11 +251,11 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
     again = commands.run("eval", f"checkpoint={run}", f"out={tmp_path / 'again'}", "examples=0")
     assert again.code == 0, again.out
     assert results(tmp_path / "again") == written
-    refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, "no folder", "Did you mean 'tiny'?")
-    refused(commands.run("eval", f"checkpont={run}"), 2, "Did you mean 'checkpoint'?")
+    refused(commands.run("eval", f"checkpoint={tmp_path / 'runs' / 'tinny'}"), 2, "'tiny'")
+    refused(commands.run("eval", f"checkpont={run}"), 2, "'checkpoint'")
     (run / "eval").rename(tmp_path / "away")
     (run / "eval").write_text("")
-    refused(commands.run("eval", f"checkpoint={run}", "examples=0"), 4, "eval cannot be written: File exists")
+    refused(commands.run("eval", f"checkpoint={run}", "examples=0"), 4, run / "eval")
 
 
 @pytest.mark.parametrize("debug", ["smoke", "overfit"])

@@ -66,7 +66,7 @@ def test_a_longer_run_is_the_run_of_that_length(commands, tiny, tmp_path: Path) 
         assert content["metrics"][name.removeprefix("val/")] == pytest.approx(value, abs=1e-12)
 
     fewer = commands.run(*tiny({**keys, "run.name": "a", "steps": 5}))
-    refused(fewer, 2, "has 6 steps behind it, more than the 5", "resume=never")
+    refused(fewer, 2, "6 steps", "5", "resume=never")
     assert commands.run(*tiny({**keys, "run.name": "a", "steps": 6})).out.startswith("already finished")
 
 

@@ -90,10 +90,11 @@ def test_a_run_on_a_table_is_evaluated_on_one_and_resumes(commands: Commands, ti
 def test_data_of_the_other_task_are_named_before_anything_is_loaded(commands: Commands, tmp_path: Path) -> None:
     texts, _ = TEXT_FORMATS["parquet"](tmp_path)
     train = f"python -m train 'data.train=\"{texts}\"' experiment=mnrl model.text.name=bert-base-uncased"
-    refused(commands.run("train", f"data.train={texts}"), 2, "holds questions, task=image_text", train)
+    refused(commands.run("train", f"data.train={texts}"), 2, "task=image_text", train)
     pictures, _ = PICTURE_FORMATS["hub parquet"](tmp_path)
     line = ["train", "experiment=mnrl", "model.text.name=x", f"data.train={pictures}"]
-    refused(commands.run(*line), 2, "holds pictures, task=question_passage", "model.name=ViT-B-32 epochs=10")
+    refused(commands.run(*line), 2, "task=question_passage", "model.name=ViT-B-32 epochs=10")
     shard = ROOT / "data/samples/emoji/fxemoji-trained.tar"
-    refused(commands.run("train", "experiment=mnrl", "model.text.name=x", f"data.train={shard}"), 2, "holds pictures")
-    refused(commands.run("train", f"data.train={ROOT / 'data/samples/topics'}"), 2, "holds questions")
+    refused(commands.run("train", "experiment=mnrl", "model.text.name=x", f"data.train={shard}"), 2, shard)
+    topics = ROOT / "data/samples/topics"
+    refused(commands.run("train", f"data.train={topics}"), 2, topics)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from helpers.canary import Canary
 from helpers.cli import ROOT
+from helpers.messages import raises
 from helpers.tiny_bert import write as write_bert
 from torch import nn
 
@@ -156,7 +157,7 @@ def test_pretrained_weights_that_are_pickles(tmp_path: Path, canary: Path, suffi
     config = compose_config(["experiment=emoji", *keys[tower], "model.text.kind=open_clip", "model.text.name=null"])
     for write in (lambda: path.write_bytes(pickle.dumps(Canary(canary))), lambda: torch.save(Canary(canary), path)):
         write()
-        with pytest.raises(ConfigError, match=str(path)):
+        with raises(ConfigError, path):
             build_model(config)
 
 
@@ -169,32 +170,32 @@ def test_pickled_weights_in_a_transformers_folder(tmp_path: Path, canary: Path) 
     write_bert(tmp_path / "bert")
     (tmp_path / "bert" / "model.safetensors").unlink()
     torch.save({"x": Canary(canary)}, tmp_path / "bert" / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"model\.text\.name"):
+    with raises(ConfigError, "model.text.name"):
         _load(str(tmp_path / "bert"), pretrained=True)
 
 
 ABSURD = {
-    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "tokenizer.json|nested|recursion"),
-    "nested settings": ("config.json", '{"a":' * 100_000, "nested more than 100 times"),
-    "no object": ("config.json", "7", "must be a JSON object"),
-    "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size is 1.1e.12"),
-    "width": ("config.json", {"hidden_size": 2**22}, "this machine has"),
-    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers is 1e.09"),
+    "nested tokenizer": ("tokenizer.json", "[" * 200_000, "bert"),
+    "nested settings": ("config.json", '{"a":' * 100_000, "config.json"),
+    "no object": ("config.json", "7", "config.json"),
+    "vocabulary": ("config.json", {"vocab_size": 2**40}, "vocab_size"),
+    "width": ("config.json", {"hidden_size": 2**22}, "bert"),
+    "layers": ("config.json", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
     "labels": ("config.json", {"num_labels": 10**9}, "num_labels"),
     "quantised": ("config.json", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config"),
-    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "adapters"),
+    "adapters": ("adapter_config.json", {"base_model_name_or_path": "someone/else"}, "bert"),
 }
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
 @pytest.mark.parametrize("case", ABSURD)
 def test_absurd_settings_of_a_transformers_folder_are_one_line(tmp_path: Path, case: str, pretrained: bool) -> None:
-    file, content, said = ABSURD[case]
+    file, content, named = ABSURD[case]
     write_bert(tmp_path / "bert")
     settings = json.loads((tmp_path / "bert" / "config.json").read_text()) if file == "config.json" else {}
     written = content if isinstance(content, str) else json.dumps({**settings, **content})
     (tmp_path / "bert" / file).write_text(written)
-    with pytest.raises(ConfigError, match=said) as caught:
+    with raises(ConfigError, named) as caught:
         _load(str(tmp_path / "bert"), pretrained)
     assert "\n" not in str(caught.value)
 
@@ -209,7 +210,7 @@ def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
     assert _load(str(tmp_path / "bert"), pretrained).model.config._attn_implementation == "sdpa"
     text = {"hf_model_name": str(tmp_path / "bert"), "hf_tokenizer_name": str(tmp_path / "bert")}
     (tmp_path / "pair.json").write_text(json.dumps({"embed_dim": 8, "vision_cfg": {}, "text_cfg": text}))
-    with pytest.raises(ConfigError, match="evil/kernel"):
+    with raises(ConfigError, "evil/kernel"):
         build_model(TrainConfig(model=ModelConfig(name=str(tmp_path / "pair.json"))))
 
 
@@ -218,7 +219,7 @@ def test_settings_choose_no_kernel(tmp_path: Path, pretrained: bool) -> None:
 )
 def test_absurd_open_clip_configs_are_one_line(tmp_path: Path, content: str) -> None:
     (tmp_path / "pair.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"pair\.json") as caught:
+    with raises(ConfigError, "pair.json") as caught:
         build_model(TrainConfig(model=ModelConfig(name=str(tmp_path / "pair.json"))))
     assert "\n" not in str(caught.value)
 
@@ -240,13 +241,13 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
     layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
-    with pytest.raises(ConfigError, match="someone/model@cccc"):
+    with raises(ConfigError, f"someone/model@{'c' * 40}"):
         _load(f"someone/model@{'c' * 40}", pretrained=False)
 
 
 def test_a_package_is_looked_for_not_imported() -> None:
     """antigravity opens a browser when it is imported."""
-    with pytest.raises(ConfigError, match=r"antigravity\.x"):
+    with raises(ConfigError, "antigravity.x"):
         location_of("pkg:antigravity.x/y")
 
 
@@ -268,7 +269,7 @@ def test_a_checkpoint_whose_manifest_fits(
             manifest["files"][name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             (folder / "manifest.json").write_text(json.dumps(manifest))
         if looked_at:
-            with pytest.raises(DataError, match=str(folder)):
+            with raises(DataError, folder):
                 read(folder)
         else:
             read(folder)
@@ -309,7 +310,7 @@ CALL = "{_target_:shutil.copyfile,src:/etc/hostname,dst:canary}"
 )
 def test_words_that_would_run_something(words: list[str]) -> None:
     first = next(word for word in words if word not in ("-m", "--cfg", "job"))
-    with pytest.raises(ConfigError, match=re.escape(first.split("=")[0].lstrip("+~"))):
+    with raises(ConfigError, first.split("=")[0].lstrip("+~")):
         check_arguments(["experiment=emoji", *words])
 
 
@@ -317,7 +318,7 @@ def test_words_that_would_run_something(words: list[str]) -> None:
     "value", ["${oc.env:HOME}", "${oc.decode:x}", "${now:%Y}", "a${ oc.env:HOME}", '"${oc.env:X,y}"']
 )
 def test_only_keys_are_looked_up(value: str) -> None:
-    with pytest.raises(ConfigError, match="only keys are read inside"):
+    with raises(ConfigError, "tracking.project"):
         compose_config(["experiment=emoji", f"tracking.project={value}"])
     assert compose_config(["experiment=emoji", "run.dir=x", "tracking.project=a${run.dir}"]).tracking.project == "ax"
 
@@ -375,5 +376,5 @@ def test_a_terminal_is_not_driven_by_names_in_data() -> None:
 
 
 def test_credentials_that_were_not_kept_are_asked_for_again() -> None:
-    with pytest.raises(ConfigError, match="Give it again"):
+    with raises(ConfigError, "[redacted]"):
         parse_sources(without_credentials("https://me:pass@host/a.tar?sig=x"))

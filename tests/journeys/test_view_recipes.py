@@ -52,7 +52,7 @@ def test_mistakes_are_one_line(commands: Commands, tmp_path: Path) -> None:
     cases = {
         ("model.text.frozen=true",): "data.items=texts",
         ("data.items=texts", "model=minilm", "data.augment.flip=0"): "data.items=pictures",
-        ("model=cnn", "model.head=none", "model.head_width=8"): "a model.head with hidden layers",
+        ("model=cnn", "model.head=none", "model.head_width=8"): "model.head",
         ("model=cnn", "eval.suite=[zero_shot:x.json]"): "task=views",
         ("model=cnn", "objective.views=interleaved"): "objective.views",
         ("model=cnn", "data.mode=stream"): "data.mode",
@@ -60,9 +60,9 @@ def test_mistakes_are_one_line(commands: Commands, tmp_path: Path) -> None:
         ("model=cnn", "data.augment.flip=0"): "data=simclr",
         ("model=cnn", "data.augment_y.flipp=1"): "data.augment_y",
     }
-    for words, said in cases.items():
-        named = {word.partition("=")[0] for word in words}
-        refused(commands.run("train", *(w for w in base if w.partition("=")[0] not in named), *words), 2, said)
+    for words, named in cases.items():
+        typed = {word.partition("=")[0] for word in words}
+        refused(commands.run("train", *(w for w in base if w.partition("=")[0] not in typed), *words), 2, named)
 
 
 def test_texts_train_by_dropout_and_are_searched(commands: Commands, models: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base import plugins
 from dyad.data.base.errors import ConfigError
@@ -49,42 +50,41 @@ def test_modules_packages_and_files_are_imported_once(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "named"),
     [
-        ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError: division by zero"),
-        ("def f(:\n", "line 1: SyntaxError: invalid syntax"),
-        ("import json\njson.loads('x')\n", "line 2: JSONDecodeError: Expecting value"),
-        ("import no_such_thing\n", "line 1: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("x = 1\ny = x / 0\n", "line 2: ZeroDivisionError"),
+        ("def f(:\n", "line 1: SyntaxError"),
+        ("import json\njson.loads('x')\n", "line 2: JSONDecodeError"),
+        ("import no_such_thing\n", "line 1: ModuleNotFoundError"),
         (
             "from dyad.plugins import register_objective\n"
             "from dyad.train.losses.options.spectral import SpectralOptions\n"
             "register_objective('clip', SpectralOptions)\n",
-            "line 3: objective=clip exists already",
+            "line 3: objective=clip",
         ),
         (
             "from dyad.plugins import register_image_tower\nregister_image_tower('timm', print)\n",
-            "line 2: model.image.kind=timm exists already",
+            "line 2: model.image.kind=timm",
         ),
     ],
 )
-def test_a_mistake_of_a_plugin_is_one_line(tmp_path: Path, text: str, answer: str) -> None:
+def test_a_mistake_of_a_plugin_is_one_line(tmp_path: Path, text: str, named: str) -> None:
     (tmp_path / "faulty_plugin.py").write_text(text)
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, f"plugins=[faulty_plugin]: {tmp_path}/faulty_plugin.py, {named}") as caught:
         import_typed_plugins(["plugins=[faulty_plugin]"])
-    assert str(caught.value).startswith(f"plugins=[faulty_plugin]: {tmp_path}/faulty_plugin.py, {answer}")
     assert len(str(caught.value).splitlines()) == 1 and imported_plugins() == []
 
 
 def test_what_is_no_plugin_is_refused(tmp_path: Path) -> None:
-    for word, answer in {
-        "plugins=mine": r"must be a list .*Write plugins=\[mine\]",
-        "plugins=[nowhere]": "no such module in the working folder, in PYTHONPATH or installed",
-        "plugins=[nowhere.py]": "no such file",
+    for word, named in {
+        "plugins=mine": "plugins=[mine]",
+        "plugins=[nowhere]": "PYTHONPATH",
+        "plugins=[nowhere.py]": "nowhere.py",
     }.items():
-        with pytest.raises(ConfigError, match=answer):
+        with raises(ConfigError, named):
             import_typed_plugins([word])
     (tmp_path / "colorsys.py").write_text("")
-    with pytest.raises(ConfigError, match=r"colorsys\.py has the same name"):
+    with raises(ConfigError, "colorsys.py"):
         import_typed_plugins(["plugins=[colorsys.py]"])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.data_cli import code_of, command, ended, here
+from helpers.messages import raises
 from helpers.rows import write_beir
 from helpers.shards import Member, index_shard, pairs, picture, write_pairs, write_tar
 
@@ -59,7 +60,7 @@ def test_index_of_many_shards_shows_the_broken_ones(
 ) -> None:
     for n in range(45):
         (tmp_path / f"{n:02d}.jsonl").write_text("{}\n" if n != 7 else "{\n")
-    with pytest.raises(DataError, match="1 of 45 shards"):
+    with raises(DataError, "1 of 45"):
         here(monkeypatch, "index", tmp_path)
     table = capsys.readouterr().out.splitlines()
     assert "07.jsonl" in table[1] and table[2].startswith("45 shards, 44 samples")
@@ -70,7 +71,7 @@ def test_index_of_many_shards_shows_the_broken_ones(
 
 def test_manifest_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_pairs(tmp_path / "a.tar", 1)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises(ConfigError, f"{tmp_path}/no/such/folder.json"):
         here(monkeypatch, "index", tmp_path, f"out={tmp_path}/no/such/folder.json")
 
 
@@ -141,7 +142,7 @@ def test_check_says_no_to_what_training_refuses(
     (tmp_path / "none.jsonl").touch()
     write_tar(tmp_path / "none.tar", [])
     for empty in ("none.jsonl", "none.tar"):
-        with pytest.raises(DataError, match="there is no sample"):
+        with raises(DataError):
             here(monkeypatch, "check", tmp_path / empty)
     odd: list[Member] = [
         *(("0.png", picture()), ("0.json", b'{"caption": " "}'), ("1.png", picture()), ("1.json", b'{"caption": 3}')),
@@ -153,10 +154,10 @@ def test_check_says_no_to_what_training_refuses(
             ("3.json", b"{}"),
         ),
     ]
-    with pytest.raises(DataError, match="3 findings of damage in 4 samples"):
+    with raises(DataError, "3 findings", "4 samples"):
         here(monkeypatch, "check", write_tar(tmp_path / "odd.tar", odd))
     texts = write_tar(tmp_path / "texts.tar", [("0.txt", b"no picture")])
-    with pytest.raises(DataError, match="1 findings"):
+    with raises(DataError, "1 findings"):
         here(monkeypatch, "check", texts, write_tar(tmp_path / "none.tar", []))
 
 
@@ -165,12 +166,12 @@ def test_check_of_captions_and_keys(
 ) -> None:
     members = [(f"{n}.{s}", picture() if s == "png" else b"{") for n in range(30) for s in ("png", "json")]
     path = write_tar(tmp_path / "a.tar", members)
-    with pytest.raises(DataError, match="30 findings of damage in 30 samples"):
+    with raises(DataError, "30 findings", "30 samples"):
         here(monkeypatch, "check", path)
     (found,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bad: "))
     assert "sample '0': its json member" in found and found.endswith(" … and 29 more like this")
     mixed = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", picture(kind="JPEG")), ("1.txt", b"x")])
-    with pytest.raises(DataError, match="1 findings"):
+    with raises(DataError, "1 findings"):
         here(monkeypatch, "check", mixed, "image_key=png")
     assert "has no picture: data.image_key=png, its members are jpg, txt" in capsys.readouterr().out
 
@@ -201,7 +202,7 @@ def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     rows = "".join(f"{n}.png,{n}\n" for n in (0, 1, 2, 9))
     (tmp_path / "p.csv").write_text("file,words\n" + rows)
     keys = ["columns=[file,words]", "maxcount=2"]
-    with pytest.raises(DataError, match=r"p.csv: row 4 \(line 5\): missing file"):
+    with raises(DataError, "p.csv", "row 4 (line 5)"):
         here(monkeypatch, "pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys)
     assert not (tmp_path / "out").exists()
     done = ended(monkeypatch, "pack", tmp_path / "p.csv", f"out={tmp_path / 'out'}", *keys, "on_error=skip")

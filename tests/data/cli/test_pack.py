@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.messages import raises
 from helpers.shards import picture
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -150,24 +151,21 @@ def test_printed_command_names_these_shards(
 
 
 BAD = {
-    "missing file": ({"image": "pictures/none.png", "caption": "x"}, "missing file: {d}/pictures/none.png"),
-    "undecodable picture": (
-        {"image": "pictures/text.png", "caption": "x"},
-        "undecodable picture: {d}/pictures/text.png",
-    ),
-    "too many pixels": ({"image": "pictures/big.png", "caption": "x"}, ".*110 x 100 pixels"),
-    "unreadable file": ({"image": "pictures", "caption": "x"}, "unreadable file: {d}/pictures"),
-    "empty caption": ({"image": "pictures/0.png", "caption": " \n"}, "empty caption"),
-    "one of the captions": ({"image": "pictures/0.png", "caption": ["x", ""]}, "empty caption"),
-    "no caption": ({"image": "pictures/0.png"}, "no caption"),
-    "no captions": ({"image": "pictures/0.png", "caption": []}, "no caption"),
-    "no text": ({"image": "pictures/0.png", "caption": 3}, "caption is no text: 3"),
-    "long text": ({"image": "pictures/0.png", "caption": "x" * 1_100_000}, "txt too long"),
-    "no picture": ({"caption": "x"}, "no picture path"),
-    "picture of a wrong type": ({"image": 3, "caption": "x"}, "no picture path: image = 3"),
-    "no number": ({"image": "pictures/0.png", "caption": "x", "score": float("nan")}, "a field JSON cannot hold"),
-    "no JSON": ("{", "no JSON"),
-    "no object": ("[]", "no JSON object"),
+    "missing file": ({"image": "pictures/none.png", "caption": "x"}, "pictures/none.png"),
+    "undecodable picture": ({"image": "pictures/text.png", "caption": "x"}, "pictures/text.png"),
+    "too many pixels": ({"image": "pictures/big.png", "caption": "x"}, "110 x 100"),
+    "unreadable file": ({"image": "pictures", "caption": "x"}, "pictures"),
+    "empty caption": ({"image": "pictures/0.png", "caption": " \n"}, ""),
+    "one of the captions": ({"image": "pictures/0.png", "caption": ["x", ""]}, ""),
+    "no caption": ({"image": "pictures/0.png"}, ""),
+    "no captions": ({"image": "pictures/0.png", "caption": []}, ""),
+    "no text": ({"image": "pictures/0.png", "caption": 3}, "3"),
+    "long text": ({"image": "pictures/0.png", "caption": "x" * 1_100_000}, ""),
+    "no picture": ({"caption": "x"}, ""),
+    "picture of a wrong type": ({"image": 3, "caption": "x"}, "image = 3"),
+    "no number": ({"image": "pictures/0.png", "caption": "x", "score": float("nan")}, ""),
+    "no JSON": ("{", ""),
+    "no object": ("[]", ""),
 }
 
 
@@ -182,12 +180,12 @@ def odd_pictures(pictures: Path) -> Path:
 def test_bad_rows_stop_with_their_number_or_are_counted(
     tmp_path: Path, odd_pictures: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line, message = BAD[kind]
+    line, named = BAD[kind]
     good = json.dumps({"image": "pictures/1.jpeg", "caption": "fine"})
     source = tmp_path / "pairs.jsonl"
     source.write_text("\n".join([good, line if isinstance(line, str) else json.dumps(line), good]))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(DataError, match=f"{source}: line 2: {message.format(d=tmp_path)}.*on_error=skip"):
+    with raises(DataError, source, "line 2", named, "on_error=skip"):
         packed(source, tmp_path / "out", max_image_pixels=10_000)
     assert sorted(tmp_path.iterdir()) == before, "nothing half-written stays"
     shards = packed(source, tmp_path / "out", on_error=OnError.skip, max_image_pixels=10_000)
@@ -209,34 +207,29 @@ def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("filepath\ttitle\na.png\tx\ty\n", r"row 1 \(line 2\): too many columns"),
-        ("filepath\ttitle\n1.png\n", r"row 1 \(line 2\): no caption"),
-        (
-            'filepath\ttitle\n1.png\tfine\n2.png\t"open quote\n',
-            r"p.csv: line 3: unexpected end of data; mend the quotes of this row",
-        ),
-        (  # the second line is part of a caption, and no pair
-            'filepath\ttitle\n1.png\t"he said "no" and\n1.png\tthe rest"\n',
-            r"p.csv: line 2: .* mend the quotes of this row",
-        ),
-        ("filepath\ttitle\n", r"no sample to write. It has no rows"),
+        ("filepath\ttitle\na.png\tx\ty\n", "row 1 (line 2)"),
+        ("filepath\ttitle\n1.png\n", "row 1 (line 2)"),
+        ('filepath\ttitle\n1.png\tfine\n2.png\t"open quote\n', "line 3"),
+        # the second line is part of a caption, and no pair
+        ('filepath\ttitle\n1.png\t"he said "no" and\n1.png\tthe rest"\n', "line 2"),
+        ("filepath\ttitle\n", ""),
     ],
 )
-def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, message: str) -> None:
+def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, named: str) -> None:
     (pictures / "p.csv").write_text(content)
     (pictures / "1.png").write_bytes(picture())
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, "p.csv", named):
         packed(pictures / "p.csv", tmp_path / "out")
 
 
 def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
     (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
-    with pytest.raises(DataError, match=r"row 4 \(line 6\): caption is no Unicode text"):
+    with raises(DataError, "row 4 (line 6)"):
         packed(pictures / "p.csv", tmp_path / "out")
     (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
-    with pytest.raises(DataError, match="its first line cannot be read: no row of a CSV"):
+    with raises(DataError, "p.csv"):
         packed(pictures / "p.csv", tmp_path / "out")
 
 
@@ -268,7 +261,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path
     (pictures / "2.txt").unlink()
     (pictures / "2.txt").symlink_to("3.txt")
     (pictures / "outside").symlink_to(tmp_path)
-    with pytest.raises(DataError, match=r"0\.png: link out of the folder: .*cp -L"):
+    with raises(DataError, "0.png"):
         packed(pictures, tmp_path / "out")
     found = samples(packed(pictures, tmp_path / "out", on_error=OnError.skip))
     assert [members["txt"] for members in found] == [b"3.png", b"3.png", b"4.jpeg", b"5.webp"]
@@ -276,7 +269,7 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path
 
 def test_all_rows_bad(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "p.csv", [["filepath", "title"], ["none.png", "x"]])
-    with pytest.raises(DataError, match=r"no sample to write\. skipped 1 of 1 rows: 1 missing file"):
+    with raises(DataError, source):
         packed(source, tmp_path / "out", on_error=OnError.skip)
     assert not (tmp_path / "out").exists()
 
@@ -286,34 +279,34 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text('{"picture": "x", "caption": "y"}')
     (tmp_path / "broken.parquet").write_text("no")
     refused: list[tuple[Path, dict[str, object], str]] = [
-        (source, {}, r"pictures in 'filepath', no captions in caption, .*filepath, titel: set columns=\[filepath,"),
-        (source, {"columns": ["filepath", "title"]}, "no column 'title'. Did you mean 'titel'"),
-        (source, {"maxcount": 0}, "must be positive"),
-        (tmp_path / "pairs.jsonl", {}, r"no pictures in picture, caption; .*columns=\[picture,caption\] or columns="),
-        (tmp_path / "p.cvs", {}, "matches nothing: no 'p.cvs' in .* Did you mean 'p.csv'"),
-        (pictures / "0.png", {}, "shards end in .jsonl, .json, .tsv, .tar, .csv, .parquet"),
+        (source, {}, "'filepath'"),
+        (source, {"columns": ["filepath", "title"]}, "'titel'"),
+        (source, {"maxcount": 0}, "maxcount=0"),
+        (tmp_path / "pairs.jsonl", {}, "columns=[picture,caption]"),
+        (tmp_path / "p.cvs", {}, "'p.csv'"),
+        (pictures / "0.png", {}, "0.png"),
     ]
-    for path, options, message in refused:
-        with pytest.raises(ConfigError, match=message):
+    for path, options, named in refused:
+        with raises(ConfigError, named):
             packed(path, tmp_path / "out", **options)
-    with pytest.raises(ConfigError, match=r"pictures is there already"):
+    with raises(ConfigError, pictures):
         packed(source, pictures)
-    with pytest.raises(ConfigError, match="out=FOLDER is missing"):
+    with raises(ConfigError, "out=FOLDER"):
         pack_pairs(str(source), PackOptions())
-    with pytest.raises(DataError, match=r"broken.parquet cannot be read as .parquet"):
+    with raises(DataError, "broken.parquet"):
         packed(tmp_path / "broken.parquet", tmp_path / "out")
     (tmp_path / "file").touch()
     (tmp_path / "commas.csv").write_text("filepath\ttitle\npictures/0.png\ty\n")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises(ConfigError, tmp_path / "file"):
         packed(tmp_path / "commas.csv", tmp_path / "file" / "out")
 
 
 def test_headers_of_pictures() -> None:
     assert read_header(picture(kind="JPEG", mode="L"), 100) == ("jpg", "L", 8, 6)
-    with pytest.raises(DataError, match="8 x 6 pixels are more than max_image_pixels=47"):
+    with raises(DataError, "max_image_pixels=47"):
         read_header(picture(), 47)
-    with pytest.raises(DataError, match=r"no sound JPEG, PNG or WebP picture \(begins with b'GIF89a"):
+    with raises(DataError, "GIF89a"):
         read_header(b"GIF89a..............", 100)
     bomb = picture(size=(1, 1)).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0")
-    with pytest.raises(DataError, match=r"picture|pixels"):
+    with raises(DataError):
         read_header(bomb, 25_000_000)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.shards import picture, write_tar
 from torch import Tensor
 
@@ -151,42 +152,34 @@ def test_the_configuration_decides_how_pictures_are_resized(tmp_path: Path) -> N
 
 
 CANNOT_BE_USED = {
-    "no picture": ({"txt": "t"}, {}, r"has no picture: data.image_key=jpg;jpeg;png;webp, its members are txt\."),
-    "no text": ({"png": picture(), "json": {"a": "t"}}, {}, r"has no txt member; its members are .*json"),
-    "no json": (
-        {"png": picture(), "txt": "t"},
-        {"captions": ["caption"]},
-        r"has no field 'caption'; members are .*txt",
-    ),
-    "wrong field": (
-        {"png": picture(), "json": {"captoin": "t", "b": 1}},
-        {"captions": ["caption"]},
-        r"has no field 'caption'; the json member has captoin, b\. Did you mean 'captoin'\?",
-    ),
-    "blank text": ({"png": picture(), "txt": " \n"}, {}, "its caption in 'txt' is empty"),
-    "blank field": ({"png": picture(), "json": {"a": ""}}, {"captions": ["a"]}, "its caption in 'a' is empty"),
-    "empty list": ({"png": picture(), "json": {"a": []}}, {"captions": ["a"]}, "its caption in 'a' is empty"),
-    "a number": ({"png": picture(), "json": {"a": 5}}, {"captions": ["a"]}, "'a' is 5, no text or list of texts"),
-    "null": ({"png": picture(), "json": {"a": None}}, {"captions": ["a"]}, "'a' is None, no text or list of texts"),
-    "not UTF-8": ({"png": picture(), "txt": b"\xff\xfe"}, {}, "its txt member is not UTF-8"),
-    "broken json": ({"png": picture(), "json": "{"}, {"captions": ["a"]}, "its json member cannot be read"),
-    "a json list": ({"png": picture(), "json": "[1]"}, {"captions": ["a"]}, "is a list, not an object with fields"),
-    "no text key": ({"png": picture(), "txt": "t"}, {"text_key": "id"}, "has no field 'id'"),
+    "no picture": ({"txt": "t"}, {}, "data.image_key=jpg;jpeg;png;webp"),
+    "no text": ({"png": picture(), "json": {"a": "t"}}, {}, "txt"),
+    "no json": ({"png": picture(), "txt": "t"}, {"captions": ["caption"]}, "'caption'"),
+    "wrong field": ({"png": picture(), "json": {"captoin": "t", "b": 1}}, {"captions": ["caption"]}, "'captoin'"),
+    "blank text": ({"png": picture(), "txt": " \n"}, {}, "'txt'"),
+    "blank field": ({"png": picture(), "json": {"a": ""}}, {"captions": ["a"]}, "'a'"),
+    "empty list": ({"png": picture(), "json": {"a": []}}, {"captions": ["a"]}, "'a'"),
+    "a number": ({"png": picture(), "json": {"a": 5}}, {"captions": ["a"]}, "'a' is 5"),
+    "null": ({"png": picture(), "json": {"a": None}}, {"captions": ["a"]}, "'a' is None"),
+    "not UTF-8": ({"png": picture(), "txt": b"\xff\xfe"}, {}, ""),
+    "broken json": ({"png": picture(), "json": "{"}, {"captions": ["a"]}, ""),
+    "a json list": ({"png": picture(), "json": "[1]"}, {"captions": ["a"]}, ""),
+    "no text key": ({"png": picture(), "txt": "t"}, {"text_key": "id"}, "'id'"),
 }
 
 
 @pytest.mark.parametrize("case", CANNOT_BE_USED)
 def test_a_sample_that_cannot_be_used_is_named_with_what_it_has(case: str, tmp_path: Path) -> None:
-    bad, config, message = CANNOT_BE_USED[case]
+    bad, config, named = CANNOT_BE_USED[case]
     shards = shards_of(tmp_path, bad)
-    with pytest.raises(DataError, match=rf"shard\.tar: sample '0000'.*{message}"):
+    with raises(DataError, "shard.tar", "'0000'", named):
         dataset(shards, **config)
 
 
 def test_a_later_sample_that_cannot_be_used_is_named_when_it_is_read(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, {"png": picture(), "txt": "t"}, {"png": picture(), "txt": ""})
     data = dataset(shards, bad_samples=BadSamples.stop)
-    with pytest.raises(DataError, match=r"shard\.tar: sample '0001': its caption in 'txt' is empty"):
+    with raises(DataError, "shard.tar", "'0001'", "'txt'"):
         data.__getitems__([(0, 0), (0, 1)])
 
 
@@ -194,28 +187,28 @@ def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
     pictures = picture(), picture()[:40], picture(size=(40, 40))
     shards = shards_of(tmp_path, *({"png": data, "txt": "t"} for data in pictures))
     data = dataset(shards, max_image_pixels=1500, bad_samples=BadSamples.stop)
-    with pytest.raises(DataError, match=r"shard\.tar: sample '0001': no sound JPEG"):
+    with raises(DataError, "shard.tar", "'0001'"):
         data.__getitems__([(0, 0), (0, 1)])
-    with pytest.raises(DataError, match=r"sample '0002': 40 x 40 pixels are more than data.max_image_pixels=1500"):
+    with raises(DataError, "'0002'", "40 x 40", "data.max_image_pixels=1500"):
         data.__getitems__([(0, 2)])
 
 
 def test_a_wrong_caption_field_shows_before_training(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, {"png": picture(), "json": {"caption": "t"}})
-    with pytest.raises(DataError, match=r"no field 'captions'.*Did you mean 'caption'"):
+    with raises(DataError, "'captions'", "'caption'"):
         dataset(shards, captions=["caption", "captions"], caption_weights=[1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "named"),
     [
-        ({"captions": []}, "data.captions is empty"),
-        ({"caption_weights": [1.0, 2.0]}, r"data.caption_weights=\[1.0, 2.0\] must be one chance for each"),
+        ({"captions": []}, "data.captions"),
+        ({"caption_weights": [1.0, 2.0]}, "data.caption_weights=[1.0, 2.0]"),
         ({"caption_weights": [0.0]}, "data.caption_weights"),
     ],
 )
-def test_captions_and_weights_must_fit(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_captions_and_weights_must_fit(wrong: dict[str, Any], named: str) -> None:
+    with raises(ConfigError, named):
         DataConfig(**wrong)
 
 
@@ -223,7 +216,7 @@ def test_captions_and_weights_must_fit(wrong: dict[str, Any], message: str) -> N
     "wrong", [{"zoom": [2.0, 1.0]}, {"crop_scale": [0.5, 1.5]}, {"gain": [1.0]}, {"flip": 1.5}, {"rotate": -1.0}]
 )
 def test_noise_settings_must_be_possible(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.augment\.{next(iter(wrong))}="):
+    with raises(ConfigError, f"data.augment.{next(iter(wrong))}="):
         AugmentConfig(**wrong)
 
 
@@ -251,7 +244,7 @@ def test_a_retrieval_set_holds_all_captions_of_the_first_place(tmp_path: Path) -
 
 def test_an_evaluation_set_refuses_a_sample_without_caption(tmp_path: Path) -> None:
     shards = shards_of(tmp_path, {"png": picture(), "txt": "t"}, {"png": picture(), "txt": ""})
-    with pytest.raises(DataError, match="sample '0001': its caption in 'txt' is empty"):
+    with raises(DataError, "'0001'", "'txt'"):
         retrieval_set(shards, SPEC, tokenize, DataConfig())
 
 
@@ -264,13 +257,13 @@ def test_labels_come_from_a_field_or_the_cls_member(tmp_path: Path) -> None:
     assert labelled_set(shards, SPEC, DataConfig(), "cls").labels == ["3", "12"]
     by_field = labelled_set(shards, SPEC, DataConfig(), "group")
     assert by_field.labels == ["animals", "5"] and by_field.items.block(0, 2).shape == (2, 3, 8, 8)
-    with pytest.raises(DataError, match=r"no field 'grup'.*Did you mean 'group'"):
+    with raises(DataError, "'grup'", "'group'"):
         labelled_set(shards, SPEC, DataConfig(), "grup")
 
 
 @pytest.mark.parametrize("bad", ["dog", "-1", "", "7" * 5000])
 def test_a_cls_member_must_be_a_class_number(bad: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"sample '0000': its cls member is .*no class number"):
+    with raises(DataError, "'0000'", "cls"):
         labelled_set(shards_of(tmp_path, {"png": picture(), "cls": bad}), SPEC, DataConfig(), "cls")
 
 

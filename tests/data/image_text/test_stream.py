@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.shards import BLOCK, headers_of, overwrite, pairs, write_pairs, write_tar
 from torch import Tensor
 
@@ -218,7 +219,7 @@ def test_damage_of_a_shard_is_told_and_ends_no_rank(tmp_path: Path, kind: str) -
     told = [bad.reason for batch in batches for bad in batch.bad]
     assert told and all(line.startswith(f"{broken}: offset {at}: ") for line in told)
     assert message in told[0] and told[0].endswith("what is there and all that follows are left out")
-    with pytest.raises(DataError, match=f"offset {at}"):
+    with raises(DataError, f"offset {at}"):
         list(steps(stream_of(broken, whole, batch=5, bad_samples=BadSamples.stop), 0, 6))
 
 
@@ -235,7 +236,7 @@ def test_half_a_sample_and_bad_ones_are_passed_over_and_told(tmp_path: Path) -> 
     assert [numbers(b) for b in batches] == [[0, 1, 2, 4], [0, 1, 2, 4]]
     assert [bad.key for b in batches for bad in b.bad] == ["000003", "000005", "000003"]
     assert "has no txt member" in batches[0].bad[0].reason
-    with pytest.raises(DataError, match="sample '000003'"):
+    with raises(DataError, "'000003'"):
         list(steps(stream_of(tmp_path / "a.tar", batch=4, buffer=1, bad_samples=BadSamples.stop), 0, 2))
 
 
@@ -249,7 +250,7 @@ def test_a_shard_that_is_gone_is_told_and_all_gone_is_the_end(tmp_path: Path) ->
     assert told and all(f"{shards[2]}: offset 0: cannot be read" in line for line in told)
     for shard in (shards[0], shards[1], shards[3]):
         shard.unlink()
-    with pytest.raises(DataError, match=r"4 shards in a row gave no sample(.|\n)*No such file") as caught:
+    with raises(DataError) as caught:
         list(steps(stream, 6, 20))
     assert str(caught.value).count("\n") == 3
 
@@ -258,7 +259,7 @@ def test_empty_shards_are_no_fault_but_nothing_else_is(tmp_path: Path) -> None:
     empty, whole = write_tar(tmp_path / "empty.tar", []), write_pairs(tmp_path / "a.tar", 4)
     batches = list(steps(stream_of(empty, whole, batch=4), 0, 4))
     assert not any(b.bad for b in batches)
-    with pytest.raises(DataError, match=r"3 shards in a row gave no sample(.|\n)*there is no sample in it"):
+    with raises(DataError, empty):
         stream_of(empty)
 
 
@@ -266,19 +267,19 @@ def test_the_first_sample_alone(tmp_path: Path) -> None:
     shard = write_pairs(tmp_path / "a.tar", 3)
     os.truncate(shard, headers_of(shard)[5])
     assert first_of(str(shard)).captions("txt") == ["caption 0"]
-    for path, reason in (
-        (tmp_path / "b.tar", "offset 0: cannot be read: .*No such file"),
-        (write_tar(tmp_path / "c.tar", []), "there is no sample in it"),
-        (write_tar(tmp_path / "d.tar", [("0.npy", b"1")]), "there is no sample in it"),
+    for path in (
+        tmp_path / "b.tar",
+        write_tar(tmp_path / "c.tar", []),
+        write_tar(tmp_path / "d.tar", [("0.npy", b"1")]),
     ):
-        with pytest.raises(DataError, match=f"{path}: {reason}"):
+        with raises(DataError, path):
             first_of(str(path))
 
 
 def test_too_many_bad_samples_in_a_row(tmp_path: Path) -> None:
     members = [*pairs(2), *((f"{n:06d}.png", b"x") for n in range(2, 9))]
     stream = stream_of(write_tar(tmp_path / "a.tar", members), batch=3, buffer=1, bad_in_a_row=7)
-    with pytest.raises(DataError, match=r"7 samples in a row cannot be used \(data.bad_in_a_row\)"):
+    with raises(DataError, "7 samples", "data.bad_in_a_row"):
         list(steps(stream, 0, 1))
 
 
@@ -287,7 +288,7 @@ def test_too_many_bad_samples_in_a_row(tmp_path: Path) -> None:
 
 def test_a_key_that_no_sample_has_shows_at_the_start(tmp_path: Path) -> None:
     shard = write_pairs(tmp_path / "a.tar", 30)
-    with pytest.raises(DataError, match=f"{shard}: sample '000000' has no field 'caption'"):
+    with raises(DataError, shard, "'caption'"):
         stream_of(shard, captions=["caption"])
 
 
@@ -306,40 +307,40 @@ def test_ids_come_from_the_named_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "named"),
     [
-        (["objective=sogclr"], "objective=sogclr: knows every sample by its number.*data.id_key"),
+        (["objective=sogclr"], "data.id_key"),
         (["objective=isogclr"], "data.id_key"),
         (["objective=fastclip_v3"], "data.id_key"),
         (["objective=nuclr"], "data.id_key"),
         (["objective=coce", "objective.nu=state"], "data.id_key"),
         (["objective=nce", "objective.noise=file", "objective.noise_file=a.npy"], "data.id_key"),
         (["objective=one_sided_dpm", "objective.importance=log_q", "objective.importance_file=a.npy"], "data.id_key"),
-        (["steps=null", "epochs=2"], r"epochs=2.0: nobody has counted the samples.*steps=…"),
-        (["task=question_passage"], "data.mode=stream: task=question_passage needs an index"),
-        (["data.shuffle=full"], "data.shuffle=full: "),
-        (["data.buffer=0"], "data.buffer=0: must be 1 or more"),
+        (["steps=null", "epochs=2"], "epochs=2.0"),
+        (["task=question_passage"], "task=question_passage"),
+        (["data.shuffle=full"], "data.shuffle=full"),
+        (["data.buffer=0"], "data.buffer=0"),
         (["resume.allow_more_data=true"], "resume.allow_more_data"),
-        (["data.mode=indexed", "data.id_key=id"], "data.id_key=id: indexed samples are numbered by their places"),
+        (["data.mode=indexed", "data.id_key=id"], "data.id_key=id"),
     ],
 )
-def test_what_a_stream_cannot_do_is_refused(words: list[str], message: str) -> None:
+def test_what_a_stream_cannot_do_is_refused(words: list[str], named: str) -> None:
     common = {"data.train": "a.tar", "data.mode": "stream", "steps": "2"}
 
     def check(keys: dict[str, str]) -> None:
         validate(compose_config([f"{key}={value}" for key, value in keys.items()]), 1)
 
     check(common)
-    with pytest.raises(ConfigError, match=message):
+    with raises(ConfigError, named):
         check({**common, **dict(word.split("=") for word in words)})
 
 
 def test_a_share_of_less_than_a_shard_is_refused(tmp_path: Path) -> None:
     write_pairs(tmp_path / "a.tar", 1)
-    with pytest.raises(ConfigError, match=r"@0.2 of 1 shards is less than one in a pass"):
+    with raises(ConfigError, "@0.2"):
         stream_of(tmp_path / "a.tar", weights="@0.2")
 
 
 def test_pipes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'pipe:' is not read"):
+    with raises(ConfigError, "'pipe:'"):
         stream_of("pipe:cat a.tar")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import simplejpeg
 import torch
+from helpers.messages import raises
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from torch import Tensor
@@ -133,7 +134,7 @@ def test_the_first_frame_of_an_animation_is_taken() -> None:
 def test_a_jpeg_that_libjpeg_warns_of_is_decoded_by_pil() -> None:
     data = encoded(Image.fromarray(photo()), "JPEG")
     stuffed = data[:2] + b"\xff\x00" + data[2:]  # extraneous bytes before a marker
-    with pytest.raises(ValueError, match="extraneous bytes"):
+    with raises(ValueError):
         simplejpeg.decode_jpeg(stuffed)
     assert decode(stuffed, LIMIT).shape == (3, 60, 90)
 
@@ -154,12 +155,12 @@ def header_only_png(width: int, height: int) -> bytes:
     ids=["jpeg", "webp", "png"],
 )
 def test_too_many_pixels_are_refused_by_the_header(data: bytes) -> None:
-    with pytest.raises(DataError, match=r"\d+ x \d+ pixels are more than data.max_image_pixels=100000"):
+    with raises(DataError, "data.max_image_pixels=100000"):
         decode(data, 100_000)
 
 
 def test_a_decompression_bomb_is_refused() -> None:
-    with pytest.raises(DataError, match=r"more pixels than data.max_image_pixels=25000000"):
+    with raises(DataError, "data.max_image_pixels=25000000"):
         decode(header_only_png(30_000, 30_000), LIMIT)
 
 
@@ -177,7 +178,7 @@ def test_a_decompression_bomb_is_refused() -> None:
     ids=["cut jpeg", "cut png", "cut webp", "gif", "no jpeg", "html", "empty"],
 )
 def test_what_is_no_sound_picture_is_a_data_error_with_a_reason(data: bytes) -> None:
-    with pytest.raises(DataError, match=r"^no sound JPEG, PNG or WebP picture \((begins|\w+:)"):
+    with raises(DataError):
         decode(data, LIMIT)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.messages import raises
 from helpers.rows import corpus_row, write_beir, write_lines
 from helpers.shards import overwrite, write_tar
 
@@ -126,7 +127,7 @@ def test_shards_hold_the_same_rows(tmp_path: Path) -> None:
     members = [(f"{i}.json", f'{{"_id": "d{i}", "text": "t{i}"}}'.encode()) for i in range(3)]
     corpus = opened(write_tar(tmp_path / "a.tar", members))
     assert [p.text for p in corpus] == ["t0", "t1", "t2"]
-    with pytest.raises(DataError, match=r"b\.tar: sample '0': no json member: its members are txt"):
+    with raises(DataError, "b.tar", "'0'"):
         opened(write_tar(tmp_path / "b.tar", [("0.txt", b"x")]))
 
 
@@ -162,7 +163,7 @@ def test_a_touched_table_is_the_same_one_until_its_columns_are_others(tmp_path: 
     assert touched.fields(0) == {"id": "1", "text": "a", "title": "b"}
     _header.cache_clear()  # as in another process
     path.write_text("id\ttitle\ttext\n1\ta\tb\n")
-    with pytest.raises(DataError, match="has changed since it was indexed"):
+    with raises(DataError):
         changed.fields(0)
 
 
@@ -188,42 +189,36 @@ def test_a_table_of_ids_that_came_with_the_data_is_not_believed(
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "named"),
     [
-        (
-            ['{"_id": "1", "text": "a"}', '{"_id": "1", "text": "b"}'],
-            r"a\.jsonl: line 2: id '1' again, first at .*line 1",
-        ),
-        (['{"_id": 1, "text": "a"}', '{"_id": "1", "text": "b"}'], r"line 2: id '1' again"),
-        (['{"_id": "1", "text": "a"}', '{"text": "b"}'], r"line 2: no id: its fields are text"),
-        (['{"_id": "1"}'], r"line 1: no text: the row has the fields _id"),
-        (['{"_id": "1", "text": 3}'], r"line 1: no text: text of the row is 3"),
-        (['{"_id": ["1"], "text": "a"}'], r"line 1: no id: _id of the row is \['1'\]"),
-        (['{"_id": true, "text": "a"}'], r"line 1: no id: _id of the row is True"),
-        (['{"_id": "", "text": "a"}'], r"line 1: no id: _id of the row is ''"),
-        (
-            ['{"_id": "1", "text": "a\\ud800"}'],
-            r"line 1: no Unicode text: text of the row has half a surrogate",
-        ),
-        (['{"_id": "1", "text": "a", "title": ["b"]}'], r"line 1: no text: title of the row is \['b'\]"),
-        (['{"_id": "1", "text": "a"}', "{"], r"line 2 is not JSON"),
+        (['{"_id": "1", "text": "a"}', '{"_id": "1", "text": "b"}'], ("line 2", "'1'", "line 1")),
+        (['{"_id": 1, "text": "a"}', '{"_id": "1", "text": "b"}'], ("line 2", "'1'")),
+        (['{"_id": "1", "text": "a"}', '{"text": "b"}'], ("line 2",)),
+        (['{"_id": "1"}'], ("line 1", "_id")),
+        (['{"_id": "1", "text": 3}'], ("line 1", "text", "3")),
+        (['{"_id": ["1"], "text": "a"}'], ("line 1", "_id", "['1']")),
+        (['{"_id": true, "text": "a"}'], ("line 1", "_id", "True")),
+        (['{"_id": "", "text": "a"}'], ("line 1", "_id", "''")),
+        (['{"_id": "1", "text": "a\\ud800"}'], ("line 1", "text")),
+        (['{"_id": "1", "text": "a", "title": ["b"]}'], ("line 1", "title", "['b']")),
+        (['{"_id": "1", "text": "a"}', "{"], ("line 2",)),
     ],
 )
-def test_rows_that_are_no_passages(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_rows_that_are_no_passages(tmp_path: Path, lines: list[str], named: tuple[str, ...]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(lines))
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, "a.jsonl", *named):
         opened(path)
 
 
 def test_what_is_no_corpus(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [corpus_row(1)])
-    with pytest.raises(ConfigError, match=r"corpus=.*@2: a corpus has no weights"):
+    with raises(ConfigError, "corpus=", "@2"):
         open_corpus(f"{path}@2", "corpus")
-    with pytest.raises(ConfigError, match=r"corpus=.*no 'b.jsonl' in .*Did you mean 'a.jsonl'"):
+    with raises(ConfigError, "corpus=", "b.jsonl", "a.jsonl"):
         open_corpus(str(tmp_path / "b.jsonl"), "corpus")
     (tmp_path / "c.jsonl.gz").touch()
-    with pytest.raises(ConfigError, match=r"unpack it with: gunzip -k .*c\.jsonl\.gz$"):
+    with raises(ConfigError, "c.jsonl.gz"):
         open_corpus(str(tmp_path / "c.jsonl.gz"), "corpus")
 
 
@@ -234,7 +229,7 @@ def test_a_damaged_line_is_found_when_it_is_read(tmp_path: Path) -> None:
     overwrite(path, path.read_bytes().index(b"text 4"), b"TEXT")
     os.utime(path, ns=(stamp, stamp))
     assert corpus[3].text == "text 3"
-    with pytest.raises(DataError, match=r"a\.jsonl: sample '5' at offset \d+: its CRC32 is not as indexed"):
+    with raises(DataError, "a.jsonl", "'5'", "CRC32"):
         corpus[4]
 
 
@@ -243,10 +238,10 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     opened(path)
     (table,) = (tmp_path / ".index").glob("*.passages-*.npy")
     os.truncate(table, 150)
-    with pytest.raises(DataError, match=r"passages-.*this index is damaged .*; delete it"):
+    with raises(DataError, "a.jsonl"):
         opened(path)
     np.save(table, np.zeros((5, 10)))
-    with pytest.raises(DataError, match=r"passages-.*this index is damaged \(it holds float64\); delete it"):
+    with raises(DataError, "float64"):
         opened(path)
 
 
@@ -292,12 +287,12 @@ def test_arrays_go_to_the_cache_where_the_folder_takes_none(tmp_path: Path, monk
     assert opened(path).positions(["d2"])[0] == 2
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"the index of .*a\.jsonl cannot be written .*Set XDG_CACHE_HOME"):
+    with raises(DataError, "a.jsonl", "XDG_CACHE_HOME"):
         opened(path)
 
 
 def test_an_index_that_cannot_be_asked_for(tmp_path: Path) -> None:
     """As in a folder of another user; here the name of the array is too long, which stops root, too."""
     path = write_lines(tmp_path / f"{'a' * 225}.jsonl", map(corpus_row, range(3)))
-    with pytest.raises(DataError, match=r"the index of .*a\.jsonl cannot be written \(.*File name too long"):
+    with raises(DataError, path, "XDG_CACHE_HOME"):
         opened(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.messages import raises
 from helpers.rows import Fields, corpus_row, dpr_row, write_beir, write_lines
 from helpers.shards import overwrite, write_tar
 
@@ -149,7 +150,7 @@ def test_ids_are_looked_up_in_the_corpus(tmp_path: Path, corpus: Path) -> None:
     )
     assert questions.row(0).positives.keys == [Passage("text 3", "title 3").key, Passage("text 1", "title 1").key]
     assert questions.corpus is not None and len(questions.corpus) == 9
-    with pytest.raises(ConfigError, match=r"a\.jsonl: line 1 names its passages by id: set data\.passage\.corpus"):
+    with raises(ConfigError, "a.jsonl", "line 1", "data.passage.corpus"):
         opened(path)
 
 
@@ -236,66 +237,60 @@ def test_questions_can_be_pickled(tmp_path: Path) -> None:
 
 POSITIVE = {"text": "t"}
 BAD_ROWS: list[tuple[Fields, str]] = [
-    ({"query": "q", "pos": "right"}, r"a text where a list belongs: pos is 'right'"),
-    ({"query": "q", "pos": ["a"], "neg": "b"}, r"a text where a list belongs: neg is 'b'"),
-    ({"query": "q", "pos": ["a"], "neg": {"0": "b"}}, r"no list: neg is \{'0': 'b'\}"),
-    ({"query": "q", "pos": ["a", 1]}, r"no text: pos\[1\] is 1"),
-    ({"query": "q", "pos": ["  "]}, r"empty passage: pos\[0\]"),
-    ({"query": " ", "pos": ["a"]}, r"empty question: query is ' '"),
-    ({"query": None, "pos": ["a"]}, r"no text: query is None"),
-    ({"query": "q", "pos": []}, r"no positive: pos is empty"),
-    ({"question": "q", "positive_ctxs": []}, r"no positive: positive_ctxs is empty"),
-    ({"question": "q", "positive_ctxs": None}, r"no positive: positive_ctxs is empty"),
-    ({"question": "q", "positive_ctxs": ["t"]}, r"no passage: positive_ctxs\[0\] is 't', no object with a text"),
-    ({"question": "q", "positive_ctxs": [{"title": "t"}]}, r"no text: positive_ctxs\[0\] has the fields title"),
-    ({"question": "q", "positive_ctxs": [{"text": "", "title": " "}]}, r"empty passage: positive_ctxs\[0\]"),
-    (
-        {"question": "q", "positive_ctxs": [POSITIVE], "answers": "yes"},
-        r"a text where a list belongs: answers is",
-    ),
-    ({"question": "q", "positive_ctxs": [POSITIVE], "id": 1.5}, r"no id: id of the row is 1.5"),
-    ({"question": "q\ud800", "positive_ctxs": [POSITIVE]}, r"no Unicode text: question has half a surrogate pair at 1"),
-    ({"query": "q", "positive_passages": [], "query_id": "1"}, r"no positive: positive_passages is empty"),
-    ({"question": "q", "ctxs": [{"text": "t"}]}, r"no score: score of ctxs\[0\] is None, no finite number"),
-    ({"question": "q", "ctxs": [{"text": "t", "score": float("nan")}]}, r"no score: score of ctxs\[0\] is nan"),
-    ({"question": "q", "ctxs": [{"text": "t", "score": 10**400}]}, r"no score: score of ctxs\[0\] is 1000"),
-    ({"question": "q", "ctxs": [{"text": "t", "score": 1, "has_answer": True}]}, r"results of a retriever"),
-    ({"question": "q", "ctxs": []}, r"no positive: ctxs is empty"),
-    (
-        {"q": "x", "passages": []},
-        r"unknown format: its fields are q, passages\. Known are Tevatron with ids: query_text, positive_document_ids; "
-        r"Tevatron: query, positive_passages; DPR: question, positive_ctxs; FlagEmbedding: query, pos; scored",
-    ),
-    ({}, r"unknown format: its fields are none"),
-    (
-        {"\ud800\x1b": 1, **dict.fromkeys("abcdefghijklmnopqrstuvwxyz")},
-        r".*are '\\ud800\\x1b', a, .*, s, …\. Known are",
-    ),
-    ({**FLAG, "metadata": {"topic": "\udc00"}}, r"no Unicode text: metadata\.topic has half a surrogate pair at 0"),
+    ({"query": "q", "pos": "right"}, "pos is 'right'"),
+    ({"query": "q", "pos": ["a"], "neg": "b"}, "neg is 'b'"),
+    ({"query": "q", "pos": ["a"], "neg": {"0": "b"}}, "neg is {'0': 'b'}"),
+    ({"query": "q", "pos": ["a", 1]}, "pos[1] is 1"),
+    ({"query": "q", "pos": ["  "]}, "pos[0]"),
+    ({"query": " ", "pos": ["a"]}, "query is ' '"),
+    ({"query": None, "pos": ["a"]}, "query is None"),
+    ({"query": "q", "pos": []}, "pos"),
+    ({"question": "q", "positive_ctxs": []}, "positive_ctxs"),
+    ({"question": "q", "positive_ctxs": None}, "positive_ctxs"),
+    ({"question": "q", "positive_ctxs": ["t"]}, "positive_ctxs[0] is 't'"),
+    ({"question": "q", "positive_ctxs": [{"title": "t"}]}, "positive_ctxs[0]"),
+    ({"question": "q", "positive_ctxs": [{"text": "", "title": " "}]}, "positive_ctxs[0]"),
+    ({"question": "q", "positive_ctxs": [POSITIVE], "answers": "yes"}, "answers"),
+    ({"question": "q", "positive_ctxs": [POSITIVE], "id": 1.5}, "1.5"),
+    ({"question": "q\ud800", "positive_ctxs": [POSITIVE]}, "question"),
+    ({"query": "q", "positive_passages": [], "query_id": "1"}, "positive_passages"),
+    ({"question": "q", "ctxs": [{"text": "t"}]}, "ctxs[0] is None"),
+    ({"question": "q", "ctxs": [{"text": "t", "score": float("nan")}]}, "ctxs[0] is nan"),
+    ({"question": "q", "ctxs": [{"text": "t", "score": 10**400}]}, "ctxs[0]"),
+    ({"question": "q", "ctxs": [{"text": "t", "score": 1, "has_answer": True}]}, ""),
+    ({"question": "q", "ctxs": []}, "ctxs"),
+    ({"q": "x", "passages": []}, "q, passages"),
+    ({}, "none"),
+    ({"\ud800\x1b": 1, **dict.fromkeys("abcdefghijklmnopqrstuvwxyz")}, r"'\ud800\x1b', a"),
+    ({**FLAG, "metadata": {"topic": "\udc00"}}, "metadata.topic"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "message"), BAD_ROWS)
-def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, message: str) -> None:
+@pytest.mark.parametrize(("fields", "named"), BAD_ROWS)
+def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, named: str) -> None:
     path = write_lines(tmp_path / "a.jsonl", [FLAG, FLAG, fields])
-    with pytest.raises(DataError, match=rf"a\.jsonl: line 3: {message}") as caught:
+    command = f"python -m data pack {path} out=FOLDER to=dpr on_error=skip"
+    with raises(DataError, "a.jsonl", "line 3", named, command) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
-    assert str(caught.value).endswith(f" python -m data pack {path} out=FOLDER to=dpr on_error=skip")
 
 
 def test_bad_rows_of_an_array_and_a_shard(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([FLAG, {"query": "q", "pos": []}], indent=1))
-    with pytest.raises(DataError, match=r"a\.json: row 2: no positive"):
+    with raises(DataError, "a.json", "row 2"):
         opened(tmp_path / "a.json")
-    with pytest.raises(DataError, match=r"a\.tar: sample 'x': no positive"):
+    with raises(DataError, "a.tar", "'x'"):
         opened(write_tar(tmp_path / "a.tar", [("x.json", b'{"query": "q", "pos": []}')]))
 
 
-@pytest.mark.parametrize(("positive", "negative"), [(["d1", "d9"], []), (["d1"], ["d9"]), (["d1"], [9, "d9"])])
-def test_an_id_that_is_not_in_the_corpus(tmp_path: Path, corpus: Path, positive: list, negative: list) -> None:
+@pytest.mark.parametrize(
+    ("positive", "negative", "missing"), [(["d1", "d9"], [], "d9"), (["d1"], ["d9"], "d9"), (["d1"], [9, "d9"], "9")]
+)
+def test_an_id_that_is_not_in_the_corpus(
+    tmp_path: Path, corpus: Path, positive: list, negative: list, missing: str
+) -> None:
     path = write_lines(tmp_path / "a.jsonl", [with_ids(["d1"], []), with_ids(positive, negative)])
-    with pytest.raises(DataError, match=r"a\.jsonl: line 2: id '(d9|9)' is not in the corpus .*corpus\.jsonl"):
+    with raises(DataError, "a.jsonl", "line 2", f"'{missing}'", "corpus.jsonl"):
         opened(path, corpus)
 
 
@@ -312,75 +307,74 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
     path = write_lines(tmp_path / "a.jsonl", [with_ids(["d1"], [])])
     assert len(opened(path, corpus)) == 1
     smaller = write_lines(tmp_path / "smaller.jsonl", [corpus_row(0)])
-    with pytest.raises(DataError, match=r"id 'd1' is not in the corpus .*smaller\.jsonl"):
+    with raises(DataError, "'d1'", "smaller.jsonl"):
         opened(path, smaller)
     write_lines(corpus, [corpus_row(0)])
-    with pytest.raises(DataError, match=r"id 'd1' is not in the corpus .*corpus\.jsonl"):
+    with raises(DataError, "'d1'", "corpus.jsonl"):
         opened(path, corpus)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        (b"q0\td99\t1", r"line 20: passage id 'd99' is not in .*corpus\.jsonl"),
-        (b"q99\td1\t1", r"line 20: question id 'q99' is not in .*queries\.jsonl"),
-        (b"q0 d1 1", r"line 20 is b'q0 d1 1', not question id, passage id and grade with tabs between"),
-        (b"q0\t0\t0\td1\t1", r"line 20 is .*, not question id, passage id and grade"),
-        (b"q0\td1\tone", r"line 20: the grade 'one' is no whole number"),
-        (b"q0\td1\t--1", r"line 20: the grade '--1' is no whole number"),
-        (b"q0\td1\t1.0", r"line 20: the grade '1.0' is no whole number"),
-        (b"q" * MAX_LINE, r"line 20 is longer than 1048575 bytes: no judgement"),
-        (b"q0\td\xff\t1", r"line 20 is not UTF-8: invalid start byte at byte 4"),
+        (b"q0\td99\t1", "'d99'"),
+        (b"q99\td1\t1", "'q99'"),
+        (b"q0 d1 1", "b'q0 d1 1'"),
+        (b"q0\t0\t0\td1\t1", r"b'q0\t0\t0\td1\t1'"),
+        (b"q0\td1\tone", "'one'"),
+        (b"q0\td1\t--1", "'--1'"),
+        (b"q0\td1\t1.0", "'1.0'"),
+        (b"q" * MAX_LINE, f"{MAX_LINE - 1} bytes"),
+        (b"q0\td\xff\t1", "byte 4"),
     ],
 )
-def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, message: str) -> None:
+def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, named: str) -> None:
     folder = write_beir(tmp_path / "b")
     with (folder / "qrels" / "train.tsv").open("ab") as file:
         file.write(line)
-    with pytest.raises(DataError, match=rf"train\.tsv: {message}"):
+    with raises(DataError, "train.tsv", "line 20", named):
         opened(folder)
 
 
 def test_a_judgement_is_no_header(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "b")
     (folder / "qrels" / "train.tsv").write_text("q0\td1\t1.0\n")
-    with pytest.raises(DataError, match=r"train\.tsv: line 1: the grade '1\.0' is no whole number"):
+    with raises(DataError, "train.tsv", "line 1", "'1.0'"):
         opened(folder)
 
 
 @pytest.mark.parametrize(
-    ("query", "message"),
-    [({"text": " "}, "empty question: text is ' '"), ({"metadata": {"topic": "\ud800"}}, "no Unicode text: metadata")],
+    ("query", "named"), [({"text": " "}, "text is ' '"), ({"metadata": {"topic": "\ud800"}}, "metadata.topic")]
 )
-def test_bad_questions_of_a_beir_folder(tmp_path: Path, query: Fields, message: str) -> None:
+def test_bad_questions_of_a_beir_folder(tmp_path: Path, query: Fields, named: str) -> None:
     """Those that are asked; others are only looked up."""
     folder = write_beir(tmp_path / "b")
     queries = [{"_id": f"q{i}", "text": "what", **(query if i == 7 else {})} for i in range(8)]
     write_lines(folder / "queries.jsonl", queries)
     assert len(opened(folder)) == 6
     write_lines(folder / "queries.jsonl", [{**queries[0], **query}, *queries[1:]])
-    with pytest.raises(DataError, match=rf"queries\.jsonl: line 1: {message}"):
+    with raises(DataError, "queries.jsonl", "line 1", named):
         opened(folder)
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     folder = write_beir(tmp_path / "b")
-    with pytest.raises(ConfigError, match=r"data\.question\.split=tran: .*Splits are train\. Did you mean 'train'\?"):
+    with raises(ConfigError, "data.question.split=tran", "'train'"):
         opened(folder, split="tran")
     (folder / "queries.jsonl").rename(folder / "queries.jsonl.zst")
-    with pytest.raises(ConfigError, match=r"data\.train=.*no 'queries\.jsonl' in .*Did you mean 'queries\.jsonl\.zst'"):
+    with raises(ConfigError, "data.train=", "queries.jsonl", "queries.jsonl.zst"):
         opened(folder)
-    with pytest.raises(ConfigError, match=r"data\.train=.*unpack it with: gunzip -k .*a\.json\.gz"):
+    with raises(ConfigError, "data.train=", "a.json.gz"):
         (tmp_path / "a.json.gz").touch()
         opened(tmp_path / "a.json.gz")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "a.jsonl.zst").touch()
-    with pytest.raises(ConfigError, match=r"there is no .jsonl, .json, .tsv or .tar file\..*zstd -d .*a\.jsonl\.zst"):
+    with raises(ConfigError, "a.jsonl.zst"):
         opened(tmp_path / "packed")
     lines = write_lines(tmp_path / "a.jsonl", [FLAG])
-    with pytest.raises(ConfigError, match=r"a\.jsonl appears twice"):
+    with raises(ConfigError, "a.jsonl"):
         opened(f"{lines}::{lines}")
-    with pytest.raises(ConfigError, match=r"data\.passage\.corpus=.* matches nothing"):
+    with raises(ConfigError, "data.passage.corpus="):
         named_files(str(lines), DataConfig(passage=PassageConfig(corpus=str(tmp_path / "x.jsonl"))))
     assert named_files(str(lines), DataConfig()) == [str(lines)]
 
@@ -392,5 +386,5 @@ def test_a_damaged_line_is_found_when_it_is_read(tmp_path: Path) -> None:
     overwrite(path, path.read_bytes().index(b"right 2"), b"wrong")
     os.utime(path, ns=(stamp, stamp))
     assert questions.question(1).text == "what's 1"
-    with pytest.raises(DataError, match=r"a\.jsonl: sample '3' at offset \d+: its CRC32"):
+    with raises(DataError, "a.jsonl", "'3'", "CRC32"):
         questions.row(2)

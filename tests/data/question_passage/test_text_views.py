@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.rows import texts_of, tokenize, write_beir, write_lines
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
@@ -38,7 +38,7 @@ def test_a_folder_of_beir_gives_its_passages_and_a_table_its_column(tmp_path: Pa
     (tmp_path / "a.csv").write_text("n,sentence\n1,one\n2,two\n")
     batch = views(tmp_path / "a.csv", columns=["sentence"]).__getitems__([(0, 0), (0, 1)])
     assert texts_of(batch.x) == ["p: one", "p: two"]
-    with pytest.raises((ConfigError, DataError), match="no text"):
+    with raises((ConfigError, DataError)):
         views(tmp_path / "a.csv")
 
 
@@ -47,7 +47,7 @@ def test_bad_rows_are_replaced(tmp_path: Path) -> None:
     data = views(write_lines(tmp_path / "a.jsonl", rows))
     batch = data.__getitems__([(0, i) for i in range(4)])
     assert texts_of(batch.x) == ["p: a"] * 4 and {b.id for b in batch.bad} == {1, 2, 3}
-    with pytest.raises(DataError, match="no text"):
+    with raises(DataError):
         views(write_lines(tmp_path / "b.jsonl", rows[2:]))
 
 
@@ -70,10 +70,7 @@ def test_texts_have_the_numbers_of_their_classes(tmp_path: Path) -> None:
     config = DataConfig(label="mood", passage=PassageConfig(length=64))
     batch = SingleTexts(open_texts(str(path), config), tokenize, config, 3, numbers).__getitems__([(0, 0), (0, 1)])
     assert texts_of(batch.x) == ["a", "b"] and batch.y.tolist() == [1, 0] and batch.y_lengths is None
-    for i, message in (
-        (2, "line 3: no label: it has no 'mood'; its fields are text."),
-        (3, "line 4: its class 'odd' is none of the classes. Did you mean 'old'"),
-    ):
+    for i, named in ((2, ("line 3", "'mood'")), (3, ("line 4", "'odd'", "'old'"))):
         strict = replace(config, bad_samples=BadSamples.stop)
-        with pytest.raises(SampleError, match=re.escape(message)):
+        with raises(SampleError, *named):
             SingleTexts(open_texts(str(path), strict), tokenize, strict, 3, numbers).__getitems__([(0, i)])

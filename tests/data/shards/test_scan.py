@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 from helpers.shards import (
     BLOCK,
     headers_of,
@@ -115,12 +116,12 @@ def test_empty_shards_have_no_samples(tmp_path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path, int], None], str]] = {
-    "cut in a payload": (lambda p, at: os.truncate(p, at + 517), "the file ends at {cut}, inside member '000005.png'"),
-    "cut in a header": (lambda p, at: os.truncate(p, at + 100), "the file ends 100 bytes into a member header"),
-    "cut between members": (lambda p, at: os.truncate(p, at), "the file ends here without an end-of-archive marker"),
-    "zero block": (lambda p, at: overwrite(p, at, bytes(BLOCK)), "a block of zeros, but data goes on at offset {next}"),
-    "random header": (lambda p, at: overwrite(p, at, random.Random(1).randbytes(BLOCK)), "no valid tar header"),
-    "bit flip in a header": (lambda p, at: overwrite(p, at, b"1"), "no valid tar header"),
+    "cut in a payload": (lambda p, at: os.truncate(p, at + 517), "{cut}"),
+    "cut in a header": (lambda p, at: os.truncate(p, at + 100), "100 bytes"),
+    "cut between members": (lambda p, at: os.truncate(p, at), ""),
+    "zero block": (lambda p, at: overwrite(p, at, bytes(BLOCK)), "offset {next}"),
+    "random header": (lambda p, at: overwrite(p, at, random.Random(1).randbytes(BLOCK)), ""),
+    "bit flip in a header": (lambda p, at: overwrite(p, at, b"1"), ""),
 }
 
 
@@ -129,13 +130,12 @@ def test_damage_is_named_with_its_offset(tmp_path: Path, kind: str) -> None:
     """Each of these makes webdataset deliver fewer samples without a word."""
     path = write_pairs(tmp_path / "a.tar", 10)
     at = headers_of(path)[10]
-    damage, message = DAMAGE[kind]
+    damage, named = DAMAGE[kind]
     damage(path, at)
     index = index_shard(str(path))
     assert index.samples == 5
-    with pytest.raises(DataError, match=f"offset {at}: {message.format(cut=at + 517, next=at + BLOCK)}") as caught:
+    with raises(DataError, path, f"offset {at}", named.format(cut=at + 517, next=at + BLOCK)):
         opened(path)
-    assert str(path) in str(caught.value) and "1 of 1 shards are broken" in str(caught.value)
 
 
 def test_half_sample_at_a_cut(tmp_path: Path) -> None:
@@ -262,20 +262,21 @@ def test_every_single_byte_matters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "message"),
+    ("lines", "named"),
     [
-        (b'{"a": 1}\n{"a": \n', r"offset 9: line 2 is not JSON"),
-        (b'{"a": 1}\n{"a": "\xff"}\n', r"offset 9: line 2 is not UTF-8: invalid start byte at byte 7"),
-        (b'{"a": 1}\n\n{"a": 2}\n', r"offset 9: line 2 is empty"),
-        (b'{"a": 1}\n[1]\n', r"offset 9: line 2 is a list, not an object"),
-        (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], r"line 2 is longer than 16777216 bytes"),
-        (b"[" * 100_000, r"line 1 is not JSON"),
+        (b'{"a": 1}\n{"a": \n', "offset 9: line 2"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "offset 9: line 2"),
+        (b'{"a": 1}\n\n{"a": 2}\n', "offset 9: line 2"),
+        (b'{"a": 1}\n[1]\n', "offset 9: line 2"),
+        (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], "line 2"),
+        (b"[" * 100_000, "line 1"),
     ],
+    ids=["JSON", "UTF-8", "empty", "list", "long", "nested"],
 )
-def test_json_lines_damage(tmp_path: Path, lines: bytes, message: str) -> None:
+def test_json_lines_damage(tmp_path: Path, lines: bytes, named: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(lines)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, named):
         opened(path)
 
 
@@ -299,32 +300,32 @@ def row_of(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (b'[{"a": 1},\n {"a": }]', r"offset 12: row 2 \(line 2\) is not JSON: Expecting value"),
-        (b'[{"a": 1}', r"offset 9: row 2 \(line 1\) is not JSON: a ',' or '\]' is missing"),
-        (b'[{"a": 1},', r"offset 10: row 2 \(line 1\) is not JSON"),
-        (b'[{"a": 1} {"a": 2}]', r"offset 10: row 2 \(line 1\) is not JSON: a ',' or '\]' is missing"),
-        (b'[{"a": 1},\n\n[2]]', r"offset 12: row 2 \(line 3\) is a list, not an object"),
-        (b'[{"a": 1}, 7]', r"offset 11: row 2 \(line 1\) is a int, not an object"),
-        (b'[{"a": 1}]\n{"a": 2}', r"offset 11: row 2 \(line 2\) is not expected: the array is closed before it"),
-        (b'[{"a": 1},\n{"a": "\xff"}]', r"line 2 is not UTF-8: invalid start byte"),
-        (b'[{"a": 1},\n{"a": "\xc3', r"line 2 is not UTF-8: unexpected end of data"),
-        (b'"text"', r"offset 0: the file is no array of rows \[\{…\}, …\] and no JSON-lines"),
-        (b"", r"offset 0: the file is no array of rows"),
-        (b"[" * 100_000, r"offset 1: row 1 \(line 1\) is not JSON"),
-        (b'[{"a": ' + b"[" * 500 + b"]" * 500 + b"}]", r"offset 1: row 1 \(line 1\) nested more than 100 times"),
-        (b'[{"a": [' + b"[]," * 5_000_000 + b"[]]}]", r"offset 1: row 1 \(line 1\) more than 524,288 commas"),
-        (b"[" + row_of(MAX_BYTES["json"] + 1) + b"]", r"row 1 \(line 1\) .*longer than 16777216 bytes"),
-        (b'["' + b"x" * (MAX_BYTES["json"] + 1), r"row 1 \(line 1\) is not JSON, or longer than 16777216 bytes"),
+        (b'[{"a": 1},\n {"a": }]', "offset 12: row 2 (line 2)"),
+        (b'[{"a": 1}', "offset 9: row 2 (line 1)"),
+        (b'[{"a": 1},', "offset 10: row 2 (line 1)"),
+        (b'[{"a": 1} {"a": 2}]', "offset 10: row 2 (line 1)"),
+        (b'[{"a": 1},\n\n[2]]', "offset 12: row 2 (line 3)"),
+        (b'[{"a": 1}, 7]', "offset 11: row 2 (line 1)"),
+        (b'[{"a": 1}]\n{"a": 2}', "offset 11: row 2 (line 2)"),
+        (b'[{"a": 1},\n{"a": "\xff"}]', "line 2"),
+        (b'[{"a": 1},\n{"a": "\xc3', "line 2"),
+        (b'"text"', "offset 0"),
+        (b"", "offset 0"),
+        (b"[" * 100_000, "offset 1: row 1 (line 1)"),
+        (b'[{"a": ' + b"[" * 500 + b"]" * 500 + b"}]", "offset 1: row 1 (line 1)"),
+        (b'[{"a": [' + b"[]," * 5_000_000 + b"[]]}]", "offset 1: row 1 (line 1)"),
+        (b"[" + row_of(MAX_BYTES["json"] + 1) + b"]", "row 1 (line 1)"),
+        (b'["' + b"x" * (MAX_BYTES["json"] + 1), "row 1 (line 1)"),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_json_array_damage(tmp_path: Path, content: bytes, message: str) -> None:
+def test_json_array_damage(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as caught:
+    with raises(DataError, named, f"python -m data index {path}"):
         opened(path)
-    assert str(caught.value).endswith(f"python -m data index {path}")
 
 
 def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
@@ -338,26 +339,27 @@ def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        (b"", r"offset 0: line 1 does not name its columns, one word each with tabs between: b''"),
-        (b"sentence 1\tsentence 2\tlabel\n", r"offset 0: line 1 does not name its columns"),
-        (b"7\ta\tb\tc\n", r"offset 0: line 1 does not name its columns"),
-        (b"id,text,title\n1,a,b\n", r"offset 0: line 1 does not name its columns"),
-        (b"\xff\n", r"offset 0: line 1 is not UTF-8"),
-        (b"id\ttext\ttitle\n1\ta\tb\n2\ta\n", r"offset 20: line 3 has 2 columns, the first line has 3"),
-        (b"id\ttext\ttitle\n1\ta\tb\n\n", r"offset 20: line 3 has 0 columns"),
-        (b"id\ttext\ttitle\n1\ta\tb\n2\t\xff\tb\n", r"offset 20: line 3 is not UTF-8: invalid start byte at byte 2"),
-        (b'id\ttext\ttitle\n1\ta\tb\n2\t"a\tb\n3\tc\td\n', r"offset 20: line 3 .*values: unexpected end of data"),
-        (b'id\ttext\ttitle\n1\t"a"b\tb\n', r"offset 14: line 2 cannot be read as tab-separated values"),
-        (b'id\ttext\ttitle\n1\t"' + (b"x" * 999 + b"\n") * 17_000, r"line 2 is longer than 16777216 bytes; is a quote"),
-        (b'id\ttext\ttitle\n1\t"a\nb\nc', r"line 2 .*: unexpected end of data; 3 lines are lost by it"),
+        (b"", "offset 0: line 1"),
+        (b"sentence 1\tsentence 2\tlabel\n", "offset 0: line 1"),
+        (b"7\ta\tb\tc\n", "offset 0: line 1"),
+        (b"id,text,title\n1,a,b\n", "offset 0: line 1"),
+        (b"\xff\n", "offset 0: line 1"),
+        (b"id\ttext\ttitle\n1\ta\tb\n2\ta\n", "offset 20: line 3"),
+        (b"id\ttext\ttitle\n1\ta\tb\n\n", "offset 20: line 3"),
+        (b"id\ttext\ttitle\n1\ta\tb\n2\t\xff\tb\n", "offset 20: line 3"),
+        (b'id\ttext\ttitle\n1\ta\tb\n2\t"a\tb\n3\tc\td\n', "offset 20: line 3"),
+        (b'id\ttext\ttitle\n1\t"a"b\tb\n', "offset 14: line 2"),
+        (b'id\ttext\ttitle\n1\t"' + (b"x" * 999 + b"\n") * 17_000, "line 2"),
+        (b'id\ttext\ttitle\n1\t"a\nb\nc', "line 2"),
     ],
+    ids=lambda value: str(value)[:40],
 )
-def test_table_damage(tmp_path: Path, content: bytes, message: str) -> None:
+def test_table_damage(tmp_path: Path, content: bytes, named: str) -> None:
     path = tmp_path / "a.tsv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, named):
         opened(path)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.shards.sources import ShardSource, WrittenSource, parse_sources, written_sources
@@ -48,26 +49,26 @@ def test_sources_written_as_mappings(folder: Path) -> None:
     assert parse_sources([{"path": a, "weight": 2}, f"{b}@0.5"]) == [ShardSource((a,), 2.0), ShardSource((b,), 0.5)]
     told = {"path": a, "question_prefix": "q: ", "passage_prefix": ""}
     assert written_sources([told, b], "data.train") == [WrittenSource(a, 1.0, "q: ", ""), WrittenSource(b)]
-    with pytest.raises(ConfigError, match=r"data\.train: .*a\.tar: prefixes are for questions and passages"):
+    with raises(ConfigError, "data.train", "a.tar"):
         parse_sources([told])  # pictures, and evaluations
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "named"),
     [
-        ({"weight": 2}, r"data\.train: path of a source: .* written \{path, weight, question_prefix, passage_prefix\}"),
-        ({"path": "a", "question": "q"}, r"data\.train: question of a source: Unexpected .*question_prefix"),
-        ({"path": "a", "weight": "two"}, r"data\.train: weight of a source: .*number"),
-        ({"path": "a", "weight": 0}, r"data\.train: weight=0 of a: must be a positive number"),
-        ({"path": "a", "weight": float("nan")}, r"data\.train: weight=nan of a: must be"),
-        ({"path": "a", "passage_prefix": 3}, r"data\.train: passage_prefix of a source: .*string"),
-        ({}, r"data\.train=.* names no shards"),
-        (3, r"data\.train=\[3\] names no shards"),
-        ({1: 2}, r"data\.train: "),
+        ({"weight": 2}, "data.train: path"),
+        ({"path": "a", "question": "q"}, "data.train: question"),
+        ({"path": "a", "weight": "two"}, "data.train: weight"),
+        ({"path": "a", "weight": 0}, "data.train: weight=0"),
+        ({"path": "a", "weight": float("nan")}, "data.train: weight=nan"),
+        ({"path": "a", "passage_prefix": 3}, "data.train: passage_prefix"),
+        ({}, "data.train="),
+        (3, "data.train=[3]"),
+        ({1: 2}, "data.train"),
     ],
 )
-def test_mappings_that_cannot_be_read(source: object, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_mappings_that_cannot_be_read(source: object, named: str) -> None:
+    with raises(ConfigError, named):
         written_sources([source], "data.train")
 
 
@@ -93,58 +94,57 @@ def test_remote_files_globs_and_folders() -> None:
     assert parse_sources("https://host/x/{0..1}.tar?key=v") == [
         ShardSource(("https://host/x/0.tar?key=v", "https://host/x/1.tar?key=v"))
     ]
-    with pytest.raises(ConfigError, match=r"memory://nowhere matches nothing"):
+    with raises(ConfigError, "memory://nowhere"):
         parse_sources("memory://nowhere")
-    with pytest.raises(ConfigError, match=r"shards end in \.tar or \.jsonl"):
+    with raises(ConfigError, "https://host/folder"):
         parse_sources("https://host/folder")
 
 
 def test_remote_folder_that_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(fsspec.filesystem("memory")), "glob", lambda *_: {}["credentials"])
-    with pytest.raises(ConfigError, match=r"memory://x/\*\.tar cannot be listed: KeyError: 'credentials'"):
+    with raises(ConfigError, "memory://x/*.tar"):
         parse_sources("memory://x/*.tar")
 
 
 def test_missing_driver_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(ConfigError, match="pip install s3fs"):
+    with raises(ConfigError, "s3fs"):
         parse_sources("s3://bucket/*.tar")
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "named"),
     [
-        ("{d}/emojy/*.tar", r"data.val={d}/emojy/\*.tar matches nothing: no 'emojy' in {d}. Did you mean 'emoji'\?"),
-        ("{d}/emoji/*.tar", r"matches nothing in {d}/emoji\."),
-        ("{d}/emoji", r"there is no .tar or .jsonl file"),
-        ("{d}/a.tar/x.tar", r"{d}/a.tar is no folder"),
-        ("{d}/{{a,z}}.tar", r"no 'z.tar' in {d}"),
-        ("{d}/{{a,b.tar", r"a brace is not closed"),
-        ("{d}/notes.txt", r"shards end in .tar or .jsonl"),
-        ("{d}/a.tar@0", r"the weight in '{d}/a.tar@0' must be a positive number"),
-        ("{d}/a.tar@-1", r"must be a positive number"),
-        ("{d}/a.tar@nan", r"must be a positive number"),
-        ("@2", r"must be a positive number"),
-        ("{d}/a.tar::{d}/*.tar", r"{d}/a.tar appears twice"),
-        ("pipe:cat {d}/a.tar", r"'pipe:' is not read"),
-        ("ftp://host/a.tar", r"'ftp:' is not read. Use a local path or https, http, s3, gs, hf, memory"),
-        ("{d}/a.tar::", r"names no shards"),
-        ("", r"names no shards"),
-        ([], r"names no shards"),
-        (None, r"names no shards"),
-        ([3], r"names no shards"),
+        ("{d}/emojy/*.tar", "'emoji'"),
+        ("{d}/emoji/*.tar", "{d}/emoji"),
+        ("{d}/emoji", "{d}/emoji"),
+        ("{d}/a.tar/x.tar", "{d}/a.tar"),
+        ("{d}/{{a,z}}.tar", "'z.tar'"),
+        ("{d}/{{a,b.tar", "{d}/{{a,b.tar"),
+        ("{d}/notes.txt", "{d}/notes.txt"),
+        ("{d}/a.tar@0", "'{d}/a.tar@0'"),
+        ("{d}/a.tar@-1", "'{d}/a.tar@-1'"),
+        ("{d}/a.tar@nan", "'{d}/a.tar@nan'"),
+        ("@2", "'@2'"),
+        ("{d}/a.tar::{d}/*.tar", "{d}/a.tar"),
+        ("pipe:cat {d}/a.tar", "'pipe:'"),
+        ("ftp://host/a.tar", "'ftp:'"),
+        ("{d}/a.tar::", "{d}/a.tar::"),
+        ("", ""),
+        ([], ""),
+        (None, ""),
+        ([3], "[3]"),
     ],
 )
-def test_what_cannot_work(folder: Path, value: object, message: str) -> None:
+def test_what_cannot_work(folder: Path, value: object, named: str) -> None:
     written = value.format(d=folder) if isinstance(value, str) else value
-    with pytest.raises(ConfigError, match=message.format(d=folder)) as caught:
+    with raises(ConfigError, "data.val", named.format(d=folder)) as caught:
         parse_sources(written, "data.val")  # type: ignore[arg-type]
-    assert "data.val" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_compressed_shards_are_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.gz"
     path.touch()
-    with pytest.raises(ConfigError, match="unpack it"):
+    with raises(ConfigError, path):
         parse_sources(str(path))

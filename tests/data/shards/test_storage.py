@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.shards.storage import open_sequential
 
@@ -91,21 +92,21 @@ def test_what_never_comes_is_an_error(server: Server) -> None:
     server.ills = ["503"] * 9
     with (
         open_sequential(server.url()) as shard,
-        pytest.raises(OSError, match="the server says 503 Service Unavailable"),
+        raises(OSError),
     ):
         shard.read(1)
     assert len(server.asked) == 4
     server.ills = ["broken off"] * 9
-    with open_sequential(server.url()) as shard, pytest.raises(OSError, match="broke off 1500000 bytes before its end"):
+    with open_sequential(server.url()) as shard, raises(OSError):
         shard.read()
 
 
 def test_what_is_not_there_is_asked_for_once(server: Server) -> None:
     server.ills = ["404"]
-    with open_sequential(server.url()) as shard, pytest.raises(FileNotFoundError, match="404 Not Found"):
+    with open_sequential(server.url()) as shard, raises(FileNotFoundError):
         shard.read(1)
     assert len(server.asked) == 1
-    with open_sequential("http://127.0.0.1:1/a.tar") as shard, pytest.raises(OSError, match="refused"):
+    with open_sequential("http://127.0.0.1:1/a.tar") as shard, raises(OSError):
         shard.read(1)
 
 

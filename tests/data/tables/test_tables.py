@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.data_cli import here
+from helpers.messages import raises
 from helpers.rows import write_lines
 from helpers.shards import picture
 from helpers.tables import (
@@ -147,9 +148,9 @@ def test_large_tables_are_packed_first(tmp_path: Path, monkeypatch: pytest.Monke
     pq.write_table(hub_pictures(), source)
     monkeypatch.setattr(prepare, "LARGEST", 100)
     command = f"python -m data pack '{source}' 'out=hub table_shards'"
-    with pytest.raises(ConfigError, match=f"are not converted at a start.*{command}"):
+    with raises(ConfigError, command):
         parse_sources(str(source), tables=checked_tables(table_options(DataConfig())))
-    with pytest.raises(ConfigError, match=command):
+    with raises(ConfigError, command):
         parse_sources(str(source), tables=prepared_tables(table_options(DataConfig())))
     assert not [path for path in (tmp_path / ".index").iterdir() if path.suffix == ".tar"]
 
@@ -158,11 +159,11 @@ def test_a_bad_row_is_named_with_the_command_that_leaves_it_out(tmp_path: Path) 
     rows = [dict(row) for row in TEXTS]
     rows[7]["positive"] = " "
     source = write_csv(tmp_path / "st.csv", rows)
-    with pytest.raises(DataError, match=rf"st.csv: row 8 \(line 9\): no positive: .* pack {source} .*on_error=skip"):
+    with raises(DataError, source, "row 8 (line 9)", "on_error=skip"):
         texts(source)
     table = imagefolder(tmp_path / "f", write_csv, "metadata.csv")
     (table / "05.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"metadata.csv: row 6 \(line 7\): undecodable picture: .*on_error=skip"):
+    with raises(DataError, "metadata.csv", "row 6 (line 7)", "on_error=skip"):
         pairs(table)
 
 
@@ -181,27 +182,25 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     broken = tmp_path / "broken.arrow"
     broken.write_text("no")
     (tmp_path / "ids.tsv").write_text("1\t2\t3\n")
-    wanted: list[tuple[Path, dict[str, Any], str]] = [
-        (unknown, {}, r"odd.csv: unknown format: its fields are left, right.*data.columns=\["),
-        (unknown, {"columns": ["left", "rigth"]}, r"odd.csv: no column 'rigth'. Did you mean 'right'\?"),
-        (write_scored(tmp_path), {}, r"sts.csv: scored pairs: sentence1, sentence2 and a score.*columns=\[sentence1,"),
-        (saved, {}, "dict has several splits. Write one of .*dict/test, .*dict/train"),
-        (clone, {}, "several splits. Write one of '.*data/train-\\*.parquet', '.*data/validation-"),
-        (broken, {}, r"broken.arrow cannot be read as .arrow"),
-        (tmp_path / "ids.tsv", {}, "ids.tsv has ids of questions and passages: put queries.train.tsv"),
-        (tmp_path / "none.parquet", {}, "matches nothing: no 'none.parquet'"),
+    wanted: list[tuple[Path, dict[str, Any], list[str]]] = [
+        (unknown, {}, ["odd.csv", "left, right", "data.columns="]),
+        (unknown, {"columns": ["left", "rigth"]}, ["odd.csv", "'right'"]),
+        (write_scored(tmp_path), {}, ["sts.csv", "columns=[sentence1,sentence2]"]),
+        (saved, {}, ["dict/test", "dict/train"]),
+        (clone, {}, ["data/train-*.parquet", "data/validation-*.parquet"]),
+        (broken, {}, ["broken.arrow"]),
+        (tmp_path / "ids.tsv", {}, ["ids.tsv", "queries.train.tsv"]),
+        (tmp_path / "none.parquet", {}, ["'none.parquet'"]),
     ]
-    for source, keys, message in wanted:
-        with pytest.raises((ConfigError, DataError), match=message):
+    for source, keys, named in wanted:
+        with raises((ConfigError, DataError), *named):
             named_files(str(source), DataConfig(**keys))
     assert texts(write_scored(tmp_path), columns=["sentence1", "sentence2"]) == [("a b", ("c d",), ())]
     assert texts(Path(f"{clone}/data/train-*.parquet")) == ROWS
     labels, keys = LABEL_FORMATS["class folders"](tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"no captions in caption.*data.template='a photo of a {}' for captions of 'cl"
-    ):
+    with raises(ConfigError, "data.template='a photo of a {}'"):
         shards_of(labels)
-    with pytest.raises(ConfigError, match=r"data.template=a dog: must hold {}"):
+    with raises(ConfigError, "data.template=a dog"):
         DataConfig(template="a dog")
 
 
@@ -218,14 +217,14 @@ def test_a_remote_table_names_no_picture_of_this_disk(tmp_path: Path, monkeypatc
         files.pipe(f"/tables/{name}", (tmp_path / name).read_bytes())
     shards = shards_of("memory://tables/hub.parquet")
     assert [ShardSample.read(shards, i).captions("txt")[0] for i in (0, 59)] == ["colour 0", "colour 59"]
-    with pytest.raises(DataError, match=r"row 1: no picture path: image = '/etc/x.png'"):
+    with raises(DataError, "row 1", "/etc/x.png"):
         shards_of("memory://tables/paths.parquet")
 
 
 def test_a_hub_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match=r"http://127.0.0.1:9 does not answer .*: give a local copy"):
+    with raises(ConfigError, "http://127.0.0.1:9"):
         named_files("hf://datasets/sentence-transformers/all-nli", DataConfig())
 
 

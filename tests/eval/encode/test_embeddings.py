@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers.cli import Running, server
 from helpers.eval import LOCAL, search
+from helpers.messages import raises
 from hypothesis import given, settings, strategies as st
 from jobs.embeddings_job import BLOCK, ITEMS, WINDOW, Glosses, Small, digest, encoded, names, texts_of, write_corpus
 from torch import Tensor, nn
@@ -104,7 +105,7 @@ def test_a_second_process_is_kept_out_and_goes_on_when_the_first_is_killed(
     first = start(corpus, tmp_path / "e", 1, seconds=0.03)
     try:
         begun(tmp_path / "e", first, windows=2)
-        with pytest.raises(ConfigError, match=f"in use by process {first[0].pid} on .*choose another folder"):
+        with raises(ConfigError, first[0].pid):
             encoded(tmp_path / "e", LOCAL, texts_of(corpus))
     finally:
         killed(first)
@@ -275,59 +276,52 @@ class Diverged(nn.Module):
 def test_errors_say_what_to_do(tmp_path: Path) -> None:
     small = Encoder({"y": Small()}, LOCAL, block=64)
 
-    def refused(kind: type[Exception], match: str, folder: str, items: Glosses | None = None, **given: object) -> None:
+    def refused(kind: type[Exception], named: str, folder: str, items: Glosses | None = None, **given: object) -> None:
         arguments = {"ids": names, "encode": small, **given}
         encode = arguments.pop("encode")
-        with pytest.raises(kind, match=match):
+        with raises(kind, named):
             encode_corpus(encode, "y", items or Glosses(500), tmp_path / folder, **arguments)  # type: ignore[arg-type]
 
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/embeddings.npy").write_bytes(b"mine")
-    refused(ConfigError, "has embeddings.npy but no state.json", "theirs")
+    refused(ConfigError, "state.json", "theirs")
     assert (tmp_path / "theirs/embeddings.npy").read_bytes() == b"mine"
-    refused(DataError, "'a\\\\nb' has a line break", "b", ids=lambda start, stop: ["a\nb"] * (stop - start))
-    refused(DataError, "no Unicode text", "b", ids=lambda start, stop: ["\ud800"] * (stop - start))
-    refused(DataError, "corpus.jsonl line 7: damaged", "c", Broken(500))
+    refused(DataError, r"'a\nb'", "b", ids=lambda start, stop: ["a\nb"] * (stop - start))
+    refused(DataError, r"'\ud800'", "b", ids=lambda start, stop: ["\ud800"] * (stop - start))
+    refused(DataError, "corpus.jsonl line 7", "c", Broken(500))
     unscaled = Encoder({"y": Huge()}, LOCAL, block=64, cosine=False)
-    refused(DataError, "too large for float16: take dtype=float32", "d", encode=unscaled, dtype="float16")
+    refused(DataError, "dtype=float32", "d", encode=unscaled, dtype="float16")
     odd = Glosses(500)
     odd.lengths[333] = 61
-    refused(
-        DataError,
-        "1 of 100 embeddings.*first is item 333",
-        "e",
-        odd,
-        encode=Encoder({"y": Diverged()}, LOCAL, 50),
-        window=100,
-    )
+    refused(DataError, "item 333", "e", odd, encode=Encoder({"y": Diverged()}, LOCAL, 50), window=100)
     assert windows_done(tmp_path / "e") == 3
     (tmp_path / "file").write_text("")
-    refused(HardwareError, "file cannot be written: File exists", "file")
+    refused(HardwareError, str(tmp_path / "file"), "file")
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "match"),
+    ("name", "content"),
     [
-        ("state.json", b"{", "state.json is damaged: delete"),
-        ("state.json", b'{"settings": {}, "windows": -1}', "state.json is damaged: delete"),
-        ("state.json", b"[]", "state.json is damaged: delete"),
-        ("embeddings.npy", b"", "embeddings.npy is damaged"),
-        ("embeddings.npy", None, "embeddings.npy is not what state.json says"),
+        ("state.json", b"{"),
+        ("state.json", b'{"settings": {}, "windows": -1}'),
+        ("state.json", b"[]"),
+        ("embeddings.npy", b""),
+        ("embeddings.npy", None),
     ],
 )
-def test_damage_is_named(name: str, content: bytes | None, match: str, tmp_path: Path) -> None:
+def test_damage_is_named(name: str, content: bytes | None, tmp_path: Path) -> None:
     encoded(tmp_path / "e", LOCAL, Glosses(300))
     if content is None:
         np.save(tmp_path / "e" / name, np.zeros((299, 32), np.float32))
     else:
         (tmp_path / "e" / name).write_bytes(content)
-    with pytest.raises(DataError, match=match):
+    with raises(DataError, name):
         encoded(tmp_path / "e", LOCAL, Glosses(300))
 
 
 def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(embeddings.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 999})())
-    with pytest.raises(ConfigError, match="need 38,400 bytes, 999 are free"):
+    with raises(ConfigError, "38,400 bytes"):
         encoded(tmp_path / "e", LOCAL, Glosses(300))
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.dist import printed
 from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError, HardwareError
@@ -102,10 +103,10 @@ class Damaged:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_of_the_data_arrives_as_it_was(workers: int) -> None:
     before = multiprocessing.active_children()
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, "shard.tar", "'20'") as caught:
         encoder(workers=workers)("x", Damaged())
-    assert str(caught.value) == "shard.tar: sample '20' is damaged"
-    assert set(multiprocessing.active_children()) <= {*before}, "workers live on while somebody holds the error"
+    assert caught.value, "somebody holds the error"
+    assert set(multiprocessing.active_children()) <= {*before}, "workers live on"
 
 
 def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None:
@@ -134,7 +135,7 @@ def test_outputs_may_return_into_training() -> None:
 def test_a_diverged_tower_is_named() -> None:
     broken = towers()
     broken["x"].get_parameter("linear.weight").data.fill_(float("nan"))
-    with pytest.raises(DataError, match="9 of 9 embeddings of the x tower are not finite"):
+    with raises(DataError, "x tower"):
         Encoder(broken, LOCAL, block=4)("x", Rows(pictures(9)))
 
 
@@ -165,7 +166,6 @@ class Fatal:
 
 def test_a_loader_process_that_is_lost_is_named_with_its_items() -> None:
     encode = Encoder({"x": nn.Identity()}, LOCAL, block=4, workers=2, cosine=False)
-    where = r"rank 0: loader worker \d \(process \d+, at items 20 … 23 of an evaluation\) was killed by SIGKILL"
-    with pytest.raises(HardwareError, match=where):
+    with raises(HardwareError, "rank 0", "20 … 23", "SIGKILL"):
         encode("x", Fatal(22))
     assert encode("x", Fatal(99)).shape == (40, 3)

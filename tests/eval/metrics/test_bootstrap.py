@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.messages import raises
 
 from dyad.eval.metrics import bootstrap
 from dyad.eval.metrics.bootstrap import class_mean_interval, interval as interval_or_none
@@ -99,7 +100,7 @@ def test_one_group_tells_nothing_of_others(size: int) -> None:
 
 
 def test_lengths_must_agree() -> None:
-    with pytest.raises(ValueError, match="same length"):
+    with raises(ValueError):
         interval([1.0, 2.0], ["a"])
 
 

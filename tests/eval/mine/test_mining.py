@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.dist import launch
+from helpers.messages import raises
 from helpers.mining import mined, random_source, read_lines, row, source, write_lines
 
 from dyad.data.base.command_line import parse_options
@@ -129,33 +130,33 @@ def test_margins_go_by_the_scores_of_another_model(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "out" / "mined.jsonl")[0]["scores"] == [0.9, 0.8, 0.75]  # the search's own
 
 
-BAD_LINES = {
-    "q p1 3": "line 2: must be",
-    "q\tp1\tmuch": "line 2: must be",
-    "q\tp1\tnan": "line 2: the score is nan",
-    "q\tp1\t1e300": "line 2: the score is 1e\\+300: must be a finite float32",
-    '{"query_id": "q", "docid": "p1", "score": 1' + "0" * 400 + "}": "line 2: must be",
-    '{"query_id": "q", "docid": "p1"}': "line 2: must be",
-    '{"query_id": 1, "docid": "p1", "score": 2}': "line 2: query_id and docid",
-    "q\tp1\t1" + "0" * 70_000: "line 2: longer than",
-    "[" * 3000: "line 2: must be",
-}
+BAD_LINES = [
+    "q p1 3",
+    "q\tp1\tmuch",
+    "q\tp1\tnan",
+    "q\tp1\t1e300",
+    '{"query_id": "q", "docid": "p1", "score": 1' + "0" * 400 + "}",
+    '{"query_id": "q", "docid": "p1"}',
+    '{"query_id": 1, "docid": "p1", "score": 2}',
+    "q\tp1\t1" + "0" * 70_000,
+    "[" * 3000,
+]
 
 
-@pytest.mark.parametrize("line", BAD_LINES, ids=BAD_LINES.get)
+@pytest.mark.parametrize("line", BAD_LINES, ids=lambda line: line[:40])
 def test_a_bad_line_of_scores_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "scores.tsv"
     path.write_text(f"q\tp0\t1\n{line}\n")
-    with pytest.raises(DataError, match=BAD_LINES[line]) as caught:
+    with raises(DataError, path, "line 2") as caught:
         read_pair_scores(str(path))
-    assert str(path) in str(caught.value) and len(str(caught.value)) < 400
+    assert len(str(caught.value)) < 400
 
 
 def test_scores_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"scores=.*No such file"):
+    with raises(ConfigError, "scores=", "none.tsv"):
         read_pair_scores(str(tmp_path / "none.tsv"))
     (tmp_path / "bytes.tsv").write_bytes(b"q\tp\xff\t1\n")
-    with pytest.raises(DataError, match=r"line 1: must be .* in UTF-8"):
+    with raises(DataError, "line 1", "UTF-8"):
         read_pair_scores(str(tmp_path / "bytes.tsv"))
     (tmp_path / "empty.tsv").write_bytes(b"")
     assert np.isnan(read_pair_scores(str(tmp_path / "empty.tsv")).of("q", ["p"])).all()
@@ -267,11 +268,11 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     stamp = corpus.stat().st_mtime_ns
     corpus.write_bytes(corpus.read_bytes().replace(b"a", b"b"))
     os.utime(corpus, ns=(stamp, stamp))
-    with pytest.raises(DataError, match=r"corpus\.jsonl"):
+    with raises(DataError, "corpus.jsonl"):
         mined(broken, tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(HardwareError, match="cannot be written"):
+    with raises(HardwareError, tmp_path / "file"):
         mined(found, tmp_path / "file" / "out")
 
 
@@ -280,5 +281,5 @@ def test_any_number_of_ranks_writes_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_only_true_and_false_are_booleans() -> None:
-    with pytest.raises(ConfigError, match=r"^drop_answers=yes is not one of true, false\.$"):
+    with raises(ConfigError, "drop_answers=yes"):
         parse_options(MineCommand, ["run=x", "drop_answers=yes"], "python -m eval.mine")

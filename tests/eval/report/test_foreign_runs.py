@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.messages import raises
 from helpers.report import passages, records, retrieval, seen, write_run, zero_shot
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -70,7 +71,7 @@ def test_a_configuration_that_is_a_link_out_of_the_folder_is_none(tmp_path: Path
     run, private = write_run(tmp_path / "run", results=[]), tmp_path / "private.yaml"
     private.write_text("token: KEY")
     replaced_by_link(run / "config.yaml", private)
-    with pytest.raises(ConfigError, match="no run folder: it has no config"):
+    with raises(ConfigError, run):
         write_report(run)
 
 
@@ -148,22 +149,22 @@ def test_endless_lines_of_metrics_and_log_need_little_memory(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [(BOMB, "aliases"), ("a: " + "[" * 500_000, "too deep"), ("a: 0x" + "f" * 9000, "digits"), ("[1]", "no keys")],
+    "text",
+    [BOMB, "a: " + "[" * 500_000, "a: 0x" + "f" * 9000, "[1]"],
     ids=["aliases", "nested", "digits", "list"],
 )
-def test_a_configuration_that_unfolds_or_overflows_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_a_configuration_that_unfolds_or_overflows_is_refused(tmp_path: Path, text: str) -> None:
     run = write_run(tmp_path / "run", results=[])
     (run / "config.yaml").write_text(text)
     for read in (write_report, read_config):
-        with pytest.raises(ConfigError, match=words):
+        with raises(ConfigError, "config.yaml"):
             read(run)
 
 
 @pytest.mark.parametrize("number", ["1e999", "[]", "9" * 5000])
 def test_a_manifest_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) -> None:
     (tmp_path / "manifest.json").write_text(f'{{"format": {number}, "files": {{}}}}')
-    with pytest.raises(DataError, match=r"manifest\.json cannot be read"):
+    with raises(DataError, "manifest.json"):
         step_of(tmp_path)
 
 
@@ -173,7 +174,7 @@ def test_a_state_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) 
     (tmp_path / "state.json").write_bytes(state)
     sealed = {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": {"state.json": sealed}}))
-    with pytest.raises(DataError, match="no checkpoint of ours"):
+    with raises(DataError, tmp_path):
         step_of(tmp_path)
 
 
@@ -182,5 +183,5 @@ def test_settings_may_be_as_large_as_a_tokenizer_and_no_larger(tmp_path: Path) -
     file.write_text(json.dumps({"model": {"merges": [["a", "b"]] * 500_000}}))
     assert len(read_json(file)["model"]["merges"]) == 500_000
     file.write_text("[" + "1," * 8_388_608 + "1]")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json is damaged: more than 8,388,608 commas"):
+    with raises(ConfigError, "tokenizer.json"):
         read_json(file)

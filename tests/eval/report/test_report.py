@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib
 import pytest
+from helpers.messages import raises
 from helpers.report import (
     CONFIG,
     HOSTILE,
@@ -280,10 +281,10 @@ assert not {"torch", "wandb", "matplotlib.pyplot", "transformers"} & set(sys.mod
     command = [sys.executable, "-W", "error", "-c", code, f"run={run}"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"Written: {run}/report.html\n", "")
-    with pytest.raises(ConfigError, match=r"no run folder.*e.g. runs/NAME"):
+    with raises(ConfigError, "runs/NAME"):
         write_report(tmp_path)
     (tmp_path / "config.yaml").write_text("a: [1")
-    with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
+    with raises(ConfigError, "config.yaml"):
         write_report(tmp_path)
-    with pytest.raises(HardwareError, match=r"nowhere/page.html cannot be written: No such file"):
+    with raises(HardwareError, "nowhere/page.html"):
         write_report(run, tmp_path / "nowhere/page.html")

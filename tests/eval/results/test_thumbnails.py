@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.messages import raises
 from PIL import Image
 from torch import Tensor
 
@@ -77,6 +78,6 @@ def test_the_folder_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_read_leaves_the_old_ones(tmp_path: Path) -> None:
     folder = tmp_path / "val.pictures"
     thumbnails(1).write(folder)
-    with pytest.raises(DataError, match="sample 8 is damaged"):
+    with raises(DataError, "sample 8"):
         thumbnails(2, 8, broken=8).write(folder)
     assert names(tmp_path) == ["val.pictures", "val.pictures/1.webp"]

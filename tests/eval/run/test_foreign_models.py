@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.export import near
+from helpers.messages import raises
 from helpers.passages import make_run as make_text_run, write_beir
 from helpers.runs import EMOJI, TINY, make_run
 from PIL import Image
@@ -66,7 +67,7 @@ def test_an_open_clip_model_is_evaluated_as_it_is(here: Path, capsys: pytest.Cap
     assert f"{weights}. Written: runs/eval-open_clip" in capsys.readouterr().out
     loaded = find_model(weights).load()
     assert loaded.calibration and loaded.calibration.temperature == pytest.approx(0.05, abs=1e-3)  # from the file
-    with pytest.raises(ConfigError, match=r"baselines=\[untrained\]: a model as it is has no baselines"):
+    with raises(ConfigError, "baselines=[untrained]"):
         command(evaluate, f"model={weights}", "baselines=[untrained]", *options)
 
 
@@ -104,7 +105,7 @@ def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> Non
     (here / "sentence_transformers/dyad.json").unlink()
     config = find_model("st:sentence_transformers").config
     assert (config.data.question.prefix, config.data.passage.prefix) == ("ask: ", "say: ")
-    with pytest.raises(ConfigError, match=r"st:run/bert is no SentenceTransformer.*hf:run/bert"):
+    with raises(ConfigError, "st:run/bert", "hf:run/bert"):
         find_model("st:run/bert")
     assert find_model("hf:run/bert").config.model.text.pooling == "mean"
 
@@ -116,7 +117,7 @@ def test_damaged_settings_of_an_export_are_named(content: str, here: Path, model
     for file in (models / "bert").iterdir():
         shutil.copy(file, folder)
     (folder / "dyad.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"dyad\.json is (damaged|not of an export)|data\.passage\.length=x"):
+    with raises(ConfigError, "export/dyad.json"):
         find_model("hf:export")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.eval import ROOT
+from helpers.messages import raises
 from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write_wds
 
 from dyad.data.base.command_line import help_text, parse_options
@@ -184,7 +185,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(tmp_path: Path, capsys) 
     assert find_run(str(run))[1].name == "step_00000007"
     (line,) = capsys.readouterr().err.splitlines()
     assert "step_00000009" in line
-    with pytest.raises(DataError, match=r"model\.safetensors"):
+    with raises(DataError, "model.safetensors"):
         load_run(*find_run(str(newer)))
 
 
@@ -192,10 +193,10 @@ def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None
     config = read_config(run)
     assert config.objective.temperature == 0.05 and type(config.objective).__name__ == "SoftmaxOptions"
     assert config.data.text_key == "concept"
-    with pytest.raises(ConfigError, match=r"no config\.yaml"):
+    with raises(ConfigError, "config.yaml"):
         read_config(tmp_path)
     (tmp_path / "config.yaml").write_text((run / "config.yaml").read_text() + "\nsomething_new: 1\n")
-    with pytest.raises(ConfigError, match="not a configuration of this version"):
+    with raises(ConfigError, tmp_path):
         read_config(tmp_path)
 
 
@@ -229,42 +230,41 @@ def test_mistakes_exit_with_2(words: tuple[str, ...]) -> None:
 
 
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"a folder of runs: give one of .*{run.name}"):
+    with raises(ConfigError, run.name):
         find_run(str(run.parent))
 
 
 SPECS = {
-    "beir:x": "retrieval:…, zero_shot:…, wds:…, probe:… (task=image_text)",
-    "retreival:x.tar": "Did you mean 'retrieval'",
-    "emoji": "must be one of",
-    "retrieval:": "must be one of",
-    "retrieval:nowhere.tar": "nowhere.tar matches nothing",
-    "zero_shot:nowhere.json": "No such file",
-    "wds:nowhere": "is no folder",
-    "probe:nowhere.json": "eval.suite: probe:nowhere.json: No such file",
+    "beir:x": "beir:x",
+    "retreival:x.tar": "'retrieval'",
+    "emoji": "emoji",
+    "retrieval:": "retrieval:",
+    "retrieval:nowhere.tar": "nowhere.tar",
+    "zero_shot:nowhere.json": "nowhere.json",
+    "wds:nowhere": "nowhere",
+    "probe:nowhere.json": "probe:nowhere.json",
 }
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, SPECS[spec]):
         check_suite(TrainConfig(Task.image_text, eval=EvalConfig(suite=[spec])))
-    assert SPECS[spec] in str(caught.value)
 
 
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
-    with pytest.raises(ConfigError, match="depth= is of task=question_passage, and this run is task=image_text"):
+    with raises(ConfigError, "depth=", "task=question_passage", "task=image_text"):
         evaluate(monkeypatch, f"checkpoint={run}", "depth=200")
 
 
 def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HardwareError, match="file/x cannot be written: Not a directory"):
+    with raises(HardwareError, "file/x"):
         write(tmp_path / "file" / "x", {"dataset": "d"}, {})
 
 
 def test_nothing_to_evaluate_is_said(tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(ConfigError, match="nothing to evaluate"):
+    with raises(ConfigError):
         evaluate(monkeypatch, f"checkpoint={make_run(tmp_path, val=None)}")
 
 
@@ -294,5 +294,5 @@ def test_values_are_taken_as_they_stand() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("block", 0), ("examples", -1)])
 def test_limits_hold_for_the_configuration_of_a_run_folder_too(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"eval\.{name}={value}: must be"):
+    with raises(ConfigError, f"eval.{name}={value}"):
         EvalConfig(**{name: value})

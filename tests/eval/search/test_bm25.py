@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import Stemmer
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
@@ -107,7 +108,7 @@ def test_the_kept_index_is_mapped_and_finds_the_same(tmp_path: Path) -> None:
             np.testing.assert_array_equal(scores, expected)
             np.testing.assert_array_equal(positions, order)
     for identity, k1, b in (("others", 0.9, 0.4), ("topics", 1.2, 0.4), ("topics", 0.9, 0.75)):
-        with pytest.raises(AssertionError, match="although"):
+        with raises(AssertionError):
             open_bm25(refuse(), tmp_path / "cache", identity, k1, b)
     (folder,) = (tmp_path / "cache").iterdir()
     assert {p.suffix for p in folder.iterdir()} == {".npy", ".json"}
@@ -120,7 +121,7 @@ def test_a_damaged_index_is_told(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     array = folder / "data.csc.index.npy"
     array.write_bytes(array.read_bytes()[:60])
-    with pytest.raises(DataError, match=r"the BM25 index is damaged .*; delete this folder"):
+    with raises(DataError, tmp_path):
         open_bm25(TEXTS, tmp_path, "x")
 
 
@@ -135,5 +136,5 @@ def test_the_second_of_two_builders_takes_the_index_of_the_first(tmp_path: Path)
 
 @pytest.mark.parametrize("texts", [[], ["", "a ?", "the"]])
 def test_a_corpus_without_words_is_refused(texts: list[str]) -> None:
-    with pytest.raises(ConfigError, match=f"no word in the {len(texts)} passages"):
+    with raises(ConfigError, f"{len(texts)} passages"):
         build_bm25(texts)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.dist import launch
 from helpers.eval import clustered, recall_against_exact, search, unit_rows
+from helpers.messages import raises
 from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError
@@ -190,24 +191,24 @@ def test_a_gpu_finds_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    "spec",
     [
-        ("flat", "index 'flat': FAISS says: could not parse index string flat"),
-        ("", "could not parse index string"),
-        ("IVF16,Flat;nprobe", "options are name=number"),
-        ("IVF16,Flat;nprobe=many", "options are name=number"),
-        ("IVF16,Flat;nprob=4", "option nprob"),
-        ("Flat;nprobe=4", "option nprobe"),
-        ("IVF0,Flat", "an index of 0 lists"),
-        ("IVF16,PQ11", "for vectors of width"),
-        ("LSH", "FAISS says"),
+        "flat",
+        "",
+        "IVF16,Flat;nprobe",
+        "IVF16,Flat;nprobe=many",
+        "IVF16,Flat;nprob=4",
+        "Flat;nprobe=4",
+        "IVF0,Flat",
+        "IVF16,PQ11",
+        "LSH",
     ],
 )
-def test_a_bad_spec_is_refused_with_examples(spec: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+def test_a_bad_spec_is_refused_with_examples(spec: str) -> None:
+    with raises(ConfigError, f"'{spec}'", '"IVF256,Flat;nprobe=16"') as caught:
         check_spec(spec)
-    assert 'Examples: "Flat", "IVF256,Flat;nprobe=16"' in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(ConfigError, match=message):
+    assert "\n" not in str(caught.value)
+    with raises(ConfigError, f"'{spec}'", '"IVF256,Flat;nprobe=16"'):
         search(unit_rows(2, 64, 0), unit_rows(300, 64, 1), 1, spec)
 
 
@@ -228,7 +229,7 @@ def test_a_corpus_too_small_for_its_index_is_searched_exactly_and_that_is_told(s
 def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
     for needs_it in (lambda: search(unit_rows(2, 4, 0), unit_rows(3, 4, 1), 1, "HNSW32"), lambda: check_spec("Flat")):
-        with pytest.raises(ConfigError, match=r"\[cpu\].*\[gpu\]"):
+        with raises(ConfigError, "[cpu]", "[gpu]"):
             needs_it()
 
 
@@ -252,5 +253,5 @@ def test_vectors_that_are_not_finite_are_refused(side: str, factor: float) -> No
     """They may come from a damaged file, and would never be found."""
     vectors = {"queries": unit_rows(2, 4, 0), "corpus": unit_rows(3, 4, 1)}
     vectors[side] = vectors[side] * np.float32(factor)
-    with pytest.raises(ValueError, match=f"{side}: holds values that are not finite"):
+    with raises(ValueError, f"{side}:"):
         search(vectors["queries"], vectors["corpus"], 1)

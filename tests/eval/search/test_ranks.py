@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Keys, clustered, right_matrix, search, some_captions, unit_rows
+from helpers.messages import raises
 
 from dyad.eval.config import Truth
 from dyad.eval.metrics.matches import MISSED, Labels, Matches, Ranking
@@ -124,7 +125,7 @@ def test_a_query_without_a_right_item_is_our_fault() -> None:
     nothing = Matches(
         Labels.of((np.array([0]), np.array([0])), size=2), Labels.of((np.array([0]), np.array([0])), size=1)
     )
-    with pytest.raises(AssertionError, match="without a right item"):
+    with raises(AssertionError):
         count_ranks(unit_rows(2, 4, 0), unit_rows(1, 4, 1), nothing, LOCAL)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Pixels, Shown, pictures
+from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
@@ -69,12 +70,10 @@ def test_areas_of_a_rare_class(max_fpr: float) -> None:
 
 
 def test_a_class_that_no_sample_has() -> None:
-    with pytest.raises(
-        DataError, match=r"val: 0 of 90 samples are of class 'bees', and both kinds .* Did you mean 'bee'"
-    ):
+    with raises(DataError, "'bees'", "'bee'"):
         RareClass("val", "a.tar", labelled(), "bees", 0.1)
 
 
 def test_a_label_that_is_no_class_is_found_before_training() -> None:
-    with pytest.raises(DataError, match=r"val: \d+ of 90 samples have a label that is no class"):
+    with raises(DataError, "90 samples"):
         TrainedClasses("val", "a.tar", labelled(), {name: [name] for name in NAMES[1:]}, ClassNumbers(NAMES[1:]))

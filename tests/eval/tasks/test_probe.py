@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Pixels, Rows, Shown, Words, pictures, tokenize
+from helpers.messages import raises
 from torch import nn
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -216,16 +217,16 @@ def test_texts_are_probed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    ("row", "named"),
     [
-        ({"text": "a"}, r"line 2: no label: it has no 'about'; its fields are text"),
-        ({"about": "a"}, r"line 2: no text: 'text' is None"),
-        ({"text": "\ud800", "about": "a"}, "half a surrogate pair"),
+        ({"text": "a"}, "'about'"),
+        ({"about": "a"}, "'text'"),
+        ({"text": "\ud800", "about": "a"}, "'text'"),
     ],
 )
-def test_a_wrong_row_is_named(row: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_row_is_named(row: dict[str, Any], named: str, tmp_path: Path) -> None:
     path = text_file(tmp_path / "a.jsonl", [{"text": "a", "about": 1}, row])
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, path, "line 2", named):
         texts(path)
 
 
@@ -234,12 +235,8 @@ def test_parts_that_cannot_be_probed_are_said() -> None:
     one = replace(whole.data, labels=["ant"] * 100)
     same = replace(whole.train, keys=np.zeros(150, np.int64))
     strange = replace(whole.data, labels=["cow"] * 100)
-    for change, message in (
-        ({"data": one}, "eval/animals: needs two classes in test"),
-        ({"train": same}, "two different samples of a class in train"),
-        ({"data": strange}, "100 of 100 samples have a label that is no class, first 'cow'"),
-    ):
-        with pytest.raises(DataError, match=message):
+    for change, named in (({"data": one}, ""), ({"train": same}, ""), ({"data": strange}, "'cow'")):
+        with raises(DataError, "eval/animals", named):
             replace(whole, **change).report(encoder())
 
 
@@ -249,9 +246,7 @@ def test_a_task_file_names_both_parts(tmp_path: Path) -> None:
         path.write_text(json.dumps({"train": "s3://bucket/a.tar", "label": "group", **content}))
         assert read_probe(path) == ({"train": "s3://bucket/a.tar", "test": str(tmp_path / "b.tar")}, "group")
     path.write_text(json.dumps({"trian": "a.tar", "test": 3}))
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, path, "'train'", "'trian'", "'test'", "'label'"):
         read_probe(path)
-    for part in ("'train' is missing. Did you mean 'trian'", "'test' must be a text", "'label' is missing", str(path)):
-        assert part in str(caught.value)
-    with pytest.raises(ConfigError, match=r"eval\.suite: probe:.*No such file"):
+    with raises(ConfigError, "eval.suite", "none.json"):
         read_probe(tmp_path / "none.json")

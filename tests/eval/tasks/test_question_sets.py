@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.messages import raises
 from helpers.passages import make_run, write_beir
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
@@ -210,7 +211,7 @@ def test_a_list_in_python_is_read_and_never_run() -> None:
         "-" * 9999,
         "[" + "'a'," * 300_000 + "]",
     ):
-        with pytest.raises(DataError, match=r"line 3: .* is no list of answers"):
+        with raises(DataError, "line 3"):
             parse_answers(text, "file, line 3")
 
 
@@ -218,7 +219,7 @@ def test_a_list_in_python_is_read_and_never_run() -> None:
 def test_a_bad_table_is_named_by_line(table: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "bad")
     (folder / "test.csv").write_bytes(QUESTIONS.encode() + table.encode("latin-1"))
-    with pytest.raises(DataError, match=r"test\.csv(, line [45]:| is no table)"):
+    with raises(DataError, "test.csv"):
         open_dpr(str(folder), DataConfig())
 
 
@@ -251,31 +252,29 @@ WRONG = {
     "BEIR": lambda folder: f"dpr:{write_beir(folder / 'x')}",
     "empty folder": lambda folder: f"dpr:{folder}",
 }
-SAID = {
-    "wds:x": "must be one of beir:…, dpr:…, probe:… (task=question_passage)",
-    "no folder": "is no folder",
-    "no split": "Splits are dev, test. Did you mean 'test'?",
-    "a split elsewhere": "split=../x: the name of a split",
-    "no queries": "has no queries.jsonl",
+NAMED = {
+    "wds:x": "eval.suite",
+    "no folder": "nowhere",
+    "no split": "'test'",
+    "a split elsewhere": "split=../x",
+    "no queries": "queries.jsonl",
     "no file": "nq.json",
     "no table": "nq.csv",
-    "BEIR": "write beir:",
-    "empty folder": "needs one file of passages",
+    "BEIR": "beir:",
+    "empty folder": "psgs*.tsv",
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_entries_are_refused_before_anything_is_loaded(case: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, NAMED[case]) as caught:
         check_suite(TrainConfig(Task.question_passage, eval=EvalConfig(suite=[WRONG[case](tmp_path)])))
-    assert SAID[case] in str(caught.value) and len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "said"), [(_answers_only, "says answers, not passages"), (_right_elsewhere, "there is no question")]
-)
-def test_sets_without_something_to_score_are_refused(make: Callable[[Path], str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("make", "named"), [(_answers_only, "qas.tsv"), (_right_elsewhere, "x")])
+def test_sets_without_something_to_score_are_refused(make: Callable[[Path], str], named: str, tmp_path: Path) -> None:
+    with raises(ConfigError, tmp_path / named):
         open_dpr(make(tmp_path).removeprefix("dpr:"), DataConfig())
 
 
@@ -288,10 +287,10 @@ def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "suite=[retrieval:x.tar]": "must be one of beir:…, dpr:…",
-    "truth=pairs": "truth= is of task=image_text, and this run is task=question_passage",
-    "index=Flatt": "index 'Flatt': FAISS says",
-    "index=IVF4,Flat;nprobe=many": "options are name=number",
+    "suite=[retrieval:x.tar]": "retrieval:x.tar",
+    "truth=pairs": "truth=",
+    "index=Flatt": "'Flatt'",
+    "index=IVF4,Flat;nprobe=many": "nprobe=many",
     "val=nowhere.jsonl": "nowhere.jsonl",
 }
 
@@ -299,6 +298,6 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_on_the_command_line(mistake: str, run: Path, tmp_path: Path, monkeypatch) -> None:
     asked = [] if mistake.startswith(("suite", "val")) else [f"suite=[beir:{write_beir(tmp_path / 'x')}]"]
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, MISTAKES[mistake]) as caught:
         evaluate(monkeypatch, f"checkpoint={run}", *asked, mistake)
-    assert caught.value.exit_code == 2 and MISTAKES[mistake] in str(caught.value)
+    assert caught.value.exit_code == 2

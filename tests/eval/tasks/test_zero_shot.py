@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from helpers.messages import raises
 from torch.utils.data import DataLoader, TensorDataset
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -174,7 +175,7 @@ def test_intervals_hold_the_accuracies() -> None:
 
 def test_a_label_that_is_no_class_is_named() -> None:
     labels = ["cat", "dgo"]
-    with pytest.raises(DataError, match=r"1 of 2 samples .* 'dgo'. Did you mean 'dog'"):
+    with raises(DataError, "'dgo'", "'dog'"):
         evaluator(items=Rows(pictures(2)), labels=labels).report(encoder())
 
 
@@ -190,23 +191,22 @@ def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"classes": None, "clases": {}}, "'classes' must be a list, or an object of lists. Did you mean 'clases'"),
-        ({"templates": ["a photo"]}, "'a photo' must hold {c} or {}"),
-        ({"classes": ["cat", "cat"]}, "needs two classes"),
-        ({"templates": []}, "one template at least"),
-        ({"classes": {"cat": []}}, "needs two classes"),
-        ({"classes": {"cat": "a cat", "dog": []}}, "class 'cat' must be a list"),
+        ({"classes": None, "clases": {}}, "'clases'"),
+        ({"templates": ["a photo"]}, "'a photo'"),
+        ({"classes": ["cat", "cat"]}, ""),
+        ({"templates": []}, ""),
+        ({"classes": {"cat": []}}, ""),
+        ({"classes": {"cat": "a cat", "dog": []}}, "'cat'"),
     ],
 )
-def test_a_wrong_task_file_is_named(change: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_a_wrong_task_file_is_named(change: dict[str, object], named: str, tmp_path: Path) -> None:
     path = tmp_path / "task.json"
     task = {"source": "a.tar", "label": "group", "templates": ["{c}"], "classes": {"cat": [], "dog": []}}
     path.write_text(json.dumps({**task, **change}))
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, path, named):
         read_task(path)
-    assert str(path) in str(caught.value) and message in str(caught.value)
 
 
 def test_open_clips_templates_and_a_list_of_classes_are_read(tmp_path: Path) -> None:
@@ -219,11 +219,9 @@ def test_open_clips_templates_and_a_list_of_classes_are_read(tmp_path: Path) -> 
 def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     path = tmp_path / "task.json"
     path.write_text(json.dumps({"source": 3, "clases": ["cat", "dog"]}))
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, "'source'", "'label'", "'templates'", "'clases'", "python -m eval --help"):
         read_task(path)
-    for part in ("'source' must be a text", "'label' is missing", "'templates' is missing", "Did you mean 'clases'"):
-        assert part in str(caught.value)
-    assert "python -m eval --help" in str(caught.value) and all(f'"{key}"' in FORMAT for key in prompts.KINDS)
+    assert all(f'"{key}"' in FORMAT for key in prompts.KINDS)
 
 
 def test_the_model_before_training_stands_beside_the_trained_one() -> None:
@@ -244,8 +242,8 @@ def test_the_model_before_training_stands_beside_the_trained_one() -> None:
 def test_files_that_are_no_task_are_refused(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "text.json").write_text("{")
-    for name, message in (("list.json", "must be an object"), ("text.json", "not JSON"), ("none.json", "No such file")):
-        with pytest.raises(ConfigError, match=message):
+    for name in ("list.json", "text.json", "none.json"):
+        with raises(ConfigError, name):
             read_task(tmp_path / name)
 
 
@@ -266,7 +264,7 @@ def test_a_clip_benchmark_folder_keeps_classes_of_one_name_apart(tmp_path: Path)
     assert [Path(s).relative_to(tmp_path).as_posix() for s in folder.shards] == ["test/0.tar", "test/1.tar"]
     assert folder.class_names(["2"]) == ["crane (2)"]
     for label in ("3", "cat", "-1", "7" * 5000):
-        with pytest.raises(DataError, match="3 classes"):
+        with raises(DataError, "3 classes"):
             folder.class_names([label])
 
 
@@ -280,28 +278,28 @@ def test_shards_without_a_count_are_taken_by_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "named"),
     [
-        ({"dataset_type": "multilabel"}, "says 'multilabel'"),
-        ({}, "needs test/nshards.txt"),
-        ({"test__nshards": "1", "classnames": ""}, "needs two classes"),
+        ({"dataset_type": "multilabel"}, "'multilabel'"),
+        ({}, "test/nshards.txt"),
+        ({"test__nshards": "1", "classnames": ""}, ""),
     ],
 )
-def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], message: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_a_wrong_clip_benchmark_folder_is_named(files: dict[str, str], named: str, tmp_path: Path) -> None:
+    with raises(ConfigError, named):
         read_wds(wds_folder(tmp_path, **files))
 
 
 def test_a_missing_clip_benchmark_folder_or_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+    with raises(ConfigError, "nowhere"):
         read_wds(tmp_path / "nowhere")
     names = wds_folder(tmp_path, test__nshards="1") / "classnames.txt"
     for content in (b"\xff\n", b"a\n" * (3 << 20)):
         names.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"classnames\.txt cannot be read"):
+        with raises(ConfigError, "classnames.txt"):
             read_wds(tmp_path)
     names.unlink()
-    with pytest.raises(ConfigError, match=r"classnames\.txt is missing"):
+    with raises(ConfigError, "classnames.txt"):
         read_wds(tmp_path)
 
 

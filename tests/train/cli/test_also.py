@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.cli.also import further_configs
@@ -26,12 +27,12 @@ def test_weight_target_and_classes_are_of_the_run_alone() -> None:
 def test_names_that_the_run_needs(name: str) -> None:
     """Weights of a loss `towers` would be read as those of the run, metrics of `views` be added to its own."""
     config = compose_config([*RUN, "objective=simclr", f"also.{name}='{VIEWS}'"])
-    with pytest.raises(ConfigError, match=rf"also\.{name}: its name must be small letters.* towers and objective and"):
+    with raises(ConfigError, f"also.{name}"):
         further_configs(config)
 
 
 def test_negatives_are_not_mined_anew_for_a_further_loss() -> None:
     more = "task=question_passage objective=dpr data.negatives.per_row=1 data.negatives.lists=[mined]"
     config = compose_config([*RUN, "objective=simclr", f"also.more='{more} data.negatives.refresh_every=2'"])
-    with pytest.raises(ConfigError, match=r"only the run's own loss .* data\.negatives\.refresh_every"):
+    with raises(ConfigError, "data.negatives.refresh_every"):
         further_configs(config)

@@ -2,13 +2,13 @@
 
 import itertools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers.cli import Commands
+from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
@@ -38,7 +38,7 @@ def test_every_choice_composes(choice: str) -> None:
 
 
 def test_an_empty_command_line_lacks_what_has_no_default() -> None:
-    with pytest.raises(ConfigError, match=r"data\.train is missing"):
+    with raises(ConfigError, "data.train"):
         validate(compose_config([]), world_size=1)
 
 
@@ -66,14 +66,14 @@ MISTAKES = {
     "lr=3": "'optim.lr'",
     "--lr=1": "'optim.lr=1'",
     "--learning-rate": "key=value",
-    "steps": "not key=value",
+    "steps": "key=value",
     "experiment=emjoi": "'emoji'",
     "steps=abc": "steps",
     "objective=clp": "'clip'",
     "optim.schedule=cosin": "cosine",
     "data.train=d/{00..99}.tar": '"d/{00..99}.tar"',
     "objective.gamma=1": "objective.gamma",
-    "+seed=1": "without '+'",
+    "+seed=1": "'+'",
     "data.augment.zoom=3": "zoom",
     "model.image.kind=cn": "cnn",
     "model.memo_mb=0": "'model.frozen_cache_mb'",
@@ -83,9 +83,8 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_have_one_clear_answer(mistake: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with raises(ConfigError, MISTAKES[mistake]) as caught:
         compose_config([mistake])
-    assert MISTAKES[mistake] in str(caught.value)
     assert len(str(caught.value).splitlines()) <= 6
 
 
@@ -93,14 +92,14 @@ def test_the_answer_is_the_same_under_a_debugger() -> None:
     tracer = sys.gettrace()
     sys.settrace(lambda *_: None)  # OmegaConf then chains its raw causes
     try:
-        with pytest.raises(ConfigError, match="cosine"):
+        with raises(ConfigError, "optim.schedule=cosin", "cosine"):
             compose_config(["optim.schedule=cosin"])
     finally:
         sys.settrace(tracer)
 
 
 def test_braces_expanded_by_the_shell_are_noticed() -> None:
-    with pytest.raises(ConfigError, match="quote them"):
+    with raises(ConfigError, "data.train"):
         compose_config(["data.train=d/0.tar", "data.train=d/1.tar"])
 
 
@@ -167,7 +166,7 @@ def test_the_preview_shows_what_has_no_value_yet() -> None:
 def test_a_mistake_has_the_same_answer_under_every_flag(mistake: str, flags: list[str]) -> None:
     said = []
     for arguments in ([mistake], [mistake, *flags]):
-        with pytest.raises(ConfigError) as caught:
+        with raises(ConfigError, mistake.partition("=")[0]) as caught:
             check_arguments(["experiment=emoji", *arguments])
         said.append(str(caught.value))
     assert said[0] == said[1] and len(said[0].splitlines()) == 1
@@ -179,15 +178,15 @@ def test_a_sweep_runs_every_combination_and_refuses_a_shared_folder(tmp_path: Pa
         [f"optim.lr={lr}", f"seed={seed}"] for lr in ("0.001", "0.002") for seed in (0, 1)
     ]
     assert check_arguments(words) is None
-    with pytest.raises(ConfigError, match=r"4 runs would share .*one. Leave run.name out"):
+    with raises(ConfigError, "4 runs", tmp_path / "one", "run.name"):
         check_arguments([*words, f"run.dir={tmp_path}", "run.name=one"])
-    fixed = re.escape("python -m train -m experiment=emoji optim.lr=1e-3,2e-3 'seed=range(0,2)'")
-    with pytest.raises(ConfigError, match=f"optim.lr=1e-3,2e-3: several values .*{fixed}$"):
+    fixed = "python -m train -m experiment=emoji optim.lr=1e-3,2e-3 'seed=range(0,2)'"
+    with raises(ConfigError, "optim.lr=1e-3,2e-3", fixed):
         check_arguments([word for word in words if word != "-m"])
 
 
 def test_the_preview_of_a_sweep_is_refused_when_one_of_its_runs_is() -> None:
-    with pytest.raises(ConfigError, match="seed"):
+    with raises(ConfigError, "seed"):
         check_arguments(["experiment=emoji", "-m", "seed=1,x", "--cfg", "job"])
 
 

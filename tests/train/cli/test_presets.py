@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.cli.command_line import read_line
@@ -62,7 +63,7 @@ def test_a_run_goes_on_wherever_its_recipe_lies_now(recipe: Path, tmp_path: Path
     moved.write_text(RECIPE)
     same = [f"experiment={moved}", f"run.dir={tmp_path}", f"run.name={run_folder(config).name}"]
     open_run(compose_config(same))
-    with pytest.raises(ConfigError, match=r"another configuration:\n  objective.name: siglip there, clip now"):
+    with raises(ConfigError, "objective.name: siglip there, clip now"):
         open_run(compose_config([*same, "objective=clip"]))
 
 
@@ -75,59 +76,59 @@ def test_recipes_are_swept(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "named"),
     [
-        ("plugins: [os]", r"plugins=\['os'\]: a file names no code"),
-        ("seed: ${oc.env:HOME}", r"mine.yaml: seed=.*: only keys are read inside"),
-        ("defaults: [override /model: '${oc.env:HOME}']", "only keys are read inside"),
-        ("defaults: [override /hydra/job_logging: none]", "defaults cannot name Hydra's own groups"),
-        ("hydra: {searchpath: ['pkg://os']}", "hydra.searchpath is only supported"),
-        ("_target_: os.system", "unknown key '_target_' in the preset '.*mine.yaml'"),
-        ("optim: {_target_: os.system}", "unknown key 'optim._target_' in the preset"),
-        ("optim: {lrr: 1}", r"unknown key 'optim.lrr' in the preset '.*mine.yaml'. Did you mean 'optim.lr'\?"),
-        ("optim: {patience: 5}", r"'optim\.patience' in the preset .*Did you mean 'optim\.max_sk"),
-        ("steps: abc", "steps=abc in the preset '.*mine.yaml': must be a whole number"),
-        ("precision: amp", "precision=amp in the preset '.*mine.yaml': must be one of"),
-        ("defaults: [override /model: tinny]", r"Could not find 'model/tinny'. Did you mean 'tiny'\?"),
-        ("a: &x [1]\nb: *x", "mine.yaml cannot be read: it has aliases"),
-        ("steps: [1", "mine.yaml cannot be read"),
-        ("- 1", "mine.yaml is no configuration: it has no keys"),
+        ("plugins: [os]", "plugins=['os']"),
+        ("seed: ${oc.env:HOME}", "seed="),
+        ("defaults: [override /model: '${oc.env:HOME}']", "${oc.env:HOME}"),
+        ("defaults: [override /hydra/job_logging: none]", "defaults"),
+        ("hydra: {searchpath: ['pkg://os']}", "hydra.searchpath"),
+        ("_target_: os.system", "'_target_'"),
+        ("optim: {_target_: os.system}", "'optim._target_'"),
+        ("optim: {lrr: 1}", "'optim.lr'"),
+        ("optim: {patience: 5}", "'optim.max_skipped'"),
+        ("steps: abc", "steps=abc"),
+        ("precision: amp", "precision=amp"),
+        ("defaults: [override /model: tinny]", "'tiny'"),
+        ("a: &x [1]\nb: *x", "mine.yaml"),
+        ("steps: [1", "mine.yaml"),
+        ("- 1", "mine.yaml"),
     ],
 )
-def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, answer: str) -> None:
-    with pytest.raises(ConfigError, match=answer) as caught:
+def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, named: str) -> None:
+    with raises(ConfigError, named) as caught:
         composed(text, recipe)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_an_option_of_a_recipe_that_another_objective_lacks() -> None:
-    with pytest.raises(ConfigError, match=r"'objective\.alpha' in .*rare_class'\. It is of another objective"):
+    with raises(ConfigError, "objective.alpha", "rare_class"):
         compose_config(["experiment=rare_class", "objective=clip"])
     assert compose_config(["experiment=classes_emoji", "objective=coce"]).objective.name == "coce"
 
 
 def test_a_preset_beside_it_chooses_keys_too(recipe: Path) -> None:
-    for text, answer in ((TINY + "name: ${oc.env:HOME}", "model/tiny.yaml: name="), ("nam: x", "key 'model.nam' in")):
+    for text, named in ((TINY + "name: ${oc.env:HOME}", "name="), ("nam: x", "'model.nam'")):
         (recipe.parent / "model/tiny.yaml").write_text(text)
-        with pytest.raises(ConfigError, match=answer):
+        with raises(ConfigError, "model/tiny", named):
             compose_config([f"experiment={recipe}"])
     (recipe.parent / "model/minilm.yaml").write_text(TINY)
     (recipe.parent / "model/tiny.yaml").write_text("# @package _global_\nmodel: {embed_dim: 9}\nseed: 9\n")
-    with pytest.raises(ConfigError, match="model=minilm is a preset of Dyad"):
+    with raises(ConfigError, "model=minilm"):
         compose_config([f"experiment={recipe}", "model=minilm"])
     (recipe.parent / "model/notes.yaml").write_bytes(b"\xff[1")  # nothing names it
     assert composed("steps: 5", recipe, "model=tiny").seed == 9
 
 
 def test_a_recipe_that_is_not_there_is_named_with_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"experiment=nowhere.yaml: no such file.*working folder, /"):
+    with raises(ConfigError, "experiment=nowhere.yaml"):
         compose_config(["experiment=nowhere.yaml"])
-    with pytest.raises(ConfigError, match=r"experiment=mine: no such choice.*Of your own: experiment=PATH.yaml"):
+    with raises(ConfigError, "experiment=mine", "experiment=PATH.yaml"):
         compose_config(["experiment=mine"])
 
 
 def test_launchers_of_hydra_are_answered_with_a_command(recipe: Path) -> None:
     line = ["hydra/launcher=submitit_slurm", f"experiment={recipe}", "optim.lr=1e-3,1e-4", "-m"]
-    with pytest.raises(ConfigError, match=r"optim.lr=1e-3,1e-4 --cfg runs \| xargs -r -L1 sbatch .*launch/slurm"):
+    with raises(ConfigError, "optim.lr=1e-3,1e-4", "launch/slurm.sbatch"):
         read_line(line)
     assert read_line(["hydra/launcher=basic", *line[1:]]).sweep

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import launch
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, DataConfig
@@ -38,7 +39,7 @@ def test_deterministic_kernels_are_for_one_run(monkeypatch: pytest.MonkeyPatch) 
         assert not filling.fill_uninitialized_memory
     with chosen_kernels(deterministic=False):
         assert not torch.are_deterministic_algorithms_enabled() and backend.benchmark
-    with pytest.raises(ConfigError, match="torch has no deterministic put_"), chosen_kernels(deterministic=True):
+    with raises(ConfigError, "put_"), chosen_kernels(deterministic=True):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -54,7 +55,7 @@ def test_workers_auto(cores: int, ranks: int, workers: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("workers", [-1, "many", 1.5, True, None])
 def test_workers_that_are_no_number(workers: object) -> None:
-    with pytest.raises(ConfigError, match=f"data.workers={workers}: must be auto, or a whole number from 0"):
+    with raises(ConfigError, f"data.workers={workers}"):
         DataConfig(workers=workers)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.export import near
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
@@ -44,7 +45,7 @@ def test_pictures_become_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     card = (tmp_path / "out" / "README.md").read_text()
     assert "image.onnx" in card and "tokenizer" not in card
     for library in (export_open_clip.LIBRARY, export_sentence_transformers.LIBRARY):
-        with pytest.raises(ConfigError, match="Take format=onnx"):
+        with raises(ConfigError, "format=onnx"):
             export(library, of, tmp_path / "other")
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.export import near
+from helpers.messages import raises
 from helpers.towers import cnn, config_file, pictures, transformers_tower
 from PIL import Image
 from torch import Tensor, nn
@@ -92,7 +93,7 @@ def test_an_open_clip_pair_with_its_weights_beside(tmp_path: Path, monkeypatch: 
     ]
     assert str(Path(torch.__file__).parent) not in str(graph) and "Opset 20" in (out / "README.md").read_text()
     (out / "image.onnx.data").unlink()
-    with pytest.raises(ConfigError, match=r"onnxruntime cannot load what was written"):
+    with raises(ConfigError):
         ask = {"texts": [], "pairs": None, "graph": "image.onnx"}
         (tmp_path / "calls.json").write_text(json.dumps([ask]))
         (tmp_path / "given.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
@@ -176,16 +177,16 @@ def test_a_tokenizer_that_no_file_holds_is_refused(bert: str, tmp_path: Path) ->
     of = source(tmp_path, model, Task.image_text)
     own: Any = of.model.tokenize
     own.clean_fn = lambda text: text[::-1]
-    with pytest.raises(ConfigError, match=r"cleans texts as '<lambda>'"):
+    with raises(ConfigError, "<lambda>"):
         export(export_onnx.LIBRARY, of, tmp_path / "out")
     own.clean_fn = __import__("open_clip").tokenizer._clean_lower
     own.reduction_fn = lambda texts, **_: torch.ones(len(texts), 12, dtype=torch.long)
-    with pytest.raises(ConfigError, match=r"does more than a tokenizer\.json"):
+    with raises(ConfigError, "tokenizer.json"):
         export(export_onnx.LIBRARY, of, tmp_path / "out")
 
 
 def test_missing_packages_are_named_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     monkeypatch.delitem(sys.modules, "dyad.train.export.onnx")
-    with pytest.raises(ConfigError, match=r"onnxscript is not installed.*'\.\[onnx\]' -c requirements\.lock"):
+    with raises(ConfigError, ".[onnx]", "requirements.lock"):
         library_of(ExportFormat["onnx"])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import in_ways, launch
+from helpers.messages import raises
 from jobs.dist_losses import OTHERS, needed_options
 
 from dyad.data.base.errors import ConfigError
@@ -29,34 +30,34 @@ def test_temperature_is_clamped_after_the_step() -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("clip", {"tau_scaled": True}, "learnable=true.*no optimum"),
-    ("clip", {"tau_scaled": True, "rho": 0.1}, "learnable=true.*no optimum"),  # a sum, not a mean
-    ("clip", {"tau_scaled": True, "partition": "mean"}, "learnable=true.*no optimum.*rho"),
+    ("clip", {"tau_scaled": True}, "learnable=true"),
+    ("clip", {"tau_scaled": True, "rho": 0.1}, "learnable=true"),  # a sum, not a mean
+    ("clip", {"tau_scaled": True, "partition": "mean"}, "learnable=true rho"),
     ("symmetric_dpm", {"learnable": True}, "tau_scaled"),
     ("gcl", {"learnable": True}, "tau_scaled"),
-    ("simclr", {"tau_scaled": True}, "learnable=true.*tau_scaled"),
-    ("clip", {"rho": 0.1}, "rho=0.1.*tau_scaled=true and objective.partition=mean"),
-    ("symmetric_dpm", {"rho": 0.1}, "rho=0.1.*partition=mean"),
-    ("gcl", {"rho": -1.0}, "rho=-1.0.*above 0"),
-    ("clip", {"positives": "single", "duplicates": "positive"}, "positives=single.*each, exclude or merge"),
-    ("one_sided_dpm", {"directions": "mean"}, "directions=mean.*directions=x only"),
-    ("one_sided_dpm", {"importance_file": "q.npy"}, "importance_file=q.npy.*log_q or zeta"),
-    ("clip", {"temperature": 0.0}, "above 0"),
-    ("clip", {"temperature": 3.0}, "between objective.min_temperature=0.01 and 1"),
-    ("clip", {"min_temperature": 0.0}, "at most 1"),
+    ("simclr", {"tau_scaled": True}, "learnable=true tau_scaled"),
+    ("clip", {"rho": 0.1}, "rho=0.1 tau_scaled=true objective.partition=mean"),
+    ("symmetric_dpm", {"rho": 0.1}, "rho=0.1 partition=mean"),
+    ("gcl", {"rho": -1.0}, "rho=-1.0"),
+    ("clip", {"positives": "single", "duplicates": "positive"}, "positives=single each exclude merge"),
+    ("one_sided_dpm", {"directions": "mean"}, "directions=mean directions=x"),
+    ("one_sided_dpm", {"importance_file": "q.npy"}, "importance_file=q.npy log_q zeta"),
+    ("clip", {"temperature": 0.0}, "temperature=0.0"),
+    ("clip", {"temperature": 3.0}, "temperature=3.0 objective.min_temperature=0.01"),
+    ("clip", {"min_temperature": 0.0}, "min_temperature=0.0"),
     ("clip", {"temprature": 0.1}, "'temperature'"),
-    ("clip", {"gamma": 0.1}, "no such option"),
-    ("clip", {"importance": "log_q"}, "no such option"),
-    ("clip", {"duplicates": "msk"}, "objective.duplicates.*keep, mask, positive"),
-    ("clip", {"positives": "some"}, "objective.positives.*single, each, exclude, merge"),
-    ("clip", {"temperature": "warm"}, "objective.temperature.*warm"),
+    ("clip", {"gamma": 0.1}, "gamma"),
+    ("clip", {"importance": "log_q"}, "importance"),
+    ("clip", {"duplicates": "msk"}, "objective.duplicates keep mask positive"),
+    ("clip", {"positives": "some"}, "objective.positives single each exclude merge"),
+    ("clip", {"temperature": "warm"}, "objective.temperature warm"),
     ("symetric_dpm", {}, "'symmetric_dpm'"),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), REFUSED, ids=str)
-def test_refused_by_name(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+@pytest.mark.parametrize(("name", "options", "named"), REFUSED, ids=str)
+def test_refused_by_name(name: str, options: dict[str, Any], named: str) -> None:
+    with raises(ConfigError, *named.split()) as caught:
         build_objective(name, **options)
     assert len(str(caught.value).splitlines()) == 1
 
@@ -81,26 +82,26 @@ def test_every_objective_has_a_configuration_and_a_formula() -> None:
 def test_wrong_inputs_say_what_is_wrong(name: str) -> None:
     x, y = torch.randn(2, 9, 5)
     objective = build_objective(name)
-    with pytest.raises(ValueError, match=r"9 rows of x and 8 of y are no pairs.*positives="):
+    with raises(ValueError, "positives="):
         objective(x, y[:8])
-    with pytest.raises(ValueError, match=r"\(9, 5\) and \(9, 4\)"):
+    with raises(ValueError, "(9, 5)", "(9, 4)"):
         objective(x, y[:, :4])
-    with pytest.raises(ValueError, match=r"\(9, 5\) and None"):
+    with raises(ValueError, "(9, 5)", "None"):
         objective(x, None)
-    with pytest.raises(ValueError, match="no pair"):
+    with raises(ValueError):
         objective(x[:0], y[:0])
-    with pytest.raises(ConfigError, match=r"duplicates=mask.*x_keys or y_keys"):
+    with raises(ConfigError, "duplicates=mask", "x_keys", "y_keys"):
         build_objective(name, duplicates="mask")(x, y)
 
 
 def test_wrong_views_say_what_is_wrong() -> None:
     x, y = torch.randn(2, 9, 5)
     objective = build_objective("simclr")
-    with pytest.raises(ValueError, match=r"alike, not \(9, 5\) and \(8, 5\)"):
+    with raises(ValueError, "(9, 5)", "(8, 5)"):
         objective(x, y[:8])
-    with pytest.raises(ValueError, match="not 9"):
+    with raises(ValueError, "9"):
         objective(x, None)
-    with pytest.raises(ValueError, match="no pair"):
+    with raises(ValueError):
         objective(x[:0], y[:0])
 
 

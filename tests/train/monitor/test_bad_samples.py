@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import BadSample, Batch
@@ -64,9 +65,9 @@ def test_every_sample_of_the_source_may_come() -> None:
 
 
 def test_too_many_in_a_row_and_none_at_all() -> None:
-    with pytest.raises(DataError, match=r"5 samples in a row .*data\.bad_in_a_row.*\n  7 is bad\n.*\n.* is bad$"):
+    with raises(DataError, "data.bad_in_a_row"):
         made(set(range(50)), (0, 7), most=5)
-    with pytest.raises(SampleError, match=r"^7 is bad$"):
+    with raises(SampleError, "7"):
         made({7}, (0, 7), most=0)
 
 
@@ -124,13 +125,8 @@ def test_the_ledger_is_cut_where_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_row_of_bad_samples_goes_over_the_border_of_batches(tmp_path: Path) -> None:
-    with pytest.raises(DataError) as caught:
+    with raises(DataError, "step 2", "data.bad_in_a_row=5", "6 in all", tmp_path / "ledger.jsonl"):
         counted(tmp_path, [3, 998, 999], [0, 0, 1, 2], bad_in_a_row=5)
-    assert str(caught.value) == (
-        "step 2: 5 samples in a row cannot be used, data.bad_in_a_row=5 is the limit; 6 in all, listed in "
-        f"{tmp_path}/ledger.jsonl. For example:\n  3 is bad\n  998 is bad\n  999 is bad\n"
-        "Repair the shards (python -m data check SHARD), or raise the limit: the same command goes on"
-    )
     assert len(lines(tmp_path)) == 7
     assert counted(tmp_path, [3, 998, 999], [0, 2, 3, 4, 5], bad_in_a_row=5).total == 8
 
@@ -138,7 +134,7 @@ def test_a_row_of_bad_samples_goes_over_the_border_of_batches(tmp_path: Path) ->
 def test_a_share_of_the_last_10000_samples(tmp_path: Path) -> None:
     one_in_a_hundred = list(range(0, GLOBAL, 100))
     assert counted(tmp_path, *[one_in_a_hundred] * 30).total == 300
-    with pytest.raises(DataError, match=r"step 11: 101 of the last 10,000 samples .*data\.bad_share=0\.01"):
+    with raises(DataError, "step 11", "data.bad_share=0.01"):
         counted(tmp_path, *[one_in_a_hundred] * 10, [0, 50])
     assert counted(tmp_path, [*range(0, 800, 2)], bad_share=1).total == 400
 
@@ -151,7 +147,7 @@ def test_what_is_counted_outlives_a_stop(tmp_path: Path, stop: int) -> None:
     state = json.loads(json.dumps(before.state_dict()))
     after = counted(tmp_path, *steps[stop:], first=stop, state=state)
     assert after.state_dict() == counted(tmp_path, *steps).state_dict()
-    with pytest.raises(DataError, match="step 11: 85 of the last"):
+    with raises(DataError, "step 11"):
         counted(tmp_path, *steps[stop:], first=stop, state=state, bad_share=0.0084)
 
 
@@ -165,6 +161,6 @@ def test_each_rank_knows_the_places_of_its_samples() -> None:
     "wrong", [{"timeout": -1.0}, {"bad_in_a_row": 0}, {"bad_share": 1.5}, {"bad_share": -0.1}], ids=str
 )
 def test_limits_must_be_possible(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=rf"data\.{next(iter(wrong))}="):
+    with raises(ConfigError, f"data.{next(iter(wrong))}="):
         DataConfig(**wrong)  # type: ignore[arg-type]
     assert DataConfig(bad_samples=BadSamples.stop).tolerated == 0 and DataConfig().tolerated == 100

@@ -77,4 +77,4 @@ def test_a_run_that_ends_early_has_a_shorter_trace_and_a_full_disk_ends_nothing(
 
 
 def test_a_run_without_a_step_to_trace_is_refused(commands, tiny) -> None:
-    refused(commands.run(*tiny({"profile": 2, "steps": 4})), 2, "profile=2", "Set steps=6 or more, not 4")
+    refused(commands.run(*tiny({"profile": 2, "steps": 4})), 2, "profile=2", "steps=6")

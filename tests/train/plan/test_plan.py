@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import launch
+from helpers.messages import raises
 from helpers.plan import measured_step, planned
 
 from dyad.data.base.errors import ConfigError
@@ -129,7 +130,7 @@ def test_shards_divide_weights_and_moments() -> None:
 def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its fake process group has no options."""
     monkeypatch.setattr("torch._C._distributed_c10d.FakeProcessGroup.Options", object)
-    with pytest.raises(ConfigError, match=r"^a plan needs torch 2.15 or newer, and this is [\w.+]+$"):
+    with raises(ConfigError, torch.__version__):
         RunPlan(config_of("model=tiny_clip_gn", "plan.gpus=2", "plan.gpu=t4", "steps=9"))
 
 
@@ -142,7 +143,7 @@ def test_every_gpu_has_peaks() -> None:
 def test_both_short_forms_are_read() -> None:
     assert config_of("plan=true").planned and config_of("plan=true", "plan.gpus=64").plan.gpus == 64
     assert config_of("plan.gpus=64").planned and not config_of("plan=false").planned
-    with pytest.raises(ConfigError, match=r"plan.gpu=h10: must be one of h100, .*Did you mean 'h100'"):
+    with raises(ConfigError, "plan.gpu=h10", "h100"):
         config_of("plan.gpu=h10")
 
 
@@ -159,9 +160,9 @@ def test_a_plan_needs_no_data_and_writes_nothing(tmp_path: Path, capsys: pytest.
     out = printed(capsys, *keys, "plan=true", "plan.gpus=8", "plan.gpu=h100", "data.train=not/there.tar")
     assert "8 × H100" in out and "largest chunk_size" in out
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConfigError, match=r"plan\.gpus=0: .*1 or more"):
+    with raises(ConfigError, "plan.gpus=0"):
         printed(capsys, *keys, "plan.gpus=0")
-    with pytest.raises(ConfigError, match=r"global_batch_size=256: .* 512 processes"):
+    with raises(ConfigError, "global_batch_size=256"):
         printed(capsys, *keys, "plan.gpus=512")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from helpers.messages import raises
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
@@ -21,7 +22,7 @@ LABELLED = ["task=labelled", "model=small_cnn", "data.train=a.tar", "steps=1"]
 def test_batch_norms_would_hide_what_is_rare() -> None:
     tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
     config = compose_config([*LABELLED, "objective=partial_auc", "data.rare=a"])
-    with pytest.raises(ConfigError, match=r"model\.batch_norm=global: with data\.rare .* Set model\.batch_norm=frozen"):
+    with raises(ConfigError, "model.batch_norm=global", "data.rare", "model.batch_norm=frozen"):
         batch_norms(config, TwoTower(tower, tower), 1)
     assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
 

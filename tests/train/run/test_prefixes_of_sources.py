@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny_bert
+from helpers.messages import raises
 from helpers.rows import dpr_row, write_beir, write_lines
 
 from dyad.data.base.errors import ConfigError
@@ -100,7 +101,7 @@ def test_batches_by_source_and_folders(bert: Path, files: list[str], tmp_path: P
         isinstance(data.dataset, QuestionPassage)
         and data.dataset.questions.question(0).prefix == TOLD["question_prefix"]
     )
-    with pytest.raises(ConfigError, match=r"data\.batches=by_source: .*beir gives 18 samples an epoch"):
+    with raises(ConfigError, "data.batches=by_source"):
         opened(bert, [str(beir), files[0]], "data.batches=by_source", "global_batch_size=20")
 
 
@@ -111,5 +112,5 @@ def test_evaluations_take_the_global_prefixes(bert: Path, files: list[str]) -> N
     (evaluator,) = build_evaluators(config, model)
     assert evaluator.name == "val"
     config.data.val = [{"path": files[1], **TOLD}]
-    with pytest.raises(ConfigError, match=r"prefixes are for questions and passages of data\.train"):
+    with raises(ConfigError, "data.train"):
         check_suite(config)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers import tiny_bert
+from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.cli.compose import compose_config
@@ -49,7 +50,7 @@ def test_a_target_beside_a_further_loss() -> None:
 
 
 def test_equal_views_of_pictures_are_refused() -> None:
-    with pytest.raises(ConfigError, match="both views of a picture would be equal"):
+    with raises(ConfigError, "data.augment"):
         validate(compose_config([*PICTURES, "objective=simclr"]), 1)
 
 
@@ -65,9 +66,9 @@ def test_texts_need_dropout(tmp_path: Path) -> None:
     config = of_texts(tmp_path)
     build_parts(config, World())
     config.model.text.frozen = True
-    with pytest.raises(ConfigError, match=r"both views of a text would be equal.* model\.text\.frozen=false"):
+    with raises(ConfigError, "model.text.frozen=false"):
         build_parts(config, World())
-    with pytest.raises(ConfigError, match=r"data\.augment_y\.flip=1: this run does not read it"):
+    with raises(ConfigError, "data.augment_y.flip=1"):
         config.data.augment_y = {"flip": 1}
         refuse_unread(["data.augment_y.flip=1"], [config])
 

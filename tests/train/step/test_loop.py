@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.loop import BATCH, STEPS, Toy, quiet_monitor, run
+from helpers.messages import raises
 from torch import Tensor
 
 from dyad.data.batch import Batch
@@ -238,7 +239,7 @@ def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
 
 @pytest.mark.parametrize("batches", [3, 5], ids=["too few", "too many"])
 def test_a_loader_of_another_length_is_an_error(batches: int) -> None:
-    with pytest.raises(ValueError, match="zip"):
+    with raises(ValueError, "zip()"):
         Recorder({}).fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), batches)
 
 

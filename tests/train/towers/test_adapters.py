@@ -84,17 +84,17 @@ def test_open_clip_loads_what_adapters_were_merged_into(tmp_path: Path) -> None:
 
 
 def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
-    def said(config: ModelConfig, **options: Any) -> str:
+    def without(named: str, config: ModelConfig, **options: Any) -> None:
         config.image.lora_rank = 4
         for name, value in options.items():
             setattr(config.image, name, value)
-        return refused(config)
+        refused(config, named)
 
     vit = kinds(tmp_path)["open_clip"]
-    assert "Choose of attn, c_fc, c_proj" in said(vit, lora_targets=["out_proj"])  # a layer that is not called
-    assert "frozen=true trains no adapters of model.image.lora_rank=4" in said(vit, frozen=True)
-    assert "no layer for adapters" in said(with_image(tmp_path, cnn()))
-    assert "lora_targets=['x']" in said(with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
+    without("attn, c_fc, c_proj", vit, lora_targets=["out_proj"])  # a layer that is not called
+    without("model.image.lora_rank=4", vit, frozen=True)
+    without("lora_rank", with_image(tmp_path, cnn()))
+    without("lora_targets=['x']", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
 
 
 # Patch dropout --------------------------------------------------------------------------------------------------------
@@ -135,4 +135,4 @@ def test_patch_dropout_of_the_configuration_can_be_taken_back(tmp_path: Path) ->
 def test_towers_without_patches_refuse_patch_dropout(tmp_path: Path) -> None:
     resnet = ModelConfig(name=config_file(tmp_path, "resnet"), image=ImageTowerConfig(patch_dropout=0.5))
     for config in (resnet, with_image(tmp_path, cnn(patch_dropout=0.5))):
-        assert "model.image.patch_dropout=0.5: " in refused(config) and "cannot leave out patches" in refused(config)
+        refused(config, "model.image.patch_dropout=0.5")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.step import LOGIT_SCALE, batch, dense_gradients, gradients_of, towers, train_step
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
@@ -60,20 +61,20 @@ def test_a_frozen_tower_with_batch_norms_runs_once_per_input() -> None:
 
 
 REFUSED = {
-    "several chunks": (GLOBAL, 32, 4, "chunk_size makes 4"),
-    "single pairs": (PER_CHUNK, 3, 2, "chunk_size to 3 or more"),
+    "several chunks": (GLOBAL, 32, 4, 4),
+    "single pairs": (PER_CHUNK, 3, 2, 3),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_has_no_statistics_is_refused(case: str) -> None:
-    choice, rows, chunks, words = REFUSED[case]
-    with pytest.raises(ConfigError, match=words):
+    choice, rows, chunks, named = REFUSED[case]
+    with raises(ConfigError, "chunk_size", named):
         check_batch_norms(towers(normed=True), choice, rows, chunks)
 
 
 def test_a_choice_without_a_batch_norm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="frozen: no tower"):
+    with raises(ConfigError, "model.batch_norm=frozen"):
         check_batch_norms(towers(), FROZEN, 8, 1)
 
 
@@ -86,14 +87,14 @@ def test_a_norm_of_an_unknown_type_is_refused_where_its_forward_would_be_replace
     x, made = torch.randn(4, 6), TwoTower(Doubled(6), nn.BatchNorm1d(6)).train()
     set_batch_norms(made, GLOBAL)
     assert torch.equal(made.x_tower(x), 2 * made.y_tower(x)) and check_batch_norms(made, GLOBAL, 4, 1, ranks=1)
-    with pytest.raises(ConfigError, match=r"Doubled has .* 2 processes .*model\.batch_norm=per_chunk"):
+    with raises(ConfigError, "model.batch_norm=per_chunk"):
         check_batch_norms(made, GLOBAL, 4, 1, ranks=2)
 
 
 def test_norms_inside_a_text_encoder_would_count_padding() -> None:
     text = Tower(Pooled(nn.Sequential(nn.BatchNorm1d(8)), Pooling.mean, 0), nn.Linear(8, 5))
     made = TwoTower(text, text).train()
-    with pytest.raises(ConfigError, match="padding"):
+    with raises(ConfigError):
         check_batch_norms(made, GLOBAL, 8, 1)
     set_batch_norms(made, FROZEN)
     assert "running statistics" in check_batch_norms(made, FROZEN, 8, 1)

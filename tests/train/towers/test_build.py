@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
@@ -52,5 +53,5 @@ def test_a_text_longer_than_the_positions_is_refused(padding_idx: int | None) ->
     positions = 20 if padding_idx is None else 22
     for length, fits in ((20, True), (21, False)):
         tower, tokens = Tower(Positions(positions, padding_idx), nn.Identity()), torch.ones(1, length).long()
-        with nullcontext() if fits else pytest.raises(ConfigError, match="problem: index out of range"):
+        with nullcontext() if fits else raises(ConfigError, "problem"):
             assert _probe(tower, tokens, "problem") == 4

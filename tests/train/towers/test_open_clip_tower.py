@@ -8,6 +8,7 @@ from typing import Any
 import open_clip
 import pytest
 import torch
+from helpers.messages import raises
 from safetensors.torch import save_file
 
 from dyad.data.base.errors import ConfigError
@@ -43,7 +44,7 @@ def test_files_of_one_name_in_two_folders_are_two_models(tmp_path: Path) -> None
 
 
 def test_what_is_raised_is_not_logged_too(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match="with weights 'laion2b_s34b_b79k' cannot be created"):
+    with raises(ConfigError, "laion2b_s34b_b79k"):
         build_image_text(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"))
     assert not caplog.records
     logging.getLogger("open_clip").warning("heard again")
@@ -55,7 +56,7 @@ def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | 
     path = tmp_path / "own.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=r"model\.name=.*own\.json cannot be read: .*") as caught:
+    with raises(ConfigError, "model.name=", "own.json") as caught:
         build_image_text(ModelConfig(name=str(path)))
     assert "Fetch" not in str(caught.value) and "\n" not in str(caught.value)
 
@@ -64,7 +65,7 @@ def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | 
 def test_what_the_picture_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
     words = {"image_size=5": [], "patch_dropout=0.5": ["model.image.kind=timm", "model.image.name=test_resnet"]}[key]
     words += [f"model.name={config_file(tmp_path / 'model', 16)}", f"model.image.{key}", "model.embed_dim=16"]
-    with pytest.raises(ConfigError, match=r"model\.image"):
+    with raises(ConfigError, "model.image"):
         build_parts(compose_config([*words, "data.train=nowhere.tar", "steps=1"]), World())
 
 

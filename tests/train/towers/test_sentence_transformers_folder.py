@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.export import near
+from helpers.messages import raises
 from omegaconf import OmegaConf
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as parts
@@ -182,10 +183,10 @@ def test_the_encoder_half_of_t5(bert: str, tmp_path: Path) -> None:
 
 
 NO_PLACE = {
-    "1_Pooling/config.json": ({"pooling_mode": ["cls", "max"]}, "its pooling is cls and max", "model.text.pooling=cls"),
+    "1_Pooling/config.json": ({"pooling_mode": ["cls", "max"]}, "max", "model.text.pooling=cls"),
     "config_sentence_transformers.json": (
         {"similarity_fn_name": "euclidean"},
-        "its similarity is euclidean",
+        "euclidean",
         "objective.similarity=dot",
     ),
 }
@@ -193,10 +194,10 @@ NO_PLACE = {
 
 @pytest.mark.parametrize("file", NO_PLACE)
 def test_what_we_do_not_have_must_be_chosen(bert: str, file: str, tmp_path: Path) -> None:
-    content, said, choice = NO_PLACE[file]
+    content, named, choice = NO_PLACE[file]
     folder = folder_of(bert, tmp_path / "st")
     (folder / file).write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=said):
+    with raises(ConfigError, named):
         configured(folder)
     configured(folder, "objective=dpr", choice)
 
@@ -221,7 +222,7 @@ def test_a_folder_that_is_not_understood_is_an_encoder_once_its_keys_are_typed(b
     modules = json.loads((folder / "modules.json").read_text())
     (folder / "modules.json").write_text(json.dumps([*modules, *of_types("sentence_transformers.models.Dropout")]))
     words = ["objective=dpr", "objective.similarity=dot", "model.text.pooling=cls", "data.passage.prefix=''"]
-    with pytest.raises(ConfigError, match=r"Dropout.* Or choose data\.passage\.length, data\.question"):
+    with raises(ConfigError, "Dropout", "data.passage.length", "data.question.length"):
         configured(folder, *words)
     lengths = ("data.question.length=9", "data.passage.length=9", "data.question.prefix=''")
     source, x, _ = embedded(configured(folder, *words, *lengths))
@@ -234,7 +235,7 @@ def test_a_run_from_before_folders_were_read_keeps_its_tokens_and_weights(bert: 
     edit(folder / "sentence_bert_config.json", do_lower_case=True)
     config = configured(folder, "objective=dpr", "model.embed_dim=null")
     assert (config.model.text.lower_case, config.model.text.dense) == (True, True)
-    with pytest.raises(ConfigError, match=r"no plain linear layer.*model\.text\.dense=false"):
+    with raises(ConfigError, "model.text.dense=false"):
         build_text_pair(config.model)
     run = open_run(configured(folder, "objective=dpr", "model.embed_dim=null", f"run.dir={tmp_path}", "run.name=a"))
     saved = OmegaConf.load(run / "config.yaml")
@@ -251,23 +252,23 @@ def of_types(*types: str, path: str = "") -> list[dict[str, str]]:
 
 
 STRANGE: dict[str, tuple[str, Any, str]] = {
-    "a class of its own": ("modules.json", of_types("evil.Transformer", "evil.Pooling"), "its modules are evil"),
-    "a way out": ("modules.json", [*of_types(OWN), *of_types(POOLING, path="../1_Pooling")], "leads out of the folder"),
-    "no list": ("modules.json", 7, "no list of modules"),
-    "no settings": ("1_Pooling/config.json", [1], "must be a JSON object"),
-    "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, "is no length"),
-    "a cut": ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim is not read"),
-    "prompts": ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be"),
+    "a class of its own": ("modules.json", of_types("evil.Transformer", "evil.Pooling"), "evil.Transformer"),
+    "a way out": ("modules.json", [*of_types(OWN), *of_types(POOLING, path="../1_Pooling")], "modules.json"),
+    "no list": ("modules.json", 7, "modules.json"),
+    "no settings": ("1_Pooling/config.json", [1], "1_Pooling/config.json"),
+    "a length": ("sentence_bert_config.json", {"max_seq_length": 1 << 70}, str(1 << 70)),
+    "a cut": ("config_sentence_transformers.json", {"truncate_dim": 8}, "truncate_dim"),
+    "prompts": ("config_sentence_transformers.json", {"prompts": [1]}, "prompts"),
 }
 
 
 @pytest.mark.parametrize("case", STRANGE)
 def test_nonsense_in_a_folder_is_one_line(bert: str, case: str, tmp_path: Path) -> None:
-    file, content, said = STRANGE[case]
+    file, content, named = STRANGE[case]
     folder = folder_of(bert, tmp_path / "st")
     for written in (json.dumps(content), "[" * 100_000, "{"):
         (folder / file).write_text(written)
-        with pytest.raises(ConfigError, match=said if written == json.dumps(content) else file) as caught:
+        with raises(ConfigError, named if written == json.dumps(content) else file) as caught:
             sentence_folder(str(folder))
         assert "\n" not in str(caught.value)
 
@@ -276,7 +277,7 @@ def test_a_link_out_of_the_folder_is_not_followed(bert: str, tmp_path: Path) -> 
     folder = folder_of(bert, tmp_path / "st")
     (folder / "modules.json").rename(tmp_path / "modules.json")
     (folder / "modules.json").symlink_to(tmp_path / "modules.json")
-    with pytest.raises(ConfigError, match="leads out of its folder"):
+    with raises(ConfigError, "modules.json"):
         sentence_folder(str(folder))
 
 

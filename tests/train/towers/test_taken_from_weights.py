@@ -16,6 +16,7 @@ import torch
 from helpers import tiny_bert
 from helpers.export import near
 from helpers.foreign import MADE, Foreign, clip_tokenizer, of_two_towers, stand_in_hub, unit
+from helpers.messages import raises
 from helpers.tiny_runs import records
 from helpers.towers import pictures
 from omegaconf import OmegaConf
@@ -201,12 +202,9 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
 
 
 def test_weights_of_the_other_activation_are_refused_with_two_commands(hub: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
+    commands = "model.name=ViT-B-32 model.pretrained=laion2b_s34b_b79k", "model.name=ViT-B-32-quickgelu"
+    with raises(ConfigError, *commands, "model.pretrained=openai"):
         build_model(configured("model.name=ViT-B-32-quickgelu", "model.pretrained=laion2b_s34b_b79k"))
-    message = str(caught.value)
-    for command in ("model.name=ViT-B-32 model.pretrained=laion2b_s34b_b79k", "model.name=ViT-B-32-quickgelu"):
-        assert command in message
-    assert "model.pretrained=openai" in message
 
 
 def test_an_older_run_goes_on_with_gelu(tmp_path: Path, hub: Path) -> None:
@@ -272,7 +270,7 @@ def text_words(folder: Path) -> list[str]:
 
 def test_missing_weights_of_an_encoder_are_refused_by_name(bert: Path, tmp_path: Path) -> None:
     dropped = without(bert, lambda w: {k: v for k, v in w.items() if "attention" not in k}, tmp_path / "dropped")
-    with pytest.raises(ConfigError, match=r"lack encoder\.layer\.0\.attention\.\S+, \S+, \S+ and \d+ more"):
+    with raises(ConfigError, "encoder.layer.0.attention"):
         build_model(configured(*text_words(dropped)))
 
 
@@ -298,7 +296,7 @@ def test_a_folder_without_weights_is_no_random_model(tmp_path: Path) -> None:
     from helpers.foreign import SMALL
 
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": SMALL, "preprocess_cfg": {}}))
-    with pytest.raises(ConfigError, match="could not be loaded"):
+    with raises(ConfigError, tmp_path):
         build_model(configured(f"model.name=local-dir:{tmp_path}"))
 
 
@@ -373,5 +371,5 @@ def test_the_text_model_of_clip_embeds_questions_of_any_length_and_that_of_sigli
         torch.testing.assert_close(tower(tokens)[:1], foreign.texts(["a frog"]), atol=1e-6, rtol=0)
     (tmp_path / "siglip").mkdir()
     of_two_towers(tmp_path / "siglip", "siglip")
-    with pytest.raises(ConfigError, match="texts of one length"):
+    with raises(ConfigError, "siglip"):
         build_model(configured(*text_words(tmp_path / "siglip")))

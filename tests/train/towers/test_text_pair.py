@@ -1,7 +1,6 @@
 """The model of questions and passages: its tokens, rows that run together, one encoder or two, adapters."""
 
 import pickle
-import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.dist import launch
+from helpers.messages import raises
 from helpers.towers import cnn, refused, trained
 from torch import Tensor, nn
 from transformers import AutoModel
@@ -73,21 +73,21 @@ def test_tokens_are_as_long_as_the_longest_text_and_no_longer_than_said(bert: st
 
 def test_lengths_that_cannot_be_are_refused(bert: str) -> None:
     tokenize = build(bert).tokenize
-    with pytest.raises(ConfigError, match=r"600 tokens: this model takes 3 to 512.*data\.passage\.length"):
+    with raises(ConfigError, "600 tokens", "data.passage.length"):
         tokenize(["a"], 600)
-    with pytest.raises(ConfigError, match="2 tokens"):
+    with raises(ConfigError, "2 tokens"):
         tokenize(["a"], 2)
     assert build(bert, {"context_length": 20}).tokenize(["b " * 50], 20).shape == (1, 20)
-    with pytest.raises(ConfigError, match="this model takes 3 to 20"):
+    with raises(ConfigError, "21 tokens"):
         build(bert, {"context_length": 20}).tokenize(["a"], 21)
 
 
 LATE = {
-    "data.question.length=600": "texts of 600 tokens",
-    "data.passage.length=2": "texts of 2 tokens",
-    "data.passage.length=3 data.passage.title=pair": "texts of 3 tokens: this model takes 4 to",
+    "data.question.length=600": "600 tokens",
+    "data.passage.length=2": "2 tokens",
+    "data.passage.length=3 data.passage.title=pair": "3 tokens",
     "data.negatives.refresh_every=2 data.negatives.per_row=1 data.negatives.lists=[mined] "
-    "data.negatives.mining.index=Flatt": "index 'Flatt'",
+    "data.negatives.mining.index=Flatt": "'Flatt'",
 }
 
 
@@ -95,7 +95,7 @@ LATE = {
 def test_what_would_show_at_the_first_batch_is_refused_before(bert: str, words: str) -> None:
     names = ["model=encoder", f"model.text.name={bert}", "data=question_passage", "data.train=unread"]
     whole = compose_config(["task=question_passage", *names, *words.split()])
-    with pytest.raises(ConfigError, match=re.escape(LATE[words])):
+    with raises(ConfigError, LATE[words]):
         build_data(whole, build(bert))
 
 
@@ -190,15 +190,15 @@ def test_weights_stored_in_less_are_trained_in_float32(bert: str, tmp_path: Path
 
 
 def test_what_cannot_be_a_pair_of_encoders_is_explained(bert: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.text\.kind=open_clip.*kind=transformers"):
+    with raises(ConfigError, "model.text.kind=open_clip", "kind=transformers"):
         build_text_pair(ModelConfig())
-    with pytest.raises(ConfigError, match=r"frozen=true trains no adapters of model\.text\.lora_rank=4"):
+    with raises(ConfigError, "frozen=true", "model.text.lora_rank=4"):
         build(bert, {"frozen": True, "lora_rank": 4})
-    with pytest.raises(ConfigError, match=r"lora_targets=\['no'\].*dense, key, query, value"):
+    with raises(ConfigError, "lora_targets=['no']"):
         build(bert, {"lora_rank": 4, "lora_targets": ["no"]})
     image = cnn()
     assert image.kind is ImageTower.cnn
-    assert "model.embed_dim=null" in refused(ModelConfig(name=None, embed_dim=None, image=image))
+    refused(ModelConfig(name=None, embed_dim=None, image=image), "model.embed_dim=null")
 
 
 # Adapters -------------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_a_folder_is_a_model(tmp_path: Path) -> None:
         assert torch.equal(open_clip_state_dict(model)["visual.proj"], open_clip_state_dict(source)["visual.proj"])
         assert (model.image.mean, model.image.std) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
         assert (model.image.resize, model.image.interpolation) == ("squash", "bilinear")
-    assert "brings its own weights" in refused(ModelConfig(name=str(folder), pretrained="openai"))
+    refused(ModelConfig(name=str(folder), pretrained="openai"), folder)
 
 
 def test_two_names_are_two_models(tmp_path: Path) -> None:
@@ -121,31 +121,30 @@ class Evil:
 
 def test_open_clip_mistakes_are_explained(tmp_path: Path) -> None:
     path = config_file(tmp_path)
-    assert "Did you mean 'ViT-B-32'?" in refused(ModelConfig(name="ViT-B-23"))
-    assert "model.name is missing" in refused(ModelConfig(name=None))
-    assert "cannot be read" in refused(ModelConfig(name=str(tmp_path / "none.json")))
+    refused(ModelConfig(name="ViT-B-23"), "'ViT-B-32'")
+    refused(ModelConfig(name=None), "model.name")
+    refused(ModelConfig(name=str(tmp_path / "none.json")), "none.json")
     (tmp_path / "half.json").write_text('{"embed_dim": 3}')
-    assert "it lacks vision_cfg, text_cfg" in refused(ModelConfig(name=str(tmp_path / "half.json")))
+    refused(ModelConfig(name=str(tmp_path / "half.json")), "half.json", "vision_cfg, text_cfg")
     (tmp_path / "wrong.json").write_text(json.dumps({**ARCHITECTURES["vit"], "vision_cfg": {"layer": 1}}))
-    assert "cannot be created: " in refused(ModelConfig(name=str(tmp_path / "wrong.json")))
+    refused(ModelConfig(name=str(tmp_path / "wrong.json")), "wrong.json")
     oblong = {**ARCHITECTURES["vit"], "vision_cfg": {**VIT, "image_size": [32, 48]}}
     (tmp_path / "oblong.json").write_text(json.dumps(oblong))
-    assert "32 x 48" in refused(ModelConfig(name=str(tmp_path / "oblong.json")))
-    assert "Did you mean 'openai'?" in refused(ModelConfig(name="ViT-B-32", pretrained="openia"))
-    assert "Published: none" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "none.pt")))
+    refused(ModelConfig(name=str(tmp_path / "oblong.json")), "32 x 48")
+    refused(ModelConfig(name="ViT-B-32", pretrained="openia"), "'openai'")
+    refused(ModelConfig(name=path, pretrained=str(tmp_path / "none.pt")), tmp_path / "none.pt")
     torch.save({"state_dict": {"visual.proj": Evil()}}, tmp_path / "evil.pt")
-    assert "cannot be created" in refused(ModelConfig(name=path, pretrained=str(tmp_path / "evil.pt")))
+    refused(ModelConfig(name=path, pretrained=str(tmp_path / "evil.pt")), tmp_path / "evil.pt")
     captioner = {**ARCHITECTURES["vit"], "custom_text": True, "multimodal_cfg": {**TEXT, "mlp_ratio": 1}}
     (tmp_path / "coca.json").write_text(json.dumps(captioner))
-    assert "is a CoCa, not a pair of towers" in refused(ModelConfig(name=str(tmp_path / "coca.json")))
+    refused(ModelConfig(name=str(tmp_path / "coca.json")), "coca.json")
 
 
 def test_without_a_network_a_file_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
-    message = refused(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"))
-    assert "with weights 'laion2b_s34b_b79k'" in message and "give weights as a .safetensors or .pt file" in message
-    assert "give the path of a folder" in refused(with_text(transformers_tower("no-such-org/no-such-model")))
-    message = refused(ModelConfig(name=None, image=timm_tower(name="test_resnet", pretrained="r160_in1k")))
-    assert "model.image.pretrained=r160_in1k" in message
+    refused(ModelConfig(name="ViT-B-32", pretrained="laion2b_s34b_b79k"), "'laion2b_s34b_b79k'")
+    refused(with_text(transformers_tower("no-such-org/no-such-model")), "no-such-org/no-such-model")
+    timm = ModelConfig(name=None, image=timm_tower(name="test_resnet", pretrained="r160_in1k"))
+    refused(timm, "model.image.pretrained=r160_in1k")
     assert "Retry" not in "".join(capfd.readouterr())  # the libraries would ask for a minute
 
 
@@ -184,7 +183,7 @@ def test_the_last_groups_of_a_frozen_tower_train(tmp_path: Path) -> None:
 def test_what_cannot_be_frozen_in_part_is_refused(tmp_path: Path) -> None:
     config = ModelConfig(name=config_file(tmp_path, "resnet"))
     config.image.frozen, config.image.unlocked_groups = True, 2
-    assert "model.image.unlocked_groups=2: ModifiedResNet cannot be frozen in part" in refused(config)
+    refused(config, "model.image.unlocked_groups=2")
 
 
 # The small convolutional tower ----------------------------------------------------------------------------------------
@@ -218,7 +217,7 @@ def test_the_small_tower_freezes_by_layers(groups: int, layers: set[str], tmp_pa
 @pytest.mark.parametrize("widths", [[], [12], [0]])
 def test_impossible_widths_are_refused(widths: list[int], tmp_path: Path) -> None:
     image = ImageTowerConfig(kind=ImageTower.cnn, widths=widths)
-    assert "model.image.widths" in refused(with_image(tmp_path, image))
+    refused(with_image(tmp_path, image), "model.image.widths")
 
 
 # timm -----------------------------------------------------------------------------------------------------------------
@@ -248,9 +247,9 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
     fresh = build_image_text(with_image(tmp_path, image), load_pretrained=False).towers.x_tower
     assert not torch.equal(fresh.get_parameter("trunk.cls_token"), source.get_parameter("cls_token"))
     image.name = "test_resnet"
-    assert "lacks" in refused(with_image(tmp_path, image))
+    refused(with_image(tmp_path, image), tmp_path / "vit.safetensors")
     image.pretrained = str(tmp_path / "none.safetensors")
-    assert "none.safetensors: no such file" in refused(with_image(tmp_path, image))
+    refused(with_image(tmp_path, image), tmp_path / "none.safetensors")
 
 
 def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
@@ -262,9 +261,9 @@ def test_timm_freezes_by_its_own_groups(tmp_path: Path) -> None:
 
 
 def test_timm_mistakes_are_explained(tmp_path: Path) -> None:
-    assert "Did you mean 'resnet50'?" in refused(with_image(tmp_path, timm_tower(name="resnet_50")))
-    assert "timm has no such model" in refused(with_image(tmp_path, timm_tower()))
-    assert "cannot take" in refused(with_image(tmp_path, timm_tower(name="test_vit", image_size=8)))
+    refused(with_image(tmp_path, timm_tower(name="resnet_50")), "'resnet50'")
+    refused(with_image(tmp_path, timm_tower()), "model.image.name")
+    refused(with_image(tmp_path, timm_tower(name="test_vit", image_size=8)), "test_vit")
 
 
 # Both -----------------------------------------------------------------------------------------------------------------
@@ -304,15 +303,13 @@ def test_the_seed_decides_the_weights(tmp_path: Path) -> None:
 
 
 def test_widths_must_agree(tmp_path: Path) -> None:
-    message = refused(ModelConfig(name=config_file(tmp_path), embed_dim=99, image=cnn()))
-    assert "width 99" in message and "the text tower 16" in message and "model.embed_dim" in message
+    refused(ModelConfig(name=config_file(tmp_path), embed_dim=99, image=cnn()), "99", "16", "model.embed_dim")
 
 
 def test_tokens_that_the_tower_does_not_know_are_refused(tmp_path: Path) -> None:
     few = {**ARCHITECTURES["vit"], "text_cfg": {**TEXT, "vocab_size": 64}}
     (tmp_path / "few_words.json").write_text(json.dumps(few))
-    message = refused(ModelConfig(name=str(tmp_path / "few_words.json")))
-    assert "cannot take its tokenizer's tokens" in message
+    refused(ModelConfig(name=str(tmp_path / "few_words.json")), "model.text")
 
 
 def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers.dist import in_ways, launch
 from helpers.estimators import Reference
+from helpers.messages import raises
 from helpers.reference import LargestTensor
 from torch import Tensor
 
@@ -309,40 +310,40 @@ def test_nothing_quadratic_is_allocated(name: str, monkeypatch: pytest.MonkeyPat
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "no number of samples": (lambda: build_objective("sogclr"), r"objective\.num_samples"),
+    "no number of samples": (lambda: build_objective("sogclr"), "objective.num_samples"),
     "no ids": (lambda: build("nuclr")(*embeddings(0)), "sample_ids"),
     "a temperature without optimum": (lambda: build("sogclr", learnable=True), "fastclip_v3"),
     "two ways to learn a temperature": (lambda: build("isogclr", learnable=True), "tau_lr"),
-    "a schedule without its run": (lambda: build("sogclr", gamma="auto"), r"objective\.gamma_epochs.*gamma=0\.8"),
-    "half of it": (lambda: build("sogclr", gamma="auto", gamma_min=0.1), r"objective\.gamma_epochs"),
+    "a schedule without its run": (lambda: build("sogclr", gamma="auto"), "objective.gamma_epochs"),
+    "half of it": (lambda: build("sogclr", gamma="auto", gamma_min=0.1), "objective.gamma_epochs"),
     "half a schedule": (lambda: build("sogclr", gamma_min=0.1), "gamma_epochs=None"),
     "upwards from auto": (lambda: build("sogclr", gamma="auto", gamma_min=1.1, gamma_epochs=3), "gamma_min=1.1"),
-    "a word": (lambda: build("sogclr", gamma="cosine"), "gamma=cosine: must be auto"),
-    "a bool": (lambda: build("sogclr", gamma=True), "gamma=True: must be auto"),
+    "a word": (lambda: build("sogclr", gamma="cosine"), "gamma=cosine"),
+    "a bool": (lambda: build("sogclr", gamma=True), "gamma=True"),
     "a schedule upwards": (lambda: build("sogclr", gamma=0.1, gamma_min=0.2, gamma_epochs=3), "gamma_min=0.2"),
     "no epochs": (lambda: build("sogclr", gamma_min=0.2, gamma_epochs=0), "gamma_epochs=0"),
     "gamma": (lambda: build("sogclr", gamma=0.0), "gamma=0.0"),
-    "rho": (lambda: build("fastclip_v3", rho=-1), "rho=-1"),
-    "radius": (lambda: build("isogclr", rho=-1), "rho=-1"),
+    "rho": (lambda: build("fastclip_v3", rho=-1), "rho=-1.0"),
+    "radius": (lambda: build("isogclr", rho=-1), "rho=-1.0"),
     "temperature": (lambda: build("isogclr", temperature=0.5), "max_temperature=0.2"),
-    "step": (lambda: build("isogclr", tau_lr=-1), "tau_lr=-1"),
-    "momentum": (lambda: build("isogclr", tau_momentum=1), "tau_momentum=1"),
-    "clip": (lambda: build("isogclr", tau_clip=0), "tau_clip=0"),
-    "zeta": (lambda: build("nuclr", zeta_lr=-1), "zeta_lr=-1"),
-    "momentum of zeta": (lambda: build("nuclr", zeta_momentum=1), "zeta_momentum=1"),
+    "step": (lambda: build("isogclr", tau_lr=-1), "tau_lr=-1.0"),
+    "momentum": (lambda: build("isogclr", tau_momentum=1), "tau_momentum=1.0"),
+    "clip": (lambda: build("isogclr", tau_clip=0), "tau_clip=0.0"),
+    "zeta": (lambda: build("nuclr", zeta_lr=-1), "zeta_lr=-1.0"),
+    "momentum of zeta": (lambda: build("nuclr", zeta_momentum=1), "zeta_momentum=1.0"),
     "warm-up": (lambda: build("nuclr", zeta_warmup=-1), "zeta_warmup=-1"),
     "positives": (lambda: build("sogclr", duplicates="positive"), "duplicates=positive"),
     "one sample": (lambda: build("sogclr", num_samples=1), "num_samples=1"),
     "memory": (lambda: build("sogclr", memory_budget_mb=-1), "memory_budget_mb=-1"),
-    "one pair": (lambda: call(build("sogclr"), *embeddings(0, 1), [0]), "2 pairs or more"),
-    "no keys": (lambda: call(build("sogclr", duplicates="mask"), *embeddings(0), STEPS[0]), "x_keys or y_keys"),
+    "one pair": (lambda: call(build("sogclr"), *embeddings(0, 1), [0]), "2 pairs"),
+    "no keys": (lambda: call(build("sogclr", duplicates="mask"), *embeddings(0), STEPS[0]), "duplicates=mask"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_mistakes_are_told(case: str) -> None:
-    mistake, told = WRONG[case]
-    with pytest.raises(ConfigError, match=told):
+    mistake, named = WRONG[case]
+    with raises(ConfigError, named):
         mistake()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.reference import build, close, embeddings, on_scores
 
 from dyad.data.base.errors import ConfigError
@@ -84,7 +85,7 @@ def test_one_candidate_is_no_task(name: str) -> None:
 
 
 def test_no_negative_is_refused() -> None:
-    with pytest.raises(ConfigError, match="2 pairs"):
+    with raises(ConfigError, "2 pairs"):
         build("gcl")(*embeddings(1))
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers.dist import in_ways, launch
 from helpers.logistic import KEYS, WIDTH, N, build, close, embeddings, reference, same_value_and_gradients, sp
+from helpers.messages import raises
 from helpers.reference import LargestTensor
 from torch import Tensor
 
@@ -104,34 +105,34 @@ def test_metrics_are_those_of_the_step(options: dict[str, Any]) -> None:
 def test_noise_of_the_next_rows_is_refused_where_there_is_none() -> None:
     x, y = embeddings()
     for r, given in ((N, {}), (2, {"excluded": torch.tensor([[0, 1]])}), (2, {"negatives": torch.zeros(N, 1, WIDTH)})):
-        with pytest.raises(ConfigError, match=f"negatives_per_positive={r}.*9 pairs") as caught:
+        with raises(ConfigError, f"negatives_per_positive={r}") as caught:
             build("binary_nce", negatives_per_positive=r)(x, y, **given)
         assert len(str(caught.value).splitlines()) == 1
 
 
 REFUSED = {
     "noise_file": ("nce", {"noise": "file"}),
-    "noise=file only": ("nce", {"noise_file": "q.npy"}),
-    "objective.k=0": ("nce", {"k": 0.0}),
+    "noise_file=q.npy": ("nce", {"noise_file": "q.npy"}),
+    "objective.k=0.0": ("nce", {"k": 0.0}),
     "num_samples=0": ("nce", {"noise": "uniform", "num_samples": 0}),
     "init_scale=0.0": ("siglip", {"init_scale": 0.0}),
-    "init_scale=-1": ("siglip", {"init_scale": -1.0}),
-    "between": ("siglip", {"init_scale": 500.0}),
+    "init_scale=-1.0": ("siglip", {"init_scale": -1.0}),
+    "temperature=0.002": ("siglip", {"init_scale": 500.0}),
     "negatives_per_positive=0": ("binary_nce", {"negatives_per_positive": 0}),
 }
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_refused_by_name(message: str) -> None:
-    name, options = REFUSED[message]
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("named", REFUSED)
+def test_refused_by_name(named: str) -> None:
+    name, options = REFUSED[named]
+    with raises(ConfigError, named):
         build_objective(name, **options)
 
 
 @pytest.mark.parametrize("duplicates", ["mask", "positive"])
 def test_keys_are_needed(duplicates: str) -> None:
     for name in ("siglip", "nce", "binary_nce"):
-        with pytest.raises(ConfigError, match=f"duplicates={duplicates}"):
+        with raises(ConfigError, f"duplicates={duplicates}"):
             build(name, duplicates=duplicates)(*embeddings())
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.messages import raises
 from helpers.reference import LargestTensor, build, close, embeddings, reference_loss, same_item
 from torch import Tensor
 
@@ -143,85 +144,84 @@ def test_nothing_quadratic_is_allocated(
 def test_too_many_positives_to_list_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "MOST_PAIRS", 4)
     x, y = embeddings()
-    with pytest.raises(ConfigError, match=r"81 pairs.*positives=each"):
+    with raises(ConfigError, "positives=each"):
         build("clip", duplicates="positive", positives="merge")(x, y, x_keys=torch.zeros(9, dtype=torch.int64))
 
 
-REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("clip", {}, {"importance": torch.zeros(9)}, "clip takes no importance"),
-    ("clip", {}, {"lengths": torch.zeros(9)}, "clip takes no lengths"),
-    ("simclr", {}, {"negatives": torch.zeros(9, 1, 5)}, "simclr takes no negatives"),
-    ("simclr", {}, {"positives": torch.zeros(9, 2)}, "simclr takes no positives"),
-    ("clip", {"duplicates": "mask"}, {}, "duplicates=mask.*x_keys or y_keys"),
-    ("clip", {"positives": "single"}, {"positives": torch.tensor([[0, 0], [0, 1]])}, "positives=single.*each"),
-    ("one_sided_dpm", {"importance": "log_q"}, {}, r"importance=log_q.*importance=\(m,\).*importance_file"),
-    ("one_sided_dpm", {"importance": "zeta"}, {"importance": torch.zeros(8)}, r"\(8,\) values for 9 columns"),
-    ("one_sided_dpm", {}, {"importance": torch.zeros(9)}, "importance=none.*log_q or zeta"),
+REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[object, ...]]] = [
+    ("clip", {}, {"importance": torch.zeros(9)}, ("clip", "importance")),
+    ("clip", {}, {"lengths": torch.zeros(9)}, ("clip", "lengths")),
+    ("simclr", {}, {"negatives": torch.zeros(9, 1, 5)}, ("simclr", "negatives")),
+    ("simclr", {}, {"positives": torch.zeros(9, 2)}, ("simclr", "positives")),
+    ("clip", {"duplicates": "mask"}, {}, ("duplicates=mask", "x_keys", "y_keys")),
+    ("clip", {"positives": "single"}, {"positives": torch.tensor([[0, 0], [0, 1]])}, ("positives=single", "each")),
+    ("one_sided_dpm", {"importance": "log_q"}, {}, ("importance=log_q", "importance=(m,)", "importance_file")),
+    ("one_sided_dpm", {"importance": "zeta"}, {"importance": torch.zeros(8)}, ("(8,)", 9)),
+    ("one_sided_dpm", {}, {"importance": torch.zeros(9)}, ("importance=none", "log_q", "zeta")),
     (
         "one_sided_dpm",
         {"importance": "zeta"},
         {"importance": torch.zeros(9), "negatives": torch.zeros(9, 1, 5)},
-        "further columns have no weight",
+        ("importance=zeta",),
     ),
-    ("clip", {"duplicates": "mask"}, {"x_keys": X_KEYS[:8]}, "8 keys for 9 rows"),
+    ("clip", {"duplicates": "mask"}, {"x_keys": X_KEYS[:8]}, (8, 9)),
     (
         "clip",
         {"duplicates": "mask"},
         {"y_keys": Y_KEYS, "negatives": torch.ones(9, 1, 5)},
-        r"further columns have none.*keys_k",
+        ("keys_k",),
     ),
     (
         "siglip",
         {"duplicates": "mask"},
         {"y_keys": Y_KEYS, "negatives": Columns(torch.ones(2, 5), torch.arange(2), torch.arange(1))},
-        r"negatives.keys_k must be \(2,\), one for each column, not \(1,\)",
+        ("negatives.keys_k", "(2,)", "(1,)"),
     ),
     (
         "clip",
         {},
         {"negatives": Columns(torch.ones(1, 5), torch.tensor([9]), positive_k=torch.tensor([True]))},
-        "negatives.row_k: no row 9 among 9",
+        ("negatives.row_k", 9),
     ),
-    ("clip", {}, {"negatives": torch.ones(9, 5)}, r"negatives must be \(b, k, D\), or Columns, not \(9, 5\)"),
-    ("clip", {}, {"negatives": torch.ones(9, 1, 4)}, r"width of y, 5, not \(9, 4\)"),
+    ("clip", {}, {"negatives": torch.ones(9, 5)}, ("negatives", "(9, 5)")),
+    ("clip", {}, {"negatives": torch.ones(9, 1, 4)}, (5, "(9, 4)")),
     (
         "clip",
         {},
         {"known_positives": KnownPositives(torch.tensor([9]), torch.tensor([1])), "y_keys": Y_KEYS},
-        "known_positives: no row 9 among 9",
+        ("known_positives", 9),
     ),
     (
         "sogclr",
         {"num_samples": 9, "gamma": 1.0},
         {"sample_ids_b": torch.ones(9)},
-        r"sample_ids must be int64 \(n,\), not float32",
+        ("sample_ids", "float32"),
     ),
     (
         "one_sided_dpm",
         {"importance": "log_q"},
         {"importance": torch.full((9,), -math.inf)},
-        "importance must be finite, not -inf",
+        ("importance", "-inf"),
     ),
 ]
 
 
-PAIRS = r"must be int64 \(P, 2\), not"
 WRONG_PAIRS: dict[str, tuple[Any, str]] = {
-    "a column before the first": ([[0, -1], [1, 1]], "no column -1 among 9"),
-    "a column after the last": ([[0, 9]], "no column 9 among 9"),
-    "a row before the first": ([[-1, 0]], "no row -1 among 9"),
-    "a row after the last": ([[9, 0]], "no row 9 among 9"),
-    "a mask": (torch.eye(9, dtype=torch.bool), rf"{PAIRS} bool \(9, 9\)"),
-    "no whole numbers": (torch.ones(3, 2), rf"{PAIRS} float32 \(3, 2\)"),
-    "three numbers": (torch.ones(4, 3, dtype=torch.int64), rf"{PAIRS} int64 \(4, 3\)"),
+    "a column before the first": ([[0, -1], [1, 1]], "column -1"),
+    "a column after the last": ([[0, 9]], "column 9"),
+    "a row before the first": ([[-1, 0]], "row -1"),
+    "a row after the last": ([[9, 0]], "row 9"),
+    "a mask": (torch.eye(9, dtype=torch.bool), "bool (9, 9)"),
+    "no whole numbers": (torch.ones(3, 2), "float32 (3, 2)"),
+    "three numbers": (torch.ones(4, 3, dtype=torch.int64), "int64 (4, 3)"),
 }
 
 
 @pytest.mark.parametrize("kind", ["positives", "excluded"])
 @pytest.mark.parametrize("name", ["clip", "coce", "nce", "binary_nce", "local_nce", "siglip"])
 def test_pairs_that_are_none_are_refused(name: str, kind: str) -> None:
-    for pairs, message in WRONG_PAIRS.values():
-        with pytest.raises(ValueError, match=f"{kind}.*{message}"):
+    for pairs, named in WRONG_PAIRS.values():
+        with raises(ValueError, kind, named):
             build_objective(name)(*embeddings(), **{kind: torch.as_tensor(pairs)})
 
 
@@ -250,7 +250,7 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
         if name in ("spectral", "pca_penalty", "vicreg") or options:
             assert torch.autograd.gradgradcheck(lambda x, y, o=objective: o(x, y).loss, (x, y))
         elif name != "spectral_alternating":
-            with pytest.raises(RuntimeError, match=r"no second derivative.*without create_graph=True"):
+            with raises(RuntimeError, "create_graph=True"):
                 torch.autograd.grad(objective(x, y, torch.arange(8)).loss, x, create_graph=True)
 
 
@@ -290,16 +290,16 @@ def some_call(name: str, **options: Any) -> tuple[Any, Tensor, Tensor]:
     return build_objective(name, **{**needed, **options}).double(), x, y
 
 
-@pytest.mark.parametrize(("name", "options", "given", "message"), REFUSED_INPUTS, ids=lambda v: str(v)[:40])
-def test_refused_inputs(name: str, options: dict[str, Any], given: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, ConfigError), match=message) as caught:
+@pytest.mark.parametrize(("name", "options", "given", "named"), REFUSED_INPUTS, ids=lambda v: str(v)[:40])
+def test_refused_inputs(name: str, options: dict[str, Any], given: dict[str, Any], named: tuple[object, ...]) -> None:
+    with raises((ValueError, ConfigError), *named) as caught:
         build_objective(name, **options).double()(*embeddings(), **given)
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_embeddings_of_two_types_are_refused() -> None:
     x, y = embeddings()
-    with pytest.raises(ValueError, match="x is float32 and y float64: convert one of them"):
+    with raises(ValueError, "float32", "float64"):
         build_objective("clip")(x.float(), y)
 
 
@@ -314,30 +314,30 @@ NOT_FINITE = [
 @pytest.mark.parametrize(("name", "option"), NOT_FINITE)
 def test_options_that_are_no_numbers_are_refused(name: str, option: str) -> None:
     for value in (math.nan, math.inf):
-        with pytest.raises(ConfigError, match=rf"objective\.{option}={value}: must be"):
+        with raises(ConfigError, f"objective.{option}={value}"):
             build_objective(name, **{option: value, "learnable": False})
 
 
 def test_keys_are_of_pairs() -> None:
     x, y = embeddings(5)[0], embeddings(9)[1]
     listed = torch.tensor([[i, 2 * i % 9] for i in range(5)])
-    with pytest.raises(ValueError, match="row i with column i"):
+    with raises(ValueError):
         build("clip", duplicates="mask")(x, y, positives=listed, x_keys=X_KEYS[:5])
 
 
 BAD_FILES: dict[str, tuple[np.ndarray, str]] = {
-    "two numbers each": (np.zeros((50, 2)), r"\(50, 2\)"),
+    "two numbers each": (np.zeros((50, 2)), "(50, 2)"),
     "whole numbers": (np.zeros(50, dtype=np.int64), "int64"),
-    "too few": (np.zeros(5), "5 values: no sample id 5"),
-    "not finite": (np.full(50, np.nan), "sample id 0 is not finite"),
+    "too few": (np.zeros(5), "sample id 5"),
+    "not finite": (np.full(50, np.nan), "sample id 0"),
 }
 
 
 @pytest.mark.parametrize("what", BAD_FILES)
 def test_a_damaged_importance_file_is_told(what: str, tmp_path: Path) -> None:
-    values, message = BAD_FILES[what]
+    values, named = BAD_FILES[what]
     np.save(tmp_path / "q.npy", values)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, "q.npy", named):
         objective = build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))
         objective(*embeddings(), sample_ids_b=torch.arange(9))
 
@@ -345,10 +345,10 @@ def test_a_damaged_importance_file_is_told(what: str, tmp_path: Path) -> None:
 def test_an_importance_file_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "q.npy").write_bytes(b"no array")
     for name in ("q.npy", "absent.npy"):
-        with pytest.raises(DataError, match=f"{name} cannot be read"):
+        with raises(DataError, name):
             build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / name))
     np.save(tmp_path / "q.npy", np.zeros(50))
-    with pytest.raises(ConfigError, match="give the objective sample_ids"):
+    with raises(ConfigError, "sample_ids"):
         build("one_sided_dpm", importance="log_q", importance_file=str(tmp_path / "q.npy"))(*embeddings())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.dist import in_ways, launch
+from helpers.messages import raises
 from helpers.reference import LargestTensor
 from helpers.robust import reference_coce
 from torch import Tensor
@@ -338,27 +339,27 @@ def test_rows_that_are_there_twice(divergence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "options", "named"),
     [
         ("coce", {"alpha": 0.0}, "alpha"),
-        ("coce", {"divergence": "cvar", "learnable": True, "rho": 0.1}, "no part in CVaR"),
-        ("coce", {"learnable": True}, "radius"),
+        ("coce", {"divergence": "cvar", "learnable": True, "rho": 0.1}, "learnable=true"),
+        ("coce", {"learnable": True}, "rho"),
         ("coce", {"divergence": "cvar", "rho": 0.1}, "rho"),
         ("coce", {"nu": "state", "num_samples": 5, "nu_lr": 0.0}, "nu_lr"),
         ("coce", {"nu": "state"}, "num_samples"),
         ("partial_auc", {"similarity": "cosine"}, "similarity"),
     ],
 )
-def test_options_that_are_refused(name: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_options_that_are_refused(name: str, options: dict[str, Any], named: str) -> None:
+    with raises(ConfigError, named):
         build_objective(name, **options)
 
 
 def test_inputs_that_are_refused() -> None:
     x, y = embeddings(1)
-    with pytest.raises(ConfigError, match="2 pairs"):
+    with raises(ConfigError, "2 pairs"):
         build()(x, y)
-    with pytest.raises(ValueError, match="scores"):
+    with raises(ValueError):
         build("partial_auc")(x, y)
     close(build("partial_auc")(x[:, :1], y[:0, :1]).loss, 0.0)
     close(build("partial_auc")(x[:0, :1], y[:, :1]).loss, 0.0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from helpers.reference import LargestTensor
 from torch import Tensor
 
@@ -364,24 +365,24 @@ def test_nothing_quadratic_is_allocated(name: str, options: dict[str, Any]) -> N
 def test_refusals() -> None:
     x, y = embeddings()
     for name in NAMES:
-        with pytest.raises(ValueError, match=r"\(7, 4\) and \(6, 4\)"):
+        with raises(ValueError, "(7, 4)", "(6, 4)"):
             build(name)(x, y[:6])
-        with pytest.raises(ValueError, match="no pair"):
+        with raises(ValueError):
             build(name)(x[:0], y[:0])
-        with pytest.raises(ValueError, match=f"{name} takes no negatives"):
+        with raises(ValueError, name):
             build(name)(x, y, negatives=torch.zeros(N, 1, D))
-    with pytest.raises(ConfigError, match=r"width=None.*needs the width"):
+    with raises(ConfigError, "width=None"):
         build_objective("spectral_alternating", lambda_momentum=0.5)
-    with pytest.raises(ConfigError, match="lambda_momentum=1"):
+    with raises(ConfigError, "lambda_momentum=1.0"):
         build_objective("spectral_alternating", lambda_momentum=1.0, width=D)
-    with pytest.raises(ConfigError, match="penalty=-1"):
+    with raises(ConfigError, "penalty=-1.0"):
         build_objective("pca_penalty", penalty=-1.0)
-    with pytest.raises(ValueError, match="width=3: the embeddings have 4"):
+    with raises(ValueError, "width=3"):
         build("spectral_alternating", lambda_momentum=0.5, width=3)(x, y)
-    with pytest.raises(ValueError, match=r"x and y and y_target must be .* \(7, 4\) and \(7, 4\) and \(6, 4\)"):
+    with raises(ValueError, "y_target"):
         build("spectral_alternating")(x, y, y_target=y[:6])
     for name in ("spectral", "vicreg", "clip"):
-        with pytest.raises(ValueError, match=f"{name} takes no targets"):
+        with raises(ValueError, name):
             build(name)(x, y, x_target=x)
-    with pytest.raises(ConfigError, match="eps=0"):
+    with raises(ConfigError, "eps=0.0"):
         build_objective("vicreg", eps=0.0)

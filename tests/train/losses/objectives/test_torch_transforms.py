@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.messages import raises
 from torch import Tensor
 
 from dyad.train.losses import OBJECTIVES
@@ -37,7 +38,7 @@ def test_a_compiled_function_gets_the_values_of_the_objective(name: str) -> None
 def test_a_graph_without_breaks_cannot_have_an_objective() -> None:
     objective, x, y = some_call("clip")
     step = torch.compile(lambda x, y: objective(2 * x, y).loss, fullgraph=True, backend="aot_eager")
-    with pytest.raises(RuntimeError, match="an objective runs as it is"):
+    with raises(RuntimeError):
         step(x, y)
 
 
@@ -60,5 +61,5 @@ def test_of_torch_func_the_functional_call_works_and_the_transforms_are_refused(
 
     for transform in (torch.func.grad, torch.func.jacrev, torch.vmap):
         rows = x.detach()[None] if transform is torch.vmap else x.detach()
-        with pytest.raises(RuntimeError, match=rf"objective {name}: .*vmap .*functional_call works"):
+        with raises(RuntimeError, name, "functional_call"):
             transform(loss)(rows)
