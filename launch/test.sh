@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole test suite, after ruff and beside pyright, one process per core (TEST_PROCESSES).
+# The whole test suite, after ruff and beside pyright, one process per core and one more (TEST_PROCESSES).
 #   bash launch/test.sh --fast            what a commit wants, in three minutes: tests of changed folders, and the quickest
 #   bash launch/test.sh --durations       also writes tests/durations.md, by which files are ordered and --fast chooses
 #   bash launch/test.sh --coverage        also measures line coverage, which must be 90 % at least; a third slower
@@ -12,7 +12,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/setup.sh demo dev bench build onnx
 export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
-processes=${TEST_PROCESSES:-$(nproc)}
+processes=${TEST_PROCESSES:-$(($(nproc) + 1))} # one more than cores: many tests wait for timeouts and other processes
+unset PYTHONDONTWRITEBYTECODE # hundreds of processes would compile our modules, each for itself
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it
 ruff check --no-cache .
 ruff format --check .

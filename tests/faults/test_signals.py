@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,12 @@ def test_asked_while_it_waits_for_the_others(jobs: Jobs) -> None:
     job.signal(SIGTERM)
     outcome = job.ends(within=25)
     assert outcome.codes == [75] and not outcome.orphans, outcome
+
+
+def catches(pid: int, number: Signals) -> bool:
+    """Whether a process has a handler, or a trap, for this signal."""
+    (mask,) = re.findall(r"^SigCgt:\s+(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> number - 1 & 1)
 
 
 def has_socket(pid: int, state: str) -> bool:
@@ -62,9 +69,7 @@ def test_one_rank_is_asked_twice_during_an_evaluation(jobs: Jobs) -> None:
 @pytest.mark.parametrize("number", [SIGTERM, SIGINT, SIGUSR1, SIGHUP])
 def test_the_launch_script_is_asked_before_there_is_a_trainer(jobs: Jobs, number: Signals) -> None:
     job = jobs.launch(2, {})
-    script = Path(f"/proc/{job.script.pid}/fd/255")  # bash reads it by this number
-    job.until(lambda: script.exists() and script.resolve().name == "torchrun.sh", "the script")
-    time.sleep(0.5)
+    job.until(lambda: catches(job.script.pid, SIGUSR1), "the script")
     os.kill(job.script.pid, number)
     outcome = job.ends(within=20)
     assert outcome.codes == [75] and not outcome.orphans and "Traceback" not in outcome.out, outcome
