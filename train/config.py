@@ -184,6 +184,7 @@ class TrackingConfig:
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)
+    report: bool = described(True, "write report.html when the run ends; `python -m eval.report` writes it later, too")
     postmortem: bool = described(False, "files to read after a failure on GPUs: NCCL's flight recorder, allocations")
 
 

@@ -13,8 +13,8 @@ helpers.tiny_runs: a model and shards for which a step takes milliseconds. job.r
 start again with the same keys and it goes on. What its folder says: losses, records, state, without_timings of
 helpers.tiny_runs; here newest_whole and digest. With observed=True it notes the samples of every step, for
 `ids_of_steps(job.run)`. Further keywords of start and launch are environment variables; STOP is of faults.observed.
-Only launch and module="train" make report.html (faults.lean). Files are damaged with flip and cut; small_disk(folder,
-bytes) is a disk of that size.
+No run makes report.html (tiny_runs); only those of launch and module="train" count FLOPs (faults.lean). Files are
+damaged with flip and cut; small_disk(folder, bytes) is a disk of that size.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(jobs: Jobs) -> None:
 
 
 def test_each_loss_is_evaluated_and_the_run_is_used_as_any_other(jobs: Jobs, commands: Commands) -> None:
-    run = jobs.run(1, {**BOTH, "steps": 3, "data.val": VAL}, module="train")
+    run = jobs.run(1, {**BOTH, "steps": 3, "data.val": VAL, "tracking.report": "true"}, module="train")
     last = records(run)[-1]
     assert last["eval/views_val/view_R@10"] > 0 and last["eval/groups_val/acc5"] > 0 and "val/image_to_text_R@1" in last
     assert json.loads((run / "eval/views_val.json").read_text())["metrics"]["num_images"] > 0

@@ -84,8 +84,8 @@ def test_members_that_are_no_pictures_and_paths_that_lead_out(
     ]
     path = shard(tmp_path / "data; $(touch canary)" / "a b.tar", more=more)
     before = files(tmp_path)
-    keys = {**SMALL, "data.train": f'"{path}"', "data.val": f'"{path}"', "tracking.tensorboard": "true"}
-    ended = commands.run(*tiny({**keys, "tracking.wandb": "offline", "run.name": "a"}))
+    keys = {**SMALL, "data.train": f'"{path}"', "data.val": f'"{path}"', "tracking.report": "true"}
+    ended = commands.run(*tiny({**keys, "tracking.tensorboard": "true", "tracking.wandb": "offline", "run.name": "a"}))
     assert ended.code == 0, ended.out
     assert (tmp_path / "runs/a/report.html").exists()
     places = {tmp_path / "runs", path.parent / ".index"}

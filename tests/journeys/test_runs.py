@@ -149,9 +149,10 @@ def test_finished_again_anew_and_from_elsewhere(commands, tiny, tmp_path: Path) 
 
     again = commands.run(*tiny({"run.name": "a"}))
     assert (again.code, again.out) == (0, f"already finished: {run}\n")
-    (run / "report.html").unlink()  # as if killed after the last step, before its page was made
+    # as if killed after the last step, before its page was made
+    assert not (run / "report.html").exists()
     (run / "run_state.json").write_text(json.dumps({**state(run), "status": "running"}))
-    late = commands.run(*tiny({"run.name": "a", "checkpoint.every": 3}))
+    late = commands.run(*tiny({"run.name": "a", "checkpoint.every": 3, "tracking.report": "true"}))
     assert late.code == 0 and (run / "report.html").exists() and state(run)["status"] == "finished", late.out
     assert (run / "metrics.jsonl").read_bytes() == metrics
 
@@ -237,7 +238,16 @@ def test_eval_gives_the_numbers_of_the_last_evaluation(commands, tiny, tmp_path:
     suite = f"[retrieval:{VAL}]"
     run = tmp_path / "runs" / "tiny"
     trained = commands.run(
-        *tiny({"run.name": "tiny", "steps": 4, "eval.every": 2, "data.val": VAL, "eval.suite": suite})
+        *tiny(
+            {
+                "run.name": "tiny",
+                "steps": 4,
+                "eval.every": 2,
+                "data.val": VAL,
+                "eval.suite": suite,
+                "tracking.report": "true",
+            }
+        )
     )
     assert trained.code == 0, trained.out
     assert [r["step"] for r in records(run) if "val/image_to_text_R@1" in r] == [2, 4]

@@ -45,15 +45,16 @@ class Evaluation:
         except HardwareError as error:
             self.log(f"{error}: the results of step {step} are in metrics.jsonl alone. The run goes on")
 
-    def conclude(self, logger: Logger) -> None:
-        """Finish a completed run: write report.html, and send it and the last evaluation to W&B and TensorBoard.
+    def conclude(self, logger: Logger, with_report: bool = True) -> None:
+        """Finish a completed run: write report.html if `with_report`, and send it and the last evaluation to W&B and
+        TensorBoard.
 
         logger: the run's logger, which sends them. Every rank must call it; rank 0 does the work.
         """
 
         def write() -> None:
             logger.flush()
-            report = written_report(self.folder, logger.print)
+            report = written_report(self.folder, logger.print) if with_report else None
             try:  # a run that was killed after its last evaluation finds the results on the disk
                 shown = [panels(result, self.folder) for result in self.results or saved_results(self.folder)]
             except Exception as error:  # what trackers show must not end a finished run

@@ -157,7 +157,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             log(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
         log(f"{status} at step {step}: {folder}")
         if status == "finished":
-            evaluation.conclude(logger)
+            evaluation.conclude(logger, config.tracking.report)
     print_tables(evaluation.results)
     if status == "preempted":
         raise Preempted

@@ -87,7 +87,7 @@ def test_results_are_shown_also_by_a_start_that_only_finds_them(tmp_path: Path) 
     evaluate = evaluation(tmp_path, Counted("val", "a.tar"))
     evaluate(4)
     evaluate.conclude(Logger([first]))
-    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later]))
+    evaluation(tmp_path, Counted("val", "a.tar")).conclude(Logger([later]), with_report=False)
     ((panels, report),) = first.concluded
     assert later.concluded == [(panels, None)] and report is None
     assert [shown.dataset for shown in panels] == ["val"] and panels[0].final["acc1"]["value"] == 1
