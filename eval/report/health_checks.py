@@ -13,7 +13,13 @@ from typing import Any
 
 from dyad.data.base.findings import Finding, Level
 from dyad.eval.report.curves import History, evaluations
-from dyad.eval.report.health_numbers import Numbers, evaluation_numbers, result_numbers, training_numbers
+from dyad.eval.report.health_numbers import (
+    Numbers,
+    evaluation_numbers,
+    memory_numbers,
+    result_numbers,
+    training_numbers,
+)
 from dyad.eval.results.summary import Result
 
 
@@ -41,6 +47,12 @@ CHECKS = {
         "optim.warmup",
         fine=("The loss falls", "{losses}"),
         fails_above=1,
+    ),
+    "warmup_share > 0.5": Check(
+        "The warm-up is most of the run",
+        "{warmup:,.0f} of {total:,.0f} steps: the learning rate came to {peak:.2g}, optim.lr is {lr:.2g}.",
+        "optim.warmup=0.1, a tenth of the run; or more steps",
+        fails_above=0.99,
     ),
     "skipped_share > 0": Check(
         "Steps were skipped",
@@ -94,6 +106,12 @@ CHECKS = {
         "A larger global_batch_size; hard negatives (python -m eval.mine) for questions; stronger data.augment for "
         "pictures",
     ),
+    "learnt_by_heart > 0.5": Check(
+        "{dataset}: learnt by heart",
+        "{accuracy:.0%} of the pairs of a batch are told apart; here, among as few candidates, {metric} is {value}.",
+        "More data, fewer steps, stronger data.augment, a larger optim.weight_decay; or start from trained towers",
+        fails_above=0.5,
+    ),
     "duplicates > 0.01": Check(
         "Duplicates in the batches",
         "{duplicate_shares} have an equal twin in their batch, which counts as a wrong answer.",
@@ -126,10 +144,15 @@ CHECKS = {
     ),
     "no_better_than_chance > 0": Check(
         "{dataset}: no better than chance",
-        "{metric} {value}, chance {chance}.",
+        "{evidence}.",
         "Are pairs right and keys those of the data (data.image_key, data.captions)? Then optim.lr and more steps",
-        fine=("{dataset}: better than chance", "{metric} {value}, chance {chance}."),
+        fine=("{dataset}: better than chance", "{evidence}."),
         fails_above=0,
+    ),
+    "chance_is_possible > 0": Check(
+        "{dataset}: not shown to be better than chance",
+        "{evidence}.",
+        "More steps, or more data to evaluate on: the interval holds the value of chance",
     ),
     "behind_untrained > 0": Check(
         "{dataset}: behind itself before training",
@@ -138,11 +161,21 @@ CHECKS = {
         fine=("{dataset}: ahead of itself before training", "{lead_untrained}."),
         fails_above=0,
     ),
+    "undecided_untrained > 0": Check(
+        "{dataset}: not shown to be ahead of itself before training",
+        "{lead_untrained}.",
+        "A higher optim.lr, a shorter optim.warmup or more steps; or more data to evaluate on: the interval holds 0",
+    ),
     "behind_bm25 > 0": Check(
         "{dataset}: behind BM25",
         "{lead_bm25}.",
         "Hard negatives (python -m eval.mine); or use both: the row “fusion” ranks by both",
         fine=("{dataset}: ahead of BM25", "{lead_bm25}."),
+    ),
+    "undecided_bm25 > 0": Check(
+        "{dataset}: not shown to be ahead of BM25",
+        "{lead_bm25}.",
+        "Hard negatives (python -m eval.mine); or more data to evaluate on: the interval holds 0",
     ),
     "past_best > 0": Check(
         "{dataset}: past its best",
@@ -161,9 +194,14 @@ def health_checks(options: Mapping[str, Any], history: History, results: Sequenc
 
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
+    training = training_numbers(options, history)
+    by_heart = [found for result in results if (found := memory_numbers(options, training, result))]
+    if any(found["learnt_by_heart"] > 0.5 for found in by_heart):
+        del training["batch_accuracy"]  # a larger batch is no answer to that
     checked = [
-        training_numbers(options, history),
+        training,
         {} if results or evaluations(history) else {"nothing_evaluated": 1},
+        *by_heart,
         *(result_numbers(result) for result in results),
         *evaluation_numbers(history, results),
     ]

@@ -3,7 +3,7 @@
 A quantity is missing, or None, if the run has not recorded its metrics. A condition is the number 1 (yes) or 0 (no).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from statistics import fmean, median
@@ -18,6 +18,8 @@ Numbers = dict[str, Any]  # name → a number, or words about numbers, for the t
 ENOUGH = 8  # values; of fewer no trend is computed
 RECENT = 3  # values at the end whose median is the value now
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
+COMPARED = 1024  # pairs of a batch, at most, whose accuracy is recorded
+EASY = 0.9  # accuracy in the batch
 DROP = 0.02  # fall from the best evaluation that counts if there is no interval
 
 
@@ -31,7 +33,7 @@ def training_numbers(options: Mapping[str, Any], history: History) -> Numbers:
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
     run = _Training(options, history)
-    return run.direct() | run.loss() | run.steps() | run.temperature() | run.embeddings()
+    return run.direct() | run.loss() | run.warmup() | run.steps() | run.temperature() | run.embeddings()
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,16 @@ class _Training:
             "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
         }
 
+    def warmup(self) -> Numbers:
+        """Return the steps of the warm-up ("warmup"), their share of the run ("warmup_share"), the steps of the run
+        ("total"), the highest learning rate ("peak") and the option optim.lr ("lr"); {} if one of them is unknown."""
+        given, lr, rates = *(finite(self.options.get(f"optim.{key}")) for key in ("warmup", "lr")), self.values("lr")
+        total = finite(self.options.get("steps")) or max(self.history.get("train/loss", {}), default=0)
+        if not given or not lr or not rates or not total:
+            return {}
+        steps = given if given >= 1 else given * total
+        return {"warmup": steps, "warmup_share": steps / total, "total": total, "peak": max(rates), "lr": lr}
+
     def steps(self) -> Numbers:
         """Return quantity → number about the training steps: the count and share of skipped steps, and the count of
         replaced samples.
@@ -137,7 +149,7 @@ class _Training:
         """
         found: Numbers = {}
         uniformity, duplicates = self.sides("uniformity"), self.sides("duplicates")
-        warmup = finite(self.options.get("optim.warmup")) or 0
+        warmup = self.warmup().get("warmup", 0)
         if uniformity and max(self.history.get("train/loss", {}), default=-inf) > warmup:
             side = max(uniformity, key=lambda s: uniformity[s])
             words = ", ".join(f"{s} {value:.2f}".replace("-", "−") for s, value in uniformity.items())
@@ -154,26 +166,55 @@ class _Training:
 
 
 def result_numbers(result: Result) -> Numbers:
-    """Compare the headline metric of a result with the chance level (the score of a random ranking), and
-    with baselines.
+    """Compare a result with the chance level (the score of a random ranking) and with its baselines.
 
-    Returns quantity → number, or a text that a health check shows.
+    All depths of the headline metric count, such as R@1, R@5 and R@10: a set of 50 items shows at R@10 what its
+    interval hides at R@1. Returns quantity → number, or a text that a health check shows.
     """
-    name = headline(result["metrics"])
-    value, low, _, chance = score(result, name)
-    found: Numbers = {"dataset": result["dataset"], "metric": label(name)}
-    if value is not None and chance is not None:
-        found |= {"value": number(value), "chance": number(chance)}
-        found["no_better_than_chance"] = int((value if low is None else low) <= chance)
+    names = _depths(headline(result["metrics"]), result["metrics"])
+    found: Numbers = {"dataset": result["dataset"]}
+    chances = {m: s for m in names if (s := score(result, m)).value is not None and s.chance is not None}
+    if chances:
+        margins = {m: (s.value if s.low is None else s.low) - s.chance for m, s in chances.items()}
+        best = max(margins, key=lambda m: margins[m])
+        found["evidence"] = f"{label(best)} {_with_ends(chances[best])}, chance {number(chances[best].chance)}"
+        if margins[best] > 0 or all(s.value <= s.chance for s in chances.values()):
+            found["no_better_than_chance"] = int(margins[best] <= 0)
+        else:
+            found["chance_is_possible"] = 1
     for baseline, system in part(result, "baselines").items():
-        ahead, low, high, _ = lead(system, name)
-        if ahead is not None:
-            ends = "" if low is None or high is None else f" [{signed(low)}, {signed(high)}]"
-            found[f"lead_{baseline}"] = f"{signed(ahead)} {name}{ends}"
-            behind, is_ahead = (ahead if high is None else high) < 0, (ahead if low is None else low) > 0
-            if behind or is_ahead:
-                found[f"behind_{baseline}"] = int(behind)
+        leads = {m: s for m in names if (s := lead(system, m)).value is not None}
+        if leads:
+            ahead = [m for m, s in leads.items() if (s.value if s.low is None else s.low) > 0]
+            behind = [m for m, s in leads.items() if (s.value if s.high is None else s.high) < 0]
+            shown = next(iter([*ahead, *behind, *leads]))
+            found[f"lead_{baseline}"] = f"{_with_ends(leads[shown], signed)} {label(shown)}"
+            if bool(ahead) == bool(behind):
+                found[f"undecided_{baseline}"] = 1
+            else:
+                found[f"behind_{baseline}"] = int(bool(behind))
     return found
+
+
+def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result) -> Numbers:
+    """Compare the accuracy in the batch, if it is EASY, with the recall on data.val among about as many candidates: the
+    difference is "learnt_by_heart". Returns {} for other results, and where one of them is unknown.
+
+    Of n items, R@K asks for the right one among n / K: K is the least for which these are no more than in a batch. The
+    upper end of the interval counts. training: of training_numbers.
+    """
+    accuracy, batch = training.get("batch_accuracy"), finite(options.get("global_batch_size"))
+    names = _depths(headline(result["metrics"]), result["metrics"])
+    chances = {m: s.chance for m in names if "R@" in m and (s := score(result, m)).chance and s.value is not None}
+    if result["dataset"] != "val" or accuracy is None or accuracy < EASY or not batch:
+        return {}
+    metric = min((m for m, c in chances.items() if c >= 1 / min(batch, COMPARED)), key=lambda m: chances[m], default="")
+    if not metric:
+        return {}
+    found = score(result, metric)
+    recall = found.value if found.high is None else found.high
+    words = {"dataset": result["dataset"], "metric": label(metric), "value": _with_ends(found)}
+    return {"learnt_by_heart": accuracy - (recall or 0), "accuracy": accuracy, **words}
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
@@ -205,6 +246,18 @@ def _ends(values: list[float]) -> tuple[float, float]:
     """Return the mean of the first tenth and the mean of the last tenth of `values` (a metric, in step order)."""
     tenth = max(1, len(values) // 10)
     return fmean(values[:tenth]), fmean(values[-tenth:])
+
+
+def _depths(metric: str, names: Iterable[str]) -> list[str]:
+    """Return the metrics among `names` that differ from `metric` in the number at the end only, such as R@5 of R@1."""
+    stem = metric.rstrip("0123456789")
+    return [name for name in names if name.rstrip("0123456789") == stem and metric]
+
+
+def _with_ends(found: Score, shown: Callable[[Any], str] = number) -> str:
+    """Format a score with its interval."""
+    ends = "" if found.low is None or found.high is None else f" [{shown(found.low)}, {shown(found.high)}]"
+    return f"{shown(found.value)}{ends}"
 
 
 def _short(value: float) -> str:

@@ -47,11 +47,13 @@ def averages(run: Path) -> dict[str, torch.Tensor]:
 def test_a_longer_run_is_the_run_of_that_length(commands, tiny, tmp_path: Path) -> None:
     """With a constant rate, to the bit; at another number of processes too what is averaged goes on."""
     keys = {"optim.schedule": "const", "optim.ema": 0.9, "data.val": ROOT / "data/samples/emoji/twemoji-undrawn.tar"}
+    keys["optim.warmup"] = 4
     whole, run = tmp_path / "runs" / "whole", tmp_path / "runs" / "a"
     assert commands.run(*tiny({**keys, "run.name": "whole", "steps": 6})).code == 0
     assert commands.run(*tiny({**keys, "run.name": "a", "steps": 4})).code == 0
     longer = commands.run(*tiny({**keys, "run.name": "a", "steps": 6}))
     assert longer.code == 0 and "6 steps, not 4: the learning rate, 0.0005 at step 4, is 0.0005 from" in longer.out
+    assert "warning: optim.warmup=4 is 4 of 6 steps: the learning rate comes to 0.0005, optim.lr is" in longer.out
     assert losses(run) == losses(whole) and last_weights(run) == last_weights(whole)
     ours, theirs = averages(run), averages(whole)
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)

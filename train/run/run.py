@@ -246,8 +246,15 @@ class TrainingRun:
     def describe_schedule(self) -> Iterator[str]:
         """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights."""
         optim, first, total = self.config.optim, self.plan.first_step, self.plan.total_steps
-        if isinstance(optim.warmup, float):
-            yield f"optim.warmup={optim.warmup}: {warmup_steps(total, optim)} of {total} steps"
+        warmup = warmup_steps(total, optim)
+        if 2 * warmup > total:
+            peak = learning_rate(min(warmup, total) - 1, total, optim)
+            yield (
+                f"warning: optim.warmup={optim.warmup} is {warmup} of {total} steps: the learning rate comes to "
+                f"{peak:.2g}, optim.lr is {optim.lr:.2g}. Set optim.warmup=0.1, a tenth of the run, or train longer"
+            )
+        elif isinstance(optim.warmup, float):
+            yield f"optim.warmup={optim.warmup}: {warmup} of {total} steps"
         if optim.ema is not None:
             yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
         if line := describe_target(self.config.target):

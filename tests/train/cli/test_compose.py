@@ -37,6 +37,14 @@ def test_every_choice_composes(choice: str) -> None:
     assert not OmegaConf.missing_keys(OmegaConf.structured(config))
 
 
+def test_a_recipe_whose_length_depends_on_the_data_warms_up_for_a_share_of_it() -> None:
+    for path in (CONFIG_DIR / "experiment").glob("*.yaml"):
+        recipe = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(recipe, dict)
+        if "epochs" in recipe:
+            assert 0 < recipe["optim"]["warmup"] < 1, path
+
+
 def test_an_empty_command_line_lacks_what_has_no_default() -> None:
     with raises(ConfigError, "data.train"):
         validate(compose_config([]), world_size=1)
