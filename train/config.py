@@ -337,8 +337,7 @@ def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
     """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
 
     A field's metadata may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). Nested dataclasses are
-    included. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config` in the whole
-    configuration, with its final dot.
+    included. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config`, with a dot.
     """
     rules: dict[str, bool] = {}
     for f in fields(config):

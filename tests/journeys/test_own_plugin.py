@@ -114,6 +114,20 @@ def test_pictures_are_trained_and_evaluated_with_it_and_not_without_it(commands,
     refused(commands.run(*other), 2, "model.image.kind=pixels")
 
 
+def test_an_objective_over_the_own_rows_is_stopped_before_the_first_step(
+    commands, tiny, tmp_path: Path, plugin
+) -> None:
+    """It has another loss on every number of ranks. One that means it says so."""
+    formula = tmp_path / "own_formula.py"
+    formula.write_text(formula.read_text().replace("layout.world_size / layout.total", "1 / len(x_bD) ** 2"))
+    two = commands.world(2, *without_widths(tiny), plugin)
+    refused(two[0], 2, "objective=alignment", "2 processes", "exact: ClassVar[bool] = False")
+    assert two[1].code == 2 and not (tmp_path / "runs").exists()
+    own = tmp_path / "own.py"
+    own.write_text(own.read_text().replace("    weight: float", "    exact: ClassVar[bool] = False\n    weight: float"))
+    assert [rank.code for rank in commands.world(2, *without_widths(tiny), plugin)] == [0, 0]
+
+
 def test_a_launch_script_checks_with_it(tiny, tmp_path: Path, plugin) -> None:
     words = shlex.join([*without_widths(tiny)[1:], plugin])
     check = f"set -euo pipefail; PATH={Path(sys.executable).parent}:$PATH; source launch/job.sh; NPROC=2 dyad_check"

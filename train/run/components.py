@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +42,7 @@ from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
+from dyad.train.run.objective_trial import try_on_one_rank
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -117,6 +119,9 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
         return LossTerm(loss.model.towers, loss.objective, loss.config, total_steps, world, pairs, name)
 
     losses = {"": own, **further}
+    for loss in losses.values():
+        build = partial(_objective, loss.config, loss.data)
+        raise_on_all(world, partial(try_on_one_rank, loss.objective.options, build, world))
     whole = own.model.towers
     if shard_size(config.dist, world.size) > 1:
         whole = TwoTower(on_meta(cast(Tower, whole.x_tower)), on_meta(cast(Tower, whole.y_tower)))

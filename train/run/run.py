@@ -32,7 +32,7 @@ from dyad.train.distributed.signals import StopRequest
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
-from dyad.train.losses.options.choices import Similarity
+from dyad.train.losses.options.choices import Partition, Similarity
 from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
@@ -234,6 +234,11 @@ class TrainingRun:
             yield f"also.{name}: {what}, its loss counts {own.weight:g} times"
         if config.data.rare is None and (classes := config.run.classes):
             yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
+            if config.objective.name == "cross_entropy" and config.objective.partition is Partition.mean:
+                yield (
+                    f"objective=cross_entropy: the loss is the cross-entropy less log {len(classes):,}, 0 by chance; "
+                    "objective=cross_entropy_sum has the same gradient, and the cross-entropy as its loss"
+                )
         if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
             yield (
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "

@@ -12,6 +12,7 @@ from multiprocessing import reduction
 import psutil
 import pytest
 import torch
+from helpers.tiny_runs import wait_for
 
 from dyad.data.batch import PADDING, BadSample, Batch, Extra, KnownPositives
 from dyad.data.image_text.stream import StreamBatch
@@ -107,6 +108,8 @@ def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> No
             assert torch.equal(made.x[:, 0, 0, 0], torch.from_numpy(order.ids(step)).to(torch.uint8))
             sizes += made.y[:, 0].tolist()
             time.sleep(0.1 * (step % 2))
+            if step == 1:  # parts of the next batches lie there now, or will soon
+                wait_for(lambda: peak[0] > 0, "nothing was ever shared")
     picture = 3 * Pictures.side**2
     assert 0 < peak[0] <= 2 * batch * picture + 4096 * 64, (peak[0] / batch / picture, "batches")
     assert 256 >= max(sizes) > batch // (workers + 2) // 2

@@ -67,12 +67,14 @@ class ObjectiveOptions:
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
     beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y: pairs,
-    or scores of positives and of negatives.
+    or scores of positives and of negatives. exact: whether the loss and its gradients are those of the global batch on
+    any number of ranks, as a run checks for a plugin; False for a loss that means to differ.
     """
 
     formula: ClassVar[Any]
     takes: ClassVar[frozenset[str]] = frozenset()
     inputs: ClassVar[str] = "pairs"
+    exact: ClassVar[bool] = True
 
     name: str = MISSING
     similarity: Similarity = described(Similarity.cosine, SIMILARITY)

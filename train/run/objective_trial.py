@@ -1,0 +1,71 @@
+"""Tries the objective of a plugin on several ranks before the first step: an objective over the own rows alone trains
+with another loss on every number of ranks, and nothing else would say so."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.distributed.world import World
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.losses.options.common import ObjectiveOptions
+
+ROWS, WIDTH = 8, 16  # of a rank
+TOLERANCE = 1e-5  # of the loss, and of the largest gradient; all is computed in float32
+
+
+def try_on_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], world: World) -> None:
+    """Compare loss and gradients of an objective on random rows with those that one rank computes from all rows.
+
+    options: of the objective that build() builds anew. Every rank must call it. Raises ConfigError, with both values,
+    where they differ by more than TOLERANCE. Does nothing for one rank, for objectives of Dyad, for options with
+    exact=False, and for objectives that take no plain pairs.
+    """
+    of_plugin = not type(options).__module__.startswith("dyad.")
+    if world.size == 1 or not of_plugin or not options.exact or options.inputs != "pairs":
+        return
+    shared = build().to(world.device)
+    total, own = ROWS * world.size, slice(ROWS * world.rank, ROWS * (world.rank + 1))
+    x_BD, y_BD = torch.randn(2, total, WIDTH, generator=torch.Generator().manual_seed(0)).to(world.device)
+    keys_B = torch.arange(total, device=world.device)
+    loss, gradients_B2D = _value(shared, x_BD[own], y_BD[own], keys_B[own])
+    dist.all_reduce(loss, group=world.group)
+    with _alone(world):
+        alone = build().to(world.device)
+        alone.load_state_dict(shared.state_dict())
+        want, want_B2D = _value(alone, x_BD, y_BD, keys_B)
+    got, difference = loss / world.size, (gradients_B2D / world.size - want_B2D[own]).abs().max()
+    largest = torch.stack([difference, (got - want).abs()])
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=world.group)
+    limits = TOLERANCE * torch.stack([want_B2D.abs().max(), want.abs()]).clamp(min=1e-3)
+    if not bool((largest <= limits).all()):
+        raise ConfigError(
+            f"objective={options.name}: on {total} random pairs {world.size} processes have the loss {got.item():.6g} "
+            f"and one process {want.item():.6g}; gradients differ by up to {largest[0].item():.2g}. Its sums must go "
+            "over the columns of all ranks, and its mean over all rows: CONTRIBUTING.md, An objective. If it is meant "
+            "to differ, set exact: ClassVar[bool] = False in its options"
+        )
+
+
+def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss, 0-d, and its gradient by x and y, (b, 2, D)."""
+    sides = [e.clone().requires_grad_() for e in (x_bD, y_bD)]
+    loss = objective(*sides, sample_ids_b=ids_b, x_keys=ids_b, y_keys=ids_b).loss
+    gradients = torch.autograd.grad(loss, sides, materialize_grads=True)
+    return loss.detach().float(), torch.stack(gradients, 1)
+
+
+@contextmanager
+def _alone(world: World) -> Iterator[None]:
+    """Context manager: this process is the only rank, also for code that asks torch.distributed itself."""
+    groups = [dist.new_group([rank]) for rank in range(world.size)]
+    whole = dist.group.WORLD
+    dist.GroupMember.WORLD = groups[world.rank]
+    try:
+        yield
+    finally:
+        dist.GroupMember.WORLD = whole
+        dist.destroy_process_group(groups[world.rank])
