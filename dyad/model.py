@@ -74,6 +74,10 @@ class Index:
     model: str
     spec: str = "Flat"
 
+    def __repr__(self) -> str:
+        count, width = self.embeddings.shape
+        return f"Index({count:,} items, {width} numbers each, {self.spec})"
+
     @cached_property
     def faiss(self) -> search.Index:
         """The embeddings in the form that is searched."""
@@ -116,6 +120,12 @@ class Model:
 
     loaded: LoadedModel
     encoder: Encoder
+
+    def __repr__(self) -> str:
+        inputs = {ImageTextModel: "pictures and texts", TextPairModel: "questions and passages"}
+        compared = "cosine" if self.encoder.cosine else "inner product"
+        what = inputs.get(type(self.loaded.model), "pictures")
+        return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 

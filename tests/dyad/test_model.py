@@ -107,6 +107,8 @@ def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, 
 def test_pictures_are_found_by_words_and_by_pictures(run: Path, pictures: Path, tmp_path: Path) -> None:
     model = dyad.load(str(run), "cpu")
     index = model.index(pictures)
+    assert repr(index) == "Index(40 items, 32 numbers each, Flat)"
+    assert repr(model).endswith(": pictures and texts, cosine, on cpu)") and str(run) in repr(model)
     files = sorted(pictures.iterdir())
     assert list(index.items) == list(map(str, files))
     scores = model.similarity(model.encode_text(["a frog"]), model.encode_image(files))[0]

@@ -60,7 +60,7 @@ from dyad.train.run_folder.folder import (
 )
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
-from dyad.train.run_folder.saving import CheckpointWriter
+from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
 from dyad.train.step.loop import fit
 from dyad.train.step.optim import learning_rate, warmup_steps
 from dyad.train.step.target import describe_target
@@ -192,6 +192,7 @@ class TrainingRun:
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
+        refuse_full_disk(self.folder, self.parts.modules, self.parts.step.optimizer)
         with writable(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:

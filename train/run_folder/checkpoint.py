@@ -195,8 +195,7 @@ def save(
         sync(final.parent)
     except (OSError, SafetensorError) as error:
         needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
-        free = shutil.disk_usage(next(p for p in (run_dir, *run_dir.parents) if p.exists())).free
-        reason = f"{error} (it needs {needed:,} bytes, {free:,} are free)"
+        reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
     not_newer = [folder_of(run_dir, step) for step in steps(run_dir) if step <= state.step]
     for folder in not_newer[keep:]:
@@ -205,6 +204,11 @@ def save(
             os.rename(folder, partial)  # first: a half deleted one must not look whole
             remove(partial)
     return final
+
+
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk where `path` is or is to be made."""
+    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import HardwareError
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.train.run_folder.checkpoint import CheckpointState, free_bytes
+from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step_plan import Plan
 
 
@@ -81,6 +83,21 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self.save(state)
         except HardwareError as error:
             self._log(f"{error}. The run goes on; the next is due at step {self._plan.next_save(state.step)}")
+
+
+def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
+    """Raise HardwareError if the disk of a run folder has no room for the first checkpoint.
+
+    Counted are the weights, and the two moments that AdamW is going to have of each trained one.
+    """
+    weights = named_tensors(modules).values()
+    trained = [p for group in optimizer.param_groups for p in group["params"]] if isinstance(optimizer, AdamW) else []
+    needed = sum(t.numel() * t.element_size() for t in (*weights, *trained, *trained))
+    if (free := free_bytes(run_dir)) < needed:
+        raise HardwareError(
+            f"{run_dir}: no room for a checkpoint: it needs {needed:,} bytes, {free:,} are free. Make room, or set "
+            "run.dir to another disk"
+        )
 
 
 def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
