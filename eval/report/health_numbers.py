@@ -20,6 +20,7 @@ RECENT = 3  # values at the end whose median is the value now
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
 COMPARED = 1024  # pairs of a batch, at most, whose accuracy is recorded
 EASY = 0.9  # accuracy in the batch
+WORTH = 0.05  # above chance; what is at most that is of no use
 DROP = 0.02  # fall from the best evaluation that counts if there is no interval
 
 
@@ -178,7 +179,8 @@ def result_numbers(result: Result) -> Numbers:
         margins = {m: (s.value if s.low is None else s.low) - s.chance for m, s in chances.items()}
         best = max(margins, key=lambda m: margins[m])
         found["evidence"] = f"{label(best)} {_with_ends(chances[best])}, chance {number(chances[best].chance)}"
-        if margins[best] > 0 or all(s.value <= s.chance for s in chances.values()):
+        at_most = max((s.value if s.high is None else s.high) - s.chance for s in chances.values())
+        if margins[best] > 0 or at_most < WORTH or all(s.value <= s.chance for s in chances.values()):
             found["no_better_than_chance"] = int(margins[best] <= 0)
         else:
             found["chance_is_possible"] = 1

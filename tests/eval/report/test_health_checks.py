@@ -199,6 +199,13 @@ def test_a_small_set_shows_at_ten_what_it_hides_at_one() -> None:
     assert "val: learnt by heart" not in found  # the batch is not easy
 
 
+def test_what_can_be_of_no_use_is_no_better_than_chance() -> None:
+    """As of pairs that were put together wrongly: the intervals hold nothing above chance + 0.05."""
+    result = few(0.025, 0.215)
+    result["intervals"] = {"image_to_text_R@1": [0.01, 0.04], "image_to_text_R@10": [0.19, 0.24]}
+    assert told({"results": [result]})["val: no better than chance"].level == "fail"
+
+
 def test_who_learns_by_heart_is_not_told_of_a_larger_batch() -> None:
     assert "The batch has become easy" not in told(FOUND["val: learnt by heart"][2])
 
