@@ -54,6 +54,13 @@ CHECKS = {
         "optim.warmup=0.1, a tenth of the run; or more steps",
         fails_above=0.99,
     ),
+    "above_guess < 0.1": Check(
+        "The loss is that of guessing",
+        "The loss is {mi_bound:.2f} nats below log K = {log_k:.2f}, which a guess among the K candidates has.",
+        "Are pairs right and keys those of the data (data.image_key, data.captions)? Then a lower optim.lr with "
+        "optim.warmup=0.1",
+        fails_above=-inf,
+    ),
     "skipped_share > 0": Check(
         "Steps were skipped",
         "{skipped} of {steps:.0f} had a loss or gradient that is not finite; they changed nothing.",
@@ -152,7 +159,7 @@ CHECKS = {
     "chance_is_possible > 0": Check(
         "{dataset}: not shown to be better than chance",
         "{evidence}.",
-        "More steps, or more data to evaluate on: the interval holds the value of chance",
+        "More data to evaluate on: the interval holds the value of chance; where the loss still falls, more steps",
     ),
     "behind_untrained > 0": Check(
         "{dataset}: behind itself before training",

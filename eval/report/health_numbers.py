@@ -19,6 +19,7 @@ ENOUGH = 8  # values; of fewer no trend is computed
 RECENT = 3  # values at the end whose median is the value now
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
 COMPARED = 1024  # pairs of a batch, at most, whose accuracy is recorded
+GUESS = 0.1  # nats below the loss of guessing
 EASY = 0.9  # accuracy in the batch
 WORTH = 0.05  # above chance; what is at most that is of no use
 DROP = 0.02  # fall from the best evaluation that counts if there is no interval
@@ -70,13 +71,14 @@ class _Training:
         """Return quantity → number for the health checks that use training metrics almost as they are.
 
         mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
-        with this name. bound_share: mi_bound divided by log_k, left out if unknown. effective_negatives,
+        with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; left out if one is unknown. effective_negatives,
         batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of data_time divided by that
         of batch_time. None stands for a quantity whose metrics the run has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
             found["bound_share"] = found["mi_bound"] / found["log_k"]
+            found["above_guess"] = found["mi_bound"]
         found["effective_negatives"] = min(self.sides("effective_negatives").values(), default=None)
         found["batch_accuracy"] = min(self.sides("accuracy").values(), default=None)
         total = sum(self.values("batch_time"))
@@ -87,18 +89,25 @@ class _Training:
         """Return {"loss_is_flat": a code, "losses": a sentence with the loss at the start and at the end}; {} if the
         run has recorded fewer than ENOUGH losses.
 
+        {} too if it fell to that of guessing, which another check says.
         The code is 0 if the training loss falls or the accuracy in the batch rises. If neither happens, it is 1 for a
         run that began with trained weights (init_from), for which this may be fine, and 2 for other runs.
         """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
             return {}
+        bound = self.now("mi_bound")
+        guesses = bound is not None and bound < GUESS
         (first, last), (low, high) = _ends(loss), _ends(accuracy) if len(accuracy) >= ENOUGH else (0.0, 0.0)
         learns = last < first - TREND * abs(first) or high - low > TREND
-        return {
-            "loss_is_flat": 0 if learns else 2 if self.options.get("init_from") is None else 1,
-            "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
-        }
+        return (
+            {}
+            if guesses and learns
+            else {
+                "loss_is_flat": 0 if learns else 2 if self.options.get("init_from") is None else 1,
+                "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
+            }
+        )
 
     def warmup(self) -> Numbers:
         """Return the steps of the warm-up ("warmup"), their share of the run ("warmup_share"), the steps of the run

@@ -193,12 +193,15 @@ def _facts(run: RunFolder) -> dict[str, str]:
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
     steps, total = f"{run.step:,}", run.state.get("total_steps")
+    epochs = last_value(history, "epoch") or 0
+    samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {
         "model": changed.get("model", ""),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
         "target": changed.get("target", ""),
         "further losses": changed.get("also", ""),
         "trained on": joined(options.get("data.train")),
+        "samples": f"{samples:,.0f} an epoch, seen {epochs:.3g} times each" if samples else "",
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
         "began with": public_path(joined(options.get("init_from"))),
         "steps": steps if total is None else f"{steps} of {total:,}",

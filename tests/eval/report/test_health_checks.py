@@ -67,6 +67,7 @@ def few(first: float, tenth: float) -> dict[str, Any]:
 Given = dict[str, Any]
 FOUND: dict[str, tuple[str, str, Given]] = {
     "The loss does not fall": ("fail", "optim.lr", {"records": NO_GAIN}),
+    "The loss is that of guessing": ("fail", "optim.lr", {"records": changed("mi_bound", rising(0.01, 0.05))}),
     "Steps were skipped": ("fail", "optim.clip_norm=1", {"records": changed("skipped", [*[0.0] * 10, *[7.0] * 10])}),
     "Samples could not be used": (
         "warn",
@@ -204,6 +205,10 @@ def test_what_can_be_of_no_use_is_no_better_than_chance() -> None:
     result = few(0.025, 0.215)
     result["intervals"] = {"image_to_text_R@1": [0.01, 0.04], "image_to_text_R@10": [0.19, 0.24]}
     assert told({"results": [result]})["val: no better than chance"].level == "fail"
+
+
+def test_a_loss_that_fell_to_that_of_guessing_is_no_good_sign() -> None:
+    assert "The loss falls" not in told(FOUND["The loss is that of guessing"][2])
 
 
 def test_who_learns_by_heart_is_not_told_of_a_larger_batch() -> None:
