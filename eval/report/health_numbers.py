@@ -71,9 +71,9 @@ class _Training:
         """Return quantity → number for the health checks that use training metrics almost as they are.
 
         mi_bound, log_k, share_never_visited, staleness: the present value (the median of the last values) of the metric
-        with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; left out if one is unknown. effective_negatives,
-        batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of data_time divided by that
-        of batch_time. None stands for a quantity whose metrics the run has not recorded.
+        with this name. bound_share: mi_bound divided by log_k; above_guess: mi_bound; left out if one is unknown.
+        effective_negatives, batch_accuracy: the smaller present value of sides x and y. waiting_share: the sum of
+        data_time divided by that of batch_time. None stands for a quantity whose metrics the run has not recorded.
         """
         found: Numbers = {name: self.now(name) for name in ("mi_bound", "log_k", "share_never_visited", "staleness")}
         if found["mi_bound"] is not None and found["log_k"] and found["log_k"] > 0:
