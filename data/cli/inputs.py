@@ -31,9 +31,10 @@ from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
-from dyad.data.tables.readers import OPENERS, Fields, Table, open_table
+from dyad.data.tables.readers import Fields, Table, open_table
 
 LOOKED_AT = 20  # samples of a shard that are read to tell what it holds
+PACKED_TARS = (".tgz", *(f".tar{suffix}" for suffix in PACKED))
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
 COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
 OTHERS = "other fields"
@@ -106,12 +107,11 @@ def shards_of(
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def input_tables(source: str | Sequence[str], options: TableKeys) -> list[Table]:
-    """Return the tables that `source` names. Raises ConfigError when it names a file that is no table."""
+def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[list[Table], list[str]]:
+    """Return the tables and the tar shards that `source` names. Raises ConfigError when it names another file."""
     tables, others = _tables_and_files(source, options, "INPUT")
-    if strange := [file for file in others if not file.endswith(tuple(OPENERS))]:
-        raise ConfigError(f"INPUT {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
-    return [*tables, *map(open_table, others)]
+    tars = [file for file in others if shard_name(file).endswith(".tar")]
+    return [*tables, *(open_table(file) for file in others if file not in tars)], tars
 
 
 def _tables_and_files(
@@ -137,8 +137,8 @@ def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
 def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
     """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
     first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
-    if is_beir(sources[0]) or sources[0].endswith(PACKED):
-        return InputKind.questions  # their reader says what is missing, or how to unpack it
+    if is_beir(sources[0]) or sources[0].endswith(PACKED):  # their reader says what is missing, or how to unpack it
+        return InputKind.pictures if sources[0].endswith(PACKED_TARS) else InputKind.questions
     with suppress(ConfigError, OSError):
         tables, files = _tables_and_files(sources[0], options, "INPUT")
         if tables:

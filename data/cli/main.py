@@ -24,7 +24,8 @@ Training takes all of these as they are. Columns of other names: columns=[pictur
 columns=[question,positive,negative]. Tables without byte offsets are converted once, into .index/ beside them or
 your cache, up to 4 GiB; larger ones, and those with bad rows, by `pack`.
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
-Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst."""
+Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst.
+Shards that training refuses are packed anew, with what is sound in them: pack x.tar out=mended on_error=skip."""
 CLOSING = """Keys and more examples: python -m data VERB --help
 Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."""
 
@@ -80,6 +81,7 @@ pack nq-train.json out=nq to=beir
 pack beir/scifact/ out=scifact to=tevatron_ids split=train
 pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip
 pack psgs_w100.tsv out=corpus to=tevatron
+pack broken.tar out=mended on_error=skip
 pack pairs.csv out=parts val=0.05
 split shards/ out=parts
 split shards/ out=parts val=0.05 by=picture

@@ -8,7 +8,6 @@ How unusual texts are treated:
     json nested deep or with very many values (data/base/json_text.py)    SampleError
     longer than MAX_LETTERS                                            cut; towers read less than that
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
-    no caption, where other samples of the shard have one              reported by the index, which training refuses
 
 In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it. Unusual
 pictures: data/image_text/pictures.py.
