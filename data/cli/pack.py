@@ -4,19 +4,27 @@ The shards are those of webdataset; they keep the bytes of the pictures. Tar sha
 refuses of them is put in order or left out.
 """
 
+import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
+from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.inputs import InputKind, first_row, kind_of, tables_and_tars
-from dyad.data.cli.options import PackOptions, Target, table_keys
+from dyad.data.cli.options import PackOptions, PictureTask, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.tars import MakeSample, Members, tar_samples
 from dyad.data.question_passage.formats import unknown_format
-from dyad.data.shards.scan_tar import PICTURES
+from dyad.data.shards.index import ShardIndex
+from dyad.data.shards.scan_tar import PICTURES, TEXTS, unread_pictures
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource
+from dyad.data.tables.folders import suffixes_in
 from dyad.data.tables.pictures import PictureTable, picture_table
 from dyad.data.tables.readers import Table
 
@@ -53,13 +61,31 @@ def pack_pairs(source: str, options: PackOptions) -> None:
         indexes = outputs.index_new(folder)
         samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
         paths, trained = {"data.train": outputs.file_names(indexes)}, samples
+        read = _how_to_read(indexes, options)
         if options.val:
             paths, trained = split_packed(folder, paths, options)
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained)
+    if unread := unread_pictures(suffixes_in(source) if os.path.isdir(source) else Counter()):
+        print_line(f"not read: {unread}")
+    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained, *read)
     print(f"train on them:\n  {train}")
+
+
+def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
+    """Return how training reads packed shards: with what task, and which captions."""
+    from dyad.data.image_text.sample import ShardSample  # loads torch
+
+    read = ReadOptions(caption_per=options.caption_per, task=options.task)
+    if not any(set(TEXTS) & set(index.suffixes) for index in indexes):
+        read.task = PictureTask.views
+    if read.task is not PictureTask.image_text:
+        return read, ""
+    shards = Shards([ShardSource(tuple(index.path for index in indexes))], indexes)
+    name = caption_name(ShardSample.read(shards, 0), read)
+    read.task = PictureTask.labelled if name == "cls" else read.task
+    return read, name
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
+UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of other pictures
 TEXTS = ("txt", "json", "cls")
 MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
@@ -76,6 +77,13 @@ class Scan:
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
+
+
+def unread_pictures(suffixes: Counter[str]) -> str:
+    """Return the counts of pictures whose format is not read, for a message. suffixes: counts of all files, without
+    dots; "" if none of them is such a picture."""
+    counts = ", ".join(f"{suffixes[suffix]:,} {suffix}" for suffix in UNREAD if suffixes[suffix])
+    return f"{counts}: convert them to jpg, png or webp" if counts else ""
 
 
 class _BrokenTar(Exception):
