@@ -170,14 +170,13 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
     is_folder = os.path.isdir(table.path)
     empty = caption is None or ((label or is_folder) and not any(row.get(caption) for row in table.head()))
     if options.captioned and empty:
-        hint = f", or {options.prefix}template='a photo of a {{}}' for captions of '{label}'" if label else ""
-        where = ", ".join(known) if caption is None else caption
-        if is_folder:
-            where = "a .txt of the same name"
+        where = "a .txt of the same name" if is_folder else ", ".join(known) if caption is None else caption
+        hints = [] if is_folder else [f"{key}=[{image},…]"]
+        hints += [f"{options.prefix}template='a photo of a {{}}' for captions of '{label}'"] if label else []
+        hints += ["task=labelled for classes"] if label else ["task=views for pictures alone"]
         raise ConfigError(
             f"{table.path}: pictures in '{image}', no captions in {where}. "
-            f"Its columns are {', '.join(table.columns)}: set {key}=[{image},…]{hint}. Pictures alone are for "
-            "task=views, with a class for task=labelled"
+            f"Its columns are {', '.join(table.columns)}: set {', or '.join(hints)}"
         )
     return PictureTable(table, image, caption, options)
 
