@@ -15,7 +15,8 @@ from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, Split
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   pictures and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, pictures
                            inside, or paths), Arrow, JSON-lines, COCO captions; folders of pictures with .txt files,
-                           metadata.csv or one folder for each class (template='a photo of a {}')
+                           metadata.csv or one folder for each class (template='a photo of a {}');
+                           task=labelled: classes without captions; task=views: pictures alone
   questions and passages   tables or JSON-lines with sentence-transformers' columns (anchor, positive, negative, …),
                            DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus),
                            FlagEmbedding .jsonl, MS MARCO triples, BEIR folders, shards of these; passages alone:
@@ -64,6 +65,7 @@ index nq-train.json
 index psgs_w100.tsv
 check shards/
 check shards/ captions=caption workers=4
+check classes/ task=labelled
 check 'train/*.tar::val/*.tar'
 check nq-train.json
 check pairs.parquet

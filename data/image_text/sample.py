@@ -77,10 +77,7 @@ class ShardSample:
         Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are missing, when one is
         blank or no valid Unicode, or when the json field has another type.
         """
-        if name == "txt":
-            value = captions_in(self.text("txt"), per)
-        else:
-            value = self.field(name)
+        value = captions_in(self.text("txt"), per) if name == "txt" else self.field(name)
         captions = [value] if isinstance(value, str) else value
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
             raise SampleError(f"{self.where}: '{name}' is {value!r:.80}, no text or list of texts.")

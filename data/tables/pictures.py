@@ -101,8 +101,9 @@ class PictureTable:
         members = {suffix: picture}
         if captions := self._captions(fields):
             members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
-        if not {*self.table.columns} <= {self.image, self.caption}:
-            others = [each for each in fields if each not in (self.image, self.caption)]
+        used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field
+        if not {*self.table.columns} <= used:
+            others = [each for each in fields if each not in used]
             members["json"] = json_bytes({each: fields[each] for each in others if not _has_bytes(fields[each])})
         return members
 
@@ -140,7 +141,7 @@ class PictureTable:
             return []
         if not all(isinstance(text, str) for text in texts):
             raise BadRow("caption is no text", f"{value!r:.80}")
-        lines = [" ".join(text.split()) for text in texts]
+        lines = [" ".join(str(text).split()) for text in texts]
         if self.caption == TEXT_FILES and isinstance(value, str):
             lines = captions_in(value, self.options.caption_per)
         if not lines or not all(lines):

@@ -13,7 +13,7 @@ import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import raises
 from helpers.shards import opened, picture, write_tar
-from helpers.tables import class_folders, hub_pictures, pictures_in, with_texts, write_csv
+from helpers.tables import LABELS, class_folders, hub_pictures, pictures_in, with_texts, write_csv
 from pyarrow.parquet import write_table
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -65,10 +65,10 @@ def test_check_says_how_many_captions_a_picture_has(
     assert "captions    150;" in printed and "data.caption_per=line" in printed and "several lines" not in printed
 
 
-@pytest.mark.parametrize("forms", [("NFC", "NFD"), ("NFD", "NFC")])
-def test_names_that_unicode_holds_to_be_equal(forms: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [1, -1])
+def test_names_that_unicode_holds_to_be_equal(step: int, tmp_path: Path) -> None:
     """Linux keeps the names that a Mac has written, where é is two characters."""
-    name, other = (normalize(form, "caf\u00e9") for form in forms)
+    name, other = (normalize("NFC", "caf\u00e9"), normalize("NFD", "caf\u00e9"))[::step]
     (tmp_path / "in").mkdir()
     (tmp_path / f"in/{name}.png").write_bytes(picture())
     (tmp_path / f"in/{other}.txt").write_text("coffee")
@@ -177,3 +177,11 @@ def test_pictures_without_captions_are_refused_where_captions_are_needed(
         parse_sources(str(classes), tables=checked_tables(options))
     for verb in (["check"], ["pack", f"out={tmp_path / 'out'}"]):
         assert ended(monkeypatch, verb[0], photos, *verb[1:]).returncode == 2
+
+
+@pytest.mark.parametrize("keys", [{}, {"template": "a photo of a {}"}])
+def test_a_class_is_a_field_with_and_without_a_template(keys: dict[str, str], tmp_path: Path) -> None:
+    """A template is for captions, and for prompts of task=labelled, which has the class itself."""
+    found = samples(class_folders(tmp_path / "classes"), **keys)
+    assert {sample.label("cls") for sample in found} == {sample.label("class") for sample in found} == {*LABELS}
+    assert [("txt" in sample.members) for sample in found] == [bool(keys)] * 60
