@@ -23,6 +23,7 @@ Title = StrEnum("Title", ["join", "pair", "drop"])
 DrawnPositives = StrEnum("DrawnPositives", ["one", "first", "all"])
 NegativeList = StrEnum("NegativeList", ["hard_negatives", "negatives", "mined"])
 BadSamples = StrEnum("BadSamples", ["substitute", "stop"])
+CaptionPer = StrEnum("CaptionPer", ["paragraph", "line"])
 ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 
@@ -179,7 +180,9 @@ class DataConfig:
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
     items: ItemKind = described(ItemKind.pictures, "task=views, labelled: what the samples are, pictures or texts")
-    label: str = described("cls", "task=labelled: what holds the class: cls, txt (folders of classes), or a json field")
+    label: str = described(
+        "cls", "task=labelled: what holds the class: cls or class (folders of classes), txt, a json field"
+    )
     classes: Any = described(None, "task=labelled: names, or a TASK.json of zero_shot; null: all in data.train, sorted")
     rare: str | None = described(None, "task=labelled: this class on side x, all others on side y, for partial_auc")
     rare_per_batch: int = described(8, "samples of data.rare in a batch; global_batch_size counts them too", least=1)
@@ -200,7 +203,10 @@ class DataConfig:
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's picture, the first that it has counts")
-    captions: list[str] = described(["txt"], "where captions are: txt (one a line), json fields; evaluation: the first")
+    captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
+    caption_per: CaptionPer = described(
+        CaptionPer.paragraph, "what is one caption in a .txt: paragraph (all lines up to a blank one), or line"
+    )
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")

@@ -7,7 +7,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import DataConfig, MiningConfig, check_least, described
+from dyad.data.config import CaptionPer, DataConfig, MiningConfig, check_least, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
@@ -71,6 +71,7 @@ class EvalCommand:
     examples: int | None = run_option(EvalConfig, "examples")
     out: str | None = described(None, "folder for the results; null: eval/ of the run, runs/eval-MODEL of a model")
     captions: list[str] | None = run_option(DataConfig, "captions")
+    caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
     text_key: str | None = run_option(DataConfig, "text_key")
     truth: Truth | None = run_option(EvalConfig, "truth")
     recall_k: list[int] | None = run_option(EvalConfig, "recall_k")

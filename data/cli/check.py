@@ -7,6 +7,7 @@ Questions and passages: every row is read as training reads it.
 
 from __future__ import annotations
 
+import os
 import re
 from array import array
 from collections import Counter
@@ -22,23 +23,26 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.cli import inputs
-from dyad.data.cli.contents import captions_of, contents, train_command
+from dyad.data.cli.contents import caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, Located, UnreadFields
-from dyad.data.cli.options import CheckOptions
+from dyad.data.cli.options import CheckOptions, PictureTask
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index import ShardIndex
+from dyad.data.shards.scan_tar import unread_pictures
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.folders import suffixes_in
 
 BLOCK = 512  # samples per task
 TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
 SHOWN = 20  # kinds of faults that are printed
 LEAKS = 3  # examples that are printed
+MISSING = ("nan", "null", "none")  # as a caption: what programs write into a table for a missing one
 VARYING = re.compile(r"'[^']*'|[\d,.]+")  # what differs between messages about one fault
 INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 
@@ -121,8 +125,10 @@ class PictureFindings:
     """Statistics of samples in shards of pictures. `a += b` adds the statistics b of other samples to a.
 
     formats, modes: number of pictures by file suffix and by PIL's name of the colour format. widths, heights: of each
-    picture, in pixels. words: number of words of each caption. pictures, texts: content keys (64-bit hashes) of the
-    pictures and of the captions. bad: messages about bad samples.
+    picture, in pixels. captions: number of captions of each picture. words: number of words of each caption. missing:
+    captions that are nan or null. several: pictures with a caption of several lines in its text. labels: number of
+    pictures by class. pictures, texts: content keys (64-bit hashes) of the pictures and of the captions. bad: messages
+    about bad samples.
     """
 
     samples: int = 0
@@ -130,7 +136,11 @@ class PictureFindings:
     modes: Counter[str] = field(default_factory=Counter)
     widths: array[int] = field(default_factory=INTEGERS)
     heights: array[int] = field(default_factory=INTEGERS)
+    captions: array[int] = field(default_factory=INTEGERS)
     words: array[int] = field(default_factory=INTEGERS)
+    missing: int = 0
+    several: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
     pictures: array[int] = field(default_factory=INTEGERS)
     texts: array[int] = field(default_factory=INTEGERS)
     bad: BadLines = field(default_factory=BadLines)
@@ -165,7 +175,19 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     print_line(f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}")
     print(f"width       {_quantiles(found.widths)}")
     print(f"height      {_quantiles(found.heights)}")
-    print(f"captions    {len(found.words):,}; words {_quantiles(found.words)}")
+    if options.task is PictureTask.image_text:
+        of_picture = f"of a picture {_quantiles(found.captions)}; " if len(found.words) > len(found.captions) else ""
+        print(f"captions    {len(found.words):,}; {of_picture}words {_quantiles(found.words)}")
+    if found.labels:
+        print_line(f"classes     {len(found.labels):,}: {_counts(found.labels):.200}")
+    if found.several:
+        print(
+            f"paragraphs  {found.several:,} pictures have a caption of several lines; each is one with caption_per=line"
+        )
+    if found.missing:
+        print(f"warning: {found.missing:,} captions are {' or '.join(MISSING)}, as programs write a missing one")
+    for line in _unread(values, options, indexes):
+        print_line(f"not read    {line}")
     print(f"duplicates  {count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts")
     print(f"damage      {found.bad.count:,}")
     found.bad.print()
@@ -200,12 +222,29 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
             found.widths.append(header.width)
             found.heights.append(header.height)
             found.pictures.append(content_key(encoded))
-            for text in captions_of(sample, options):
+            captions = captions_of(sample, options)
+            found.captions.append(len(captions))
+            found.missing += sum(text.strip().lower() in MISSING for text in captions)
+            if captions and caption_name(sample, options) == "txt":
+                found.several += any("\n" in text for text in captions)
+            if options.task is PictureTask.labelled:
+                found.labels[sample.label(options.label)] += 1
+            for text in captions:
                 found.words.append(len(text.split()))
                 found.texts.append(content_key(text.encode()))
         except DataError as error:
             found.bad.add(str(error))
     return found
+
+
+def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[ShardIndex]) -> Iterator[str]:
+    """Yield a line for each source with pictures whose format is not read: members of tars, files of folders."""
+    for index in indexes:
+        if line := unread_pictures(Counter(index.ignored)):
+            yield f"{index.path}: {line}"
+    for folder in (table.path for table in inputs.tables_and_files(values, options, "SOURCE")[0]):
+        if os.path.isdir(folder) and (line := unread_pictures(suffixes_in(folder))):
+            yield f"{folder}: {line}"
 
 
 def _counts(counter: Counter[str]) -> str:

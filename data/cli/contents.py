@@ -7,7 +7,7 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
 from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of
-from dyad.data.cli.options import ReadOptions
+from dyad.data.cli.options import PictureTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
@@ -42,11 +42,13 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
-    """Return the captions of a ShardSample; none if it has a class number in their place. Raises SampleError when it
-    has neither."""
+    """Return the captions of a ShardSample; none if it has a class number in their place, or options.task takes no
+    captions. Raises SampleError when it has neither."""
+    if options.task is not PictureTask.image_text:
+        return []
     name = caption_name(sample, options)
     if name != "cls":
-        return sample.captions(name)
+        return sample.captions(name, options.caption_per)
     sample.label(name)
     return []
 
@@ -72,9 +74,11 @@ def train_command(
     if kind_of(values, options) is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)
+    if options.task is not PictureTask.image_text:
+        return outputs.picture_command(paths, samples, options)
     from dyad.data.image_text.sample import ShardSample
 
     name = caption_name(ShardSample.read(open_shards(shards_of(values, options, "SOURCE")), 0), options)
     if name == "cls":
-        return "nothing: class numbers alone are for an evaluation, eval.suite=[wds:FOLDER]"
-    return outputs.picture_command(paths, samples, name)
+        return "nothing: class numbers alone are for task=labelled, or an evaluation, eval.suite=[wds:FOLDER]"
+    return outputs.picture_command(paths, samples, options, name)

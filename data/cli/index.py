@@ -14,6 +14,7 @@ from dyad.data.cli.inputs import shards_of
 from dyad.data.cli.options import IndexOptions
 from dyad.data.shards.index import FORMAT, ShardIndex, fingerprint, index_shards
 from dyad.data.shards.rows import SUFFIXES
+from dyad.data.shards.shards import how_to_mend
 from dyad.data.shards.sources import SHARDS, ShardSource
 
 MAX_ROWS = 40  # with more shards the table has only the broken ones
@@ -68,7 +69,8 @@ def report_problems(indexes: Sequence[ShardIndex]) -> None:
             print_line(f"{index.path}: … and {index.problem_count - len(index.problems)} more")
     if broken:
         count = sum(index.problem_count for index in broken)
-        raise DataError(f"{len(broken)} of {len(indexes)} shards are broken, {count} problems. Training refuses them.")
+        counts = f"{len(broken)} of {len(indexes)} shards are broken, {count} problems"
+        raise DataError(f"{counts}. Training refuses them.{how_to_mend(broken)}")
 
 
 def _write_manifest(path: Path, sources: Sequence[ShardSource], indexes: Sequence[ShardIndex]) -> None:

@@ -31,9 +31,10 @@ from dyad.data.shards.storage import open_stream, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
-from dyad.data.tables.readers import OPENERS, Fields, Table, open_table
+from dyad.data.tables.readers import Fields, Table, open_table
 
 LOOKED_AT = 20  # samples of a shard that are read to tell what it holds
+PACKED_TARS = (".tgz", *(f".tar{suffix}" for suffix in PACKED))
 QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
 COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
 OTHERS = "other fields"
@@ -106,15 +107,14 @@ def shards_of(
 # ---- pictures, questions or passages? ------------------------------------------------------------------------------
 
 
-def input_tables(source: str | Sequence[str], options: TableKeys) -> list[Table]:
-    """Return the tables that `source` names. Raises ConfigError when it names a file that is no table."""
-    tables, others = _tables_and_files(source, options, "INPUT")
-    if strange := [file for file in others if not file.endswith(tuple(OPENERS))]:
-        raise ConfigError(f"INPUT {strange[0]}: takes a folder of pictures, or a table: {', '.join(OPENERS)}.")
-    return [*tables, *map(open_table, others)]
+def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[list[Table], list[str]]:
+    """Return the tables and the tar shards that `source` names. Raises ConfigError when it names another file."""
+    tables, others = tables_and_files(source, options, "INPUT")
+    tars = [file for file in others if shard_name(file).endswith(".tar")]
+    return [*tables, *(open_table(file) for file in others if file not in tars)], tars
 
 
-def _tables_and_files(
+def tables_and_files(
     source: str | Sequence[str], options: TableKeys | TableOptions, key: str
 ) -> tuple[list[Table], list[str]]:
     """Return the tables that `source` names, and the files that are read by offset."""
@@ -137,10 +137,10 @@ def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
 def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
     """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
     first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
-    if is_beir(sources[0]) or sources[0].endswith(PACKED):
-        return InputKind.questions  # their reader says what is missing, or how to unpack it
+    if is_beir(sources[0]) or sources[0].endswith(PACKED):  # their reader says what is missing, or how to unpack it
+        return InputKind.pictures if sources[0].endswith(PACKED_TARS) else InputKind.questions
     with suppress(ConfigError, OSError):
-        tables, files = _tables_and_files(sources[0], options, "INPUT")
+        tables, files = tables_and_files(sources[0], options, "INPUT")
         if tables:
             pictures = picture_column(tables[0], options.columns)
             return InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
@@ -163,7 +163,7 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
 
     Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
-    tables, files = _tables_and_files(sources[0], options, "SOURCE")
+    tables, files = tables_and_files(sources[0], options, "SOURCE")
     if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
         with suppress(OSError):
             if fields := first_row(open_table(file)):
@@ -232,7 +232,7 @@ def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> L
     """Return an iterator over the rows of files and tables that `source` names: of each its location, and its fields or
     the error (a BadRow) instead of them. Rows that could not be indexed come first, with the path of the file as
     location."""
-    tables, files = _tables_and_files(source, options, key)
+    tables, files = tables_and_files(source, options, key)
     return chain(_located(_open(files)) if files else (), *(_of_table(table, table_keys(options)) for table in tables))
 
 

@@ -15,7 +15,8 @@ from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, Split
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   pictures and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, pictures
                            inside, or paths), Arrow, JSON-lines, COCO captions; folders of pictures with .txt files,
-                           metadata.csv or one folder for each class (template='a photo of a {}')
+                           metadata.csv or one folder for each class (template='a photo of a {}');
+                           task=labelled: classes without captions; task=views: pictures alone
   questions and passages   tables or JSON-lines with sentence-transformers' columns (anchor, positive, negative, …),
                            DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus),
                            FlagEmbedding .jsonl, MS MARCO triples, BEIR folders, shards of these; passages alone:
@@ -24,7 +25,8 @@ Training takes all of these as they are. Columns of other names: columns=[pictur
 columns=[question,positive,negative]. Tables without byte offsets are converted once, into .index/ beside them or
 your cache, up to 4 GiB; larger ones, and those with bad rows, by `pack`.
 A SOURCE is a file, its folder, a glob, 'd/{000..099}.tar', several joined as 'a.tar::b.tar', or a URL.
-Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst."""
+Compressed files cannot be read by offset: unpack them first, with gunzip -k FILE.gz or zstd -d FILE.zst.
+Shards that training refuses are packed anew, with what is sound in them: pack x.tar out=mended on_error=skip."""
 CLOSING = """Keys and more examples: python -m data VERB --help
 Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damaged data."""
 
@@ -63,6 +65,7 @@ index nq-train.json
 index psgs_w100.tsv
 check shards/
 check shards/ captions=caption workers=4
+check classes/ task=labelled
 check 'train/*.tar::val/*.tar'
 check nq-train.json
 check pairs.parquet
@@ -80,6 +83,7 @@ pack nq-train.json out=nq to=beir
 pack beir/scifact/ out=scifact to=tevatron_ids split=train
 pack train.jsonl out=dpr to=dpr corpus=corpus.jsonl on_error=skip
 pack psgs_w100.tsv out=corpus to=tevatron
+pack broken.tar out=mended on_error=skip
 pack pairs.csv out=parts val=0.05
 split shards/ out=parts
 split shards/ out=parts val=0.05 by=picture

@@ -5,10 +5,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
-from dyad.data.config import DataConfig, PassageConfig, QuestionConfig, check_split, check_template, described
+from dyad.data.config import (
+    CaptionPer,
+    DataConfig,
+    PassageConfig,
+    QuestionConfig,
+    check_split,
+    check_template,
+    described,
+)
 from dyad.data.tables.pictures import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
+PictureTask = StrEnum("PictureTask", ["image_text", "views", "labelled"])  # that pictures are for, as the key task
 # Formats that questions are converted to.
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
@@ -23,13 +32,19 @@ class TableKeys:
     columns: list[str] = config_option(DataConfig, "columns")
     template: str | None = config_option(DataConfig, "template")
     max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
+    caption_per: CaptionPer = config_option(DataConfig, "caption_per")
+    task: PictureTask = described(
+        PictureTask.image_text, "what pictures are for: image_text (with captions), views (alone), labelled (a class)"
+    )
 
     def __post_init__(self) -> None:
         check_template(self.template, "template")
 
 
 def table_keys(options: TableKeys) -> TableOptions:
-    return TableOptions(options.columns, options.template, options.max_image_pixels)
+    captioned = options.task is PictureTask.image_text
+    chosen = {"caption_per": options.caption_per, "captioned": captioned}
+    return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
 
 
 @dataclass
@@ -62,6 +77,7 @@ class ReadOptions(QuestionKeys):
         "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
     )
     image_key: str = config_option(DataConfig, "image_key")
+    label: str = config_option(DataConfig, "label")
 
 
 @dataclass

@@ -15,12 +15,18 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import whole_folder
 from dyad.data.base.progress import print_line
-from dyad.data.cli.options import OnError, WriteOptions
+from dyad.data.cli.options import OnError, PictureTask, ReadOptions, WriteOptions
+from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 
 SHOWN = 5  # bad rows that are printed in full
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
+TRAINS = {  # how a command trains on pictures
+    PictureTask.image_text: ["model.name=ViT-B-32"],
+    PictureTask.views: ["task=views", "data=simclr", "model.name=ViT-B-32", "objective=simclr", "model.head=simclr"],
+    PictureTask.labelled: ["task=labelled", "model.name=ViT-B-32", "objective=cross_entropy"],
+}
 
 AddSample = Callable[[Mapping[str, Any]], object]
 
@@ -84,11 +90,16 @@ def file_names(indexes: Sequence[ShardIndex]) -> Path:
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
-def picture_command(paths: Mapping[str, str | Path], samples: int, captions: str = "txt") -> str:
-    """Return a shell command that trains on pictures and captions. captions: "txt" or a json field."""
-    field = [] if captions == "txt" else [f"data.captions=[{captions}]"]
-    how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}"]
-    return command("python -m train", paths, *field, *how)
+def picture_command(paths: Mapping[str, str | Path], samples: int, options: ReadOptions, captions: str = "txt") -> str:
+    """Return a shell command that trains on pictures for options.task. captions: "txt" or a json field."""
+    words = list(TRAINS[options.task])
+    if options.task is PictureTask.image_text and captions != "txt":
+        words = [f"data.captions=[{captions}]", *words]
+    elif options.task is PictureTask.image_text and options.caption_per is not CaptionPer.paragraph:
+        words = [f"data.caption_per={options.caption_per.value}", *words]
+    elif options.task is PictureTask.labelled and options.label != DataConfig.label:
+        words.append(f"data.label={options.label}")
+    return command("python -m train", paths, *words, "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}")
 
 
 def question_command(paths: Mapping[str, str | Path], questions: int, *others: str) -> str:

@@ -1,18 +1,30 @@
 """`python -m data pack`: packs pictures and captions into shards, or converts questions and passages (convert.py).
 
-The shards are those of webdataset; they keep the bytes of the pictures.
+The shards are those of webdataset; they keep the bytes of the pictures. Tar shards are an input too: what training
+refuses of them is put in order or left out.
 """
 
-from collections.abc import Sequence
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
+from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, first_row, input_tables, kind_of
-from dyad.data.cli.options import PackOptions, Target, table_keys
+from dyad.data.cli.inputs import InputKind, first_row, kind_of, tables_and_tars
+from dyad.data.cli.options import PackOptions, PictureTask, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
+from dyad.data.cli.tars import MakeSample, Members, tar_samples
 from dyad.data.question_passage.formats import unknown_format
+from dyad.data.shards.index import ShardIndex
+from dyad.data.shards.scan_tar import PICTURES, TEXTS, unread_pictures
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource
+from dyad.data.tables.folders import suffixes_in
 from dyad.data.tables.pictures import PictureTable, picture_table
 from dyad.data.tables.readers import Table
 
@@ -31,30 +43,70 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print how to train on them.
 
     Raises ConfigError for a folder that exists and is not empty, or a missing column. With on_error=stop, a picture
-    that is missing or has a broken header, or an empty caption, raises DataError naming the row, and the folder is not
+    that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
     made.
     """
     out = outputs.checked_out(options)
     if options.to is not Target.shards:
         raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
-    tables, tally = [picture_input(table, options) for table in input_tables(source, options)], Tally(options.on_error)
+    tally = Tally(options.on_error)
     with outputs.new_folder(out) as folder:
         with outputs.shard_writer(folder, options) as write:
-            for pictures in tables:
-                for where, fields in pictures.table.rows():
-                    with tally.row(f"{pictures.table.path}: {where}"):
-                        write({"__key__": f"{tally.rows - 1:09d}", **pictures.members(fields)})
+            for where, make_sample in _samples(source, options):
+                with tally.row(where):
+                    sample = make_sample()
+                    _refuse_undecodable(sample, options.max_image_pixels)
+                    write({"__key__": f"{tally.rows - 1:09d}", **sample})
         tally.check_any(source)
         indexes = outputs.index_new(folder)
         samples, megabytes = sum(i.samples for i in indexes), sum(i.size for i in indexes) / 1e6
         paths, trained = {"data.train": outputs.file_names(indexes)}, samples
+        read = _how_to_read(indexes, options)
         if options.val:
             paths, trained = split_packed(folder, paths, options)
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained)
+    if unread := unread_pictures(suffixes_in(source) if os.path.isdir(source) else Counter()):
+        print_line(f"not read: {unread}")
+    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained, *read)
     print(f"train on them:\n  {train}")
+
+
+def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
+    """Return how training reads packed shards: with what task, and which captions."""
+    from dyad.data.image_text.sample import ShardSample  # loads torch
+
+    read = ReadOptions(caption_per=options.caption_per, task=options.task)
+    if not any(set(TEXTS) & set(index.suffixes) for index in indexes):
+        read.task = PictureTask.views
+    if read.task is not PictureTask.image_text:
+        return read, ""
+    shards = Shards([ShardSource(tuple(index.path for index in indexes))], indexes)
+    name = caption_name(ShardSample.read(shards, 0), read)
+    read.task = PictureTask.labelled if name == "cls" else read.task
+    return read, name
+
+
+def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:
+    """Yield the location of each row of the tables of an input, and of each sample of its tars, and a function that
+    returns its members or raises BadRow."""
+    tables, tars = tables_and_tars(source, options)
+    for pictures in [picture_input(table, options) for table in tables]:
+        for where, fields in pictures.table.rows():
+            yield f"{pictures.table.path}: {where}", partial(pictures.members, fields)
+    yield from tar_samples(tars)
+
+
+def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
+    """Raise BadRow for a picture that training cannot decode. Its header was read already, if it is of a table."""
+    from dyad.data.image_text.transforms import decode  # loads torch
+
+    for suffix in PICTURES:
+        try:
+            _ = decode(sample[suffix], max_pixels) if suffix in sample else None
+        except DataError as error:
+            raise BadRow("undecodable picture", str(error)) from None
 
 
 def picture_input(table: Table, options: PackOptions) -> PictureTable:

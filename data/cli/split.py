@@ -45,7 +45,7 @@ def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -
     """Split what pack has written into `folder`, and remove the undivided files. paths: of data.train and perhaps
     data.passage.corpus, in `folder`. Returns as `split`."""
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
-    kept = {key: getattr(packed, key) for key in ("split", "val", "by", "maxcount", "maxsize")}
+    kept = {key: getattr(packed, key) for key in ("split", "val", "by", "maxcount", "maxsize", "task", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
     for entry in folder.iterdir():
         if entry.name not in SIDES and str(entry) != corpus:

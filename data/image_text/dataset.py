@@ -1,9 +1,9 @@
 """Pictures and their captions from shards: batches for training, sets of items for evaluation.
 
 The picture of a sample is the first member that data.image_key names. Its captions are under the names in
-data.captions: "txt" is the text member, one caption a line; any other name is a field of the json member, a string or a
-list of strings. Training draws one caption, depending only on the seed, the epoch and the sample id. Evaluation takes
-all captions under the first name in data.captions.
+data.captions: "txt" is the text member, one caption a paragraph or a line, as data.caption_per says; any other name is
+a field of the json member, a string or a list of strings. Training draws one caption, depending only on the seed, the
+epoch and the sample id. Evaluation takes all captions under the first name in data.captions.
 
 Shape letters: b pictures of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
@@ -97,7 +97,7 @@ class PairMaker:
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
-        return sample.captions(name)
+        return sample.captions(name, self.config.caption_per)
 
 
 class LabelMaker(PairMaker):
@@ -242,7 +242,7 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
     for number in range(len(shards)):
         sample = ShardSample.read(shards, number)
         image_keys.append(content_key(sample.picture(config.image_key)))
-        for text in sample.captions(config.captions[0]):
+        for text in sample.captions(config.captions[0], config.caption_per):
             texts.append(text)
             owner.append(number)
             text_keys.append(text_key(sample, text, config))

@@ -5,7 +5,7 @@ How unusual pictures are decoded (data/image_text/transforms.py):
     grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
     transparent (RGBA, LA, palette)         drawn on white
     16 bits a channel                       the upper 8 bits are used
-    animated (WebP, PNG)                    the first frame is used
+    animated (WebP, PNG), several (MPO)     the first frame is used
     rotated by EXIF                         decoded as stored: the tag is ignored
     1 x 1                                   resized like any other
     one side more than 16 times the other   only its middle, or every n-th row, is resized: this bounds the memory
@@ -30,7 +30,9 @@ from dyad.data.base.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SUFFIX_OF = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+# The one table of what is read, by PIL's name. An MPO is a JPEG with further frames, as phones and drones write it
+SUFFIX_OF = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
+OPENERS = ("JPEG", "PNG", "WEBP")  # of PIL; that of JPEG also opens MPO
 JPEG_MAGIC = b"\xff\xd8\xff"
 MAX_SCANS = 100  # a progressive JPEG has about ten
 MAX_SEGMENTS = 10_000  # of a JPEG
@@ -69,7 +71,7 @@ def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=tuple(SUFFIX_OF)) as picture:
+            with Image.open(BytesIO(data), formats=OPENERS) as picture:
                 check_size(*picture.size, max_pixels, key)
                 yield picture
     except DataError:

@@ -8,7 +8,6 @@ How unusual texts are treated:
     json nested deep or with very many values (data/base/json_text.py)    SampleError
     longer than MAX_LETTERS                                            cut; towers read less than that
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
-    no caption, where other samples of the shard have one              reported by the index, which training refuses
 
 In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it. Unusual
 pictures: data/image_text/pictures.py.
@@ -23,10 +22,13 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError, SampleError, nearest
 from dyad.data.base.json_text import parse_json
+from dyad.data.config import CaptionPer
+from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.transforms import decode
 from dyad.data.shards.shards import Shards
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
+CLASS_FIELDS = ("class", "label", "fine_label")
 MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length of a word
 
 
@@ -68,17 +70,14 @@ class ShardSample:
         except DataError as error:
             raise SampleError(f"{self.where}: {error}.") from error
 
-    def captions(self, name: str) -> list[str]:
-        """Return the captions of a sample, at least one. name: "txt" for the lines of its txt member, else the json
-        field that holds one text or a list of texts.
+    def captions(self, name: str, per: CaptionPer = CaptionPer.paragraph) -> list[str]:
+        """Return the captions of a sample, at least one. name: "txt" for its txt member, else the json field that holds
+        one text or a list of texts. per: what is one caption in the txt member.
 
         Long captions are cut to MAX_LETTERS characters. Raises SampleError when the captions are missing, when one is
         blank or no valid Unicode, or when the json field has another type.
         """
-        if name == "txt":
-            value = [line for line in map(str.strip, self._text("txt").split("\n")) if line]
-        else:
-            value = self.field(name)
+        value = captions_in(self.text("txt"), per) if name == "txt" else self.field(name)
         captions = [value] if isinstance(value, str) else value
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
             raise SampleError(f"{self.where}: '{name}' is {value!r:.80}, no text or list of texts.")
@@ -99,13 +98,16 @@ class ShardSample:
 
     def label(self, name: str) -> str:
         """Return the class label of a sample as text. name: "cls" for the number in the cls member, "txt" for the txt
-        member, as folders of classes have it, else the name of a json field.
+        member, else the name of a json field. In place of a missing cls or txt member the json field `class` or `label`
+        is taken, which tables and folders of classes have.
 
         Raises SampleError when the field or member is missing, or when the cls member holds no number.
         """
+        if name in ("cls", "txt") and name not in self.members:
+            name = next((field for field in CLASS_FIELDS if field in self.fields), name)
         if name != "cls":
-            return self._text("txt").strip() if name == "txt" else str(self.field(name))
-        text = self._text("cls").strip()
+            return self.text("txt").strip() if name == "txt" else str(self.field(name))
+        text = self.text("cls").strip()
         if not re.fullmatch(r"\d{1,9}", text):
             raise SampleError(f"{self.where}: its cls member is {text!r:.80}, no class number.")
         return str(int(text))
@@ -121,14 +123,14 @@ class ShardSample:
         if "json" not in self.members:
             return {}
         try:
-            fields = parse_json(self._text("json"))
+            fields = parse_json(self.text("json"))
         except ValueError as error:
             raise SampleError(f"{self.where}: its json member cannot be read: {error}.") from error
         if not isinstance(fields, dict):
             raise SampleError(f"{self.where}: its json member is a {type(fields).__name__}, not an object with fields.")
         return fields
 
-    def _text(self, member: str) -> str:
+    def text(self, member: str) -> str:
         """Return a member (file) of a sample, decoded as UTF-8. member: its suffix. Raises SampleError when it is
         missing or not UTF-8."""
         if member not in self.members:

@@ -26,7 +26,7 @@ from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_tab
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
 from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started

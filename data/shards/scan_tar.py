@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 PICTURES = ("jpg", "jpeg", "png", "webp")
+UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of other pictures
 TEXTS = ("txt", "json", "cls")
 MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
@@ -31,11 +32,12 @@ PAX_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]*)=")  # bytes of the whole record,
 @dataclass(frozen=True)
 class Problem:
     """An error at a byte offset of a shard. last: whether the rest of the shard cannot be read because of this
-    error."""
+    error. of_samples: whether it is about samples that the index lists, so that the shard can be packed anew."""
 
     offset: int
     message: str
     last: bool = False
+    of_samples: bool = False
 
     def __str__(self) -> str:
         return f"offset {self.offset}: {self.message}"
@@ -66,13 +68,6 @@ class ScannedSample:
     members: list[tuple[str, int, int]] = field(default_factory=list)
     crc32: int = 0
 
-    def kinds(self) -> set[str]:
-        """Return the suffixes of a sample's members (its files in the tar), with 'picture' in place of each picture
-        format (jpg, png, …), and additionally 'caption' when a member may hold a caption (txt, json, cls)."""
-        suffixes = {suffix for suffix, _, _ in self.members}
-        kinds = {"picture" if suffix in PICTURES else suffix for suffix in suffixes}
-        return kinds | ({"caption"} if suffixes & set(TEXTS) else set())
-
 
 @dataclass
 class Scan:
@@ -82,6 +77,13 @@ class Scan:
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
+
+
+def unread_pictures(suffixes: Counter[str]) -> str:
+    """Return the counts of pictures whose format is not read, for a message. suffixes: counts of all files, without
+    dots; "" if none of them is such a picture."""
+    counts = ", ".join(f"{suffixes[suffix]:,} {suffix}" for suffix in UNREAD if suffixes[suffix])
+    return f"{counts}: convert them to jpg, png or webp" if counts else ""
 
 
 class _BrokenTar(Exception):
@@ -316,26 +318,30 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
         scan.samples.append(ScannedSample(key, header.offset))
     sample = scan.samples[-1]
     if any(suffix == other for other, _, _ in sample.members):
-        scan.problems.add(Problem(header.offset, f"a second member '{header.name}'"))
+        scan.problems.add(Problem(header.offset, f"a second member '{header.name}'", of_samples=True))
     sample.members.append((suffix, header.offset + BLOCK, header.size))
     sample.crc32 = zlib.crc32(payload, sample.crc32)
     return payload
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Yield the errors of whole samples: first each sample whose key an earlier sample has, then samples that lack a
-    member.
+    """Yield the errors of whole samples: each sample whose key and suffixes an earlier sample has, then one error for
+    all samples whose members are not side by side.
 
-    A sample must have a picture if any other sample has one, and likewise a caption. It must have each suffix that at
-    least half of the samples have.
+    A sample may lack any member: whoever needs the member refuses the sample.
     """
-    first: dict[str, int] = {}
+    first, apart = dict[str, tuple[int, set[str]]](), list[ScannedSample]()
     for sample in samples:
-        if (offset := first.setdefault(sample.key, sample.offset)) != sample.offset:
-            yield Problem(sample.offset, f"key '{sample.key}' again, first at offset {offset}")
-    counts = Counter(kind for sample in samples for kind in sample.kinds())
-    usual = {kind for kind, count in counts.items() if 2 * count >= len(samples) or kind in ("picture", "caption")}
-    for sample in samples:
-        if missing := usual - sample.kinds():
-            lacking = " and no ".join(sorted(missing))
-            yield Problem(sample.offset, f"half a sample: '{sample.key}' has no {lacking}")
+        offset, seen = first.setdefault(sample.key, (sample.offset, set()))
+        suffixes = {suffix for suffix, _, _ in sample.members}
+        if seen & suffixes:
+            message = f"key '{sample.key}' again, first at offset {offset}"
+            yield Problem(sample.offset, message, of_samples=True)
+        elif seen:
+            apart.append(sample)
+        seen |= suffixes
+    if apart:
+        keys = len({sample.key for sample in apart})
+        others = f" and of {keys - 1:,} other samples" if keys > 1 else ""
+        message = f"the members of '{apart[0].key}'{others} are not side by side, as tar --sort=name writes them"
+        yield Problem(apart[0].offset, message, of_samples=True)

@@ -18,6 +18,7 @@ from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, wi
 T = TypeVar("T")
 
 OPEN_SHARDS = 256  # per process, two file descriptors each at most
+NAMED = 4  # broken shards that a command names one by one; of more it names the folder
 GAP = 64 << 10  # bytes between members; with more of them the members are read one by one
 
 
@@ -27,15 +28,28 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "
     Raises ConfigError for a shard that does not exist, DataError when any shard has an error.
     """
     indexes = list(index_shards([shard for source in sources for shard in source.shards], workers))
-    broken = [index for index in indexes if index.problems]
-    if broken:
+    if broken := [index for index in indexes if index.problems]:
         first = f"{broken[0].path}: {broken[0].problems[0]}"
-        # the command finds shards in folders, other files by their names
-        files = [index.path for index in broken]
-        inputs = dict.fromkeys(os.path.dirname(f) or "." if f.endswith(SHARDS) else f for f in files)
-        hint = f"All of them are listed by: python -m data index {shlex.join(inputs)}"
+        hint = f"All of them are listed by: python -m data index {shlex.join(_named(broken))}{how_to_mend(broken)}"
         raise DataError(f"{len(broken)} of {len(indexes)} shards are broken. First: {first}\n{hint}")
     return Shards(sources, indexes)
+
+
+def how_to_mend(broken: Sequence[ShardIndex]) -> str:
+    """Return the last line of a message about broken shards, the command that packs their samples anew; "" if none is a
+    tar."""
+    tars = [index for index in broken if index.name.endswith(".tar")]
+    if not tars:
+        return ""
+    source = "::".join([index.path for index in tars] if len(tars) <= NAMED else _named(tars))
+    out = f"out={tars[0].name.removesuffix('.tar')}_packed"
+    command = shlex.join(["python", "-m", "data", "pack", source, out, "on_error=skip"])
+    return f"\nTheir sound samples are packed anew, in order, by: {command}"
+
+
+def _named(broken: Sequence[ShardIndex]) -> list[str]:
+    """Return the paths for a command about broken shards: the folders of shards, other files by their names."""
+    return [*dict.fromkeys(os.path.dirname(i.path) or "." if i.path.endswith(SHARDS) else i.path for i in broken)]
 
 
 class Shards:

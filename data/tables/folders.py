@@ -2,14 +2,16 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
-from dyad.data.tables.pictures import CAPTION_FIELDS, LABEL_FIELDS, content, picture_column
+from dyad.data.tables.pictures import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, picture_column
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
@@ -78,19 +80,28 @@ def _one_split(files: list[str]) -> list[str]:
 
 
 def _is_picture(name: str) -> bool:
-    return os.path.splitext(name)[1].lower().removeprefix(".") in PICTURES
+    return _suffix(name) in PICTURES
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower().removeprefix(".")
 
 
 # ---- a folder of pictures --------------------------------------------------------------------------------------------
 
 
 def _picture_folder(folder: str) -> Table:
-    """Return a folder of pictures as a table: the columns image, caption (the lines of the .txt file of the same name)
-    and class, the name of the folder that the picture is in."""
+    """Return a folder of pictures as a table: the columns image, txt (the text of the .txt file of the same name) and
+    class, the name of the folder that the picture is in."""
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_picture(path.name))
-    columns = ["image", "caption", *([] if flat else ["class"])]
-    return Table(folder, columns, partial(_rows, root), folder, lambda: map(str, _files(root)))
+    columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
+    return Table(folder, columns, partial(_rows, root, columns), folder, lambda: map(str, _files(root)))
+
+
+def suffixes_in(folder: str) -> Counter[str]:
+    """Return how many files in a folder, at any depth, have each suffix, lower case and without the dot."""
+    return Counter(_suffix(name) for _, _, files in os.walk(folder) for name in files)
 
 
 def _files(folder: Path) -> list[Path]:
@@ -99,40 +110,50 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
 
 
-def _rows(folder: Path) -> TableRows:
-    """Yield a row (name, fields) for each picture in the folder, with the captions from the .txt file of the same stem.
-    A BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without
-    a picture."""
+def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
+    """Yield a row (name, fields) for each picture in the folder, with the text of the .txt file of the same stem. A
+    BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without a
+    picture.
+
+    Names that Unicode holds to be equal are equal: some systems write é as one character, others as two.
+    """
     files = _files(folder)
-    stems = {file.with_suffix("") for file in files if _is_picture(file.name)}
+    texts = {_stem(file): file for file in files if not _is_picture(file.name)}
+    stems = {_stem(file) for file in files if _is_picture(file.name)}
     for file in files:
         name = str(file.relative_to(folder))
         if _is_picture(file.name):
             try:
                 refuse_link(file, folder)
-                yield name, {"image": name, "caption": _text_beside(file, folder), "class": file.parent.name}
+                fields = {"image": name, TEXT_FILES: _text(texts.get(_stem(file)), folder), "class": file.parent.name}
+                yield name, {column: fields[column] for column in columns}
             except BadRow as bad:
                 yield name, bad
-        elif file.with_suffix("") not in stems:
+        elif _stem(file) not in stems:
             yield name, BadRow("no picture beside the text")
+
+
+def _stem(file: Path) -> str:
+    return normalize("NFC", str(file.with_suffix("")))
 
 
 def refuse_link(file: Path, folder: Path) -> None:
     """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
-    no file from outside the folder may get into a shard."""
-    if not file.resolve().is_relative_to(folder.resolve()):
+    no file from outside the folder may get into a shard. In the cache of the Hugging Face hub a folder below
+    `snapshots` has links to the folder `blobs` beside it."""
+    root, leads_to = folder.resolve(), file.resolve()
+    blobs = (each.parent / "blobs" for each in (root, *root.parents) if each.name == "snapshots")
+    if not any(leads_to.is_relative_to(allowed) for allowed in (root, *blobs)):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
 
-def _text_beside(picture: Path, folder: Path) -> list[str] | None:
-    """Return the captions in the .txt file beside a picture, one per line; None if there is no such file. Raises BadRow
-    for a file that is too big, not UTF-8, or a link out of the folder."""
-    file = picture.with_suffix(".txt")
-    if not file.is_file():
+def _text(file: Path | None, folder: Path) -> str | None:
+    """Return the text of a .txt file; None if there is no file. Raises BadRow for a file that is too big, not UTF-8, or
+    a link out of the folder."""
+    if file is None:
         return None
     refuse_link(file, folder)
     try:
-        text = content(file, MAX_BYTES["txt"]).decode("utf-8-sig")
+        return content(file, MAX_BYTES["txt"]).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadRow("caption is no text", f"{file} is not UTF-8 at byte {error.start}") from None
-    return [line for line in text.splitlines() if line.strip()]

@@ -7,9 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
-from dyad.data.config import DataConfig
+from dyad.data.config import CaptionPer, DataConfig
+from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.tables.readers import Fields, Row, Table
@@ -17,6 +19,7 @@ from dyad.data.tables.readers import Fields, Row, Table
 PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of pictures
 IMAGE_FIELDS = ("image", *PATHS, *PICTURES, "img", "picture", "filename", "path")
 CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences")
+TEXT_FILES = "txt"  # the column with the text of .txt files, of folders and of tables that webdataset wrote
 LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
 
 
@@ -24,12 +27,15 @@ LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
 class TableOptions:
     """What the user said about tables. columns: the columns to use, or none: those of known names. template: makes a
     caption of a label, as "a photo of a {}". max_pixels: larger pictures are refused. prefix: of the keys, for
-    messages."""
+    messages. caption_per: what is one caption in a column txt and in the .txt files of a folder. captioned: whether
+    pictures without captions are refused."""
 
     columns: Sequence[str] = ()
     template: str | None = None
     max_pixels: int = DataConfig.max_image_pixels
     prefix: str = ""
+    caption_per: CaptionPer = CaptionPer.paragraph
+    captioned: bool = False
 
     def checked(self, table: Table) -> "TableOptions":
         """Return these options; raise ConfigError when the table lacks a column that they name."""
@@ -44,7 +50,8 @@ class TableOptions:
     def words(self) -> list[str]:
         """Return these options as words of a command line of `python -m data`."""
         columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
-        return [*columns, *([] if self.template is None else [f"template={self.template}"])]
+        per = [] if self.caption_per is CaptionPer.paragraph else [f"caption_per={self.caption_per.value}"]
+        return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per]
 
 
 def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:
@@ -70,31 +77,33 @@ def _is_picture(value: Any, folder: str | None) -> bool:
 
 @dataclass(frozen=True)
 class PictureTable:
-    """A table of pictures and captions. image, caption: names of its columns."""
+    """A table of pictures, most with captions. image, caption: names of its columns; caption may be None."""
 
     table: Table
     image: str
-    caption: str
+    caption: str | None
     options: TableOptions
 
     def members(self, fields: Row) -> dict[str, bytes]:
         """Return the members of the sample that is made of one row, as {suffix: bytes}: the picture; txt with the
-        captions, one a line; json with the other columns, if there are any.
+        captions, each a paragraph of one line; json with the other columns, if there are any.
 
         If `fields` is itself a BadRow, it is raised. Raises BadRow, too, when the picture is missing or undecodable,
-        when a caption is missing or no text, and when a member is too long.
+        when a caption is no text, or missing where they must not, and when a member is too long.
         """
         if isinstance(fields, BadRow):
             raise fields
         picture, name = self.picture(fields)
-        lines = "\n".join(self._captions(fields.get(self.caption)))
         try:
             suffix = read_header(picture, self.options.max_pixels).suffix
         except DataError as error:
             raise BadRow("undecodable picture", f"{name}: {error}") from None
-        members = {suffix: picture, "txt": checked_size("txt", lines.encode())}
-        if len(self.table.columns) > 2:  # all samples of a shard must have the same members
-            others = [each for each in fields if each not in (self.image, self.caption)]
+        members = {suffix: picture}
+        if captions := self._captions(fields):
+            members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
+        used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field
+        if not {*self.table.columns} <= used:
+            others = [each for each in fields if each not in used]
             members["json"] = json_bytes({each: fields[each] for each in others if not _has_bytes(fields[each])})
         return members
 
@@ -110,23 +119,32 @@ class PictureTable:
 
     def path(self, fields: Fields) -> str | None:
         """Return the path of the picture of a row; None when the row holds the picture itself, or nothing, and for a
-        table from a URL, whose paths could be any on this disk."""
+        table from a URL, whose paths could be any on this disk. A name that Unicode holds to be equal is the name."""
         value = fields.get(self.image)
         if isinstance(value, Mapping):
             value = None if value.get("bytes") else value.get("path")
         if not isinstance(value, str) or not value or self.table.folder is None:
             return None
-        return os.path.join(self.table.folder, value)
+        path = os.path.join(self.table.folder, value)
+        if value.isascii() or os.path.exists(path):
+            return path
+        return next(filter(os.path.exists, (normalize(form, path) for form in ("NFC", "NFD"))), path)
 
-    def _captions(self, value: Any) -> list[str]:
-        """Convert the content of the caption column, a text or a list of texts, to captions without line breaks."""
+    def _captions(self, fields: Fields) -> list[str]:
+        """Convert the content of the caption column, a text or a list of texts, to captions without line breaks. The
+        text in a column txt may hold several, of several lines each."""
+        value = None if self.caption is None else fields.get(self.caption)
         texts = value if isinstance(value, list) else [value]
         if value is None or not texts:
-            raise BadRow("no caption")
+            if self.options.captioned:
+                raise BadRow("no caption")
+            return []
         if not all(isinstance(text, str) for text in texts):
             raise BadRow("caption is no text", f"{value!r:.80}")
         lines = [" ".join(str(text).split()) for text in texts]
-        if not all(lines):
+        if self.caption == TEXT_FILES and isinstance(value, str):
+            lines = captions_in(value, self.options.caption_per)
+        if not lines or not all(lines):
             raise BadRow("empty caption")
         if (template := self.options.template) is not None:
             lines = [template.replace("{}", line.replace("_", " ")) for line in lines]
@@ -139,7 +157,7 @@ class PictureTable:
 
 def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
     """Find the columns of pictures and captions of a table; None for a table without pictures. Raises ConfigError for a
-    missing column, and for pictures without captions."""
+    missing column, and for pictures without captions if options.captioned."""
     named = options.checked(table).columns
     image = picture_column(table, named)
     if image is None:
@@ -150,11 +168,16 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
     known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
     caption = next((name for name in (named[1:] or known) if name in table.columns), None)
     label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)
-    if caption is None or (label and not any(row.get(caption) for row in table.head())):
-        hint = f", or {options.prefix}template='a photo of a {{}}' for captions of '{label}'" if label else ""
+    is_folder = os.path.isdir(table.path)
+    empty = caption is None or ((label or is_folder) and not any(row.get(caption) for row in table.head()))
+    if options.captioned and empty:
+        where = "a .txt of the same name" if is_folder else ", ".join(known) if caption is None else caption
+        hints = [] if is_folder else [f"{key}=[{image},…]"]
+        hints += [f"{options.prefix}template='a photo of a {{}}' for captions of '{label}'"] if label else []
+        hints += ["task=labelled for classes"] if label else ["task=views for pictures alone"]
         raise ConfigError(
-            f"{table.path}: pictures in '{image}', no captions in {', '.join(known) if caption is None else caption}. "
-            f"Its columns are {', '.join(table.columns)}: set {key}=[{image},…]{hint}"
+            f"{table.path}: pictures in '{image}', no captions in {where}. "
+            f"Its columns are {', '.join(table.columns)}: set {', or '.join(hints)}"
         )
     return PictureTable(table, image, caption, options)
 

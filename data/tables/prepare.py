@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
@@ -19,13 +20,14 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import EVERY, print_line
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import cache_file, read_cached
+from dyad.data.shards.scan_tar import unread_pictures
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
-from dyad.data.tables.folders import tables_of
+from dyad.data.tables.folders import suffixes_in, tables_of
 from dyad.data.tables.pictures import PictureTable, TableOptions, json_bytes, picture_table
 from dyad.data.tables.readers import Fields, Row, Table
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 4 << 30  # bytes of a table, or of its shard, that are converted at a start
 ROLES = ("anchor", "positive", "negative")  # names that the columns of texts get, then negative_1, …
 
@@ -33,8 +35,10 @@ CheckRow = Callable[[Fields], object]  # raises BadRow for a row of texts that t
 T = TypeVar("T")
 
 
-def table_options(config: DataConfig) -> TableOptions:
-    return TableOptions(config.columns, config.template, config.max_image_pixels, "data.")
+def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
+    """Return what a configuration says about tables. captioned: whether pictures without captions are refused."""
+    chosen = config.columns, config.template, config.max_image_pixels
+    return TableOptions(*chosen, "data.", config.caption_per, captioned)
 
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
@@ -73,7 +77,8 @@ def named_texts(fields: Fields, options: TableOptions) -> Fields:
 
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     """Return the path of the shard that a table was converted to; convert it now if the cache has no such shard."""
-    pictures = picture_table(table, options)
+    if pictures := picture_table(table, options):  # a row without a caption is as a sample of a shard without one
+        pictures = replace(pictures, options=replace(options, captioned=False))
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
     facts: dict[str, Any] = {"name": name, "made_of": _state(table, pictures)}
@@ -94,6 +99,8 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     file = str(cache_file(table.path, name, ".jsonl" if pictures is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
+    if os.path.isdir(table.path) and (unread := unread_pictures(suffixes_in(table.path))):
+        print_line(f"not read of {table.path}: {unread}")
     return file
 
 

@@ -36,7 +36,7 @@ EXAMPLES = {
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 OF_TASK = {
-    "image_text": ("truth", "recall_k", "captions", "text_key"),
+    "image_text": ("truth", "recall_k", "captions", "caption_per", "text_key"),
     "question_passage": ("depth", "answers", "embeddings", "embedding_type"),
 }
 NOTES = """\

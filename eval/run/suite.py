@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
-from dyad.data.config import ItemKind
+from dyad.data.config import CaptionPer, ItemKind
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
@@ -212,6 +212,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(_path(entry)), inputs.config
     keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    keys["caption_per"] = CaptionPer.line
     own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
     inputs = replace(inputs, config=own)
     if not folder.classes:

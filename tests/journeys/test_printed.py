@@ -103,9 +103,10 @@ def test_what_a_refusal_prints_does_what_it_says(commands: Commands, tiny, tmp_p
     folder = tmp_path / "a b"
     folder.mkdir()
     (folder / "x.tar").write_bytes(b"no tar at all" * 100)
-    (index,) = printed(commands.run(*tiny({"data.train": f'"{folder}/x.tar"'})).out)
-    listed = commands.run(*index)
+    index, pack = printed(commands.run(*tiny({"data.train": f'"{folder}/x.tar"'})).out)
+    listed, packed = commands.run(*index), commands.run(*pack)
     assert index[1] == "index" and listed.code == 3 and "x.tar" in listed.out
+    assert pack[1] == "pack" and packed.code == 3 and "x.tar: no sample to write. skipped 1 of 1 rows" in packed.out
     (folder / "x.jsonl.gz").write_bytes(gzip.compress(b"{}\n"))
     out = commands.run("data", "check", f"{folder}/x.jsonl.gz").out
     subprocess.run(shlex.split(out.rpartition(": ")[2]), check=True)

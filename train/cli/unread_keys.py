@@ -29,7 +29,7 @@ READ_ONLY_WITH = {
     PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y "
     "eval.recall_k",
     TEXTS: "model.text.",
-    "task=image_text": "data.captions data.caption_weights data.text_key data.mode eval.truth",
+    "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode eval.truth",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
     "task=views or labelled": "data.items",

@@ -139,7 +139,7 @@ def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
     """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
     for name in config.data.captions if config.task is Task.image_text else ():
-        sample.captions(name)
+        sample.captions(name, config.data.caption_per)
 
 
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:

@@ -169,7 +169,8 @@ def training_files(config: TrainConfig) -> list[str]:
     if config.task is Task.question_passage:
         return named_files(config.data.train, config.data)
     if config.has_pictures:
-        sources = parse_sources(config.data.train, tables=checked_tables(table_options(config.data)))
+        options = table_options(config.data, captioned=config.task is Task.image_text)
+        sources = parse_sources(config.data.train, tables=checked_tables(options))
     else:
         from dyad.data.question_passage.views import text_sources  # loads torch
 

@@ -55,6 +55,7 @@ from dyad.train.run_folder.folder import (
     plain,
     put_aside,
     recorded_activation,
+    recorded_caption_per,
     recorded_state,
     run_folder,
 )
@@ -87,7 +88,9 @@ def train_run(world: World, config: TrainConfig) -> None:
     folder = run_folder(config)
     asked, config = config.precision, with_precision(config, folder, world)
     activation = from_rank_0(world, lambda: recorded_activation(config))
-    config = replace(config, model=replace(config.model, activation=activation))
+    caption_per = from_rank_0(world, lambda: recorded_caption_per(config))
+    data = replace(config.data, caption_per=caption_per)
+    config = replace(config, model=replace(config.model, activation=activation), data=data)
     if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
         fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=fewest))

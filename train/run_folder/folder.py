@@ -23,6 +23,7 @@ from dyad.data.base.files import write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
 
 CONFIG, STATE = "config.yaml", "run_state.json"
@@ -80,7 +81,7 @@ ADDED = {
 # … of these only the runs themselves know what they had; the others were as ADDED says
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense", "from_weights")
 # Keys that do not enter a run's name, since those of older runs lack them, and are compared all the same
-UNNAMED = ("from_weights", "model.activation")
+UNNAMED = ("from_weights", "model.activation", "data.caption_per")
 
 # Keys that may always change: how long the run is
 LENGTH = ("steps", "epochs")
@@ -160,6 +161,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
             tree[section][new.partition(".")[2]] = tree[section].pop(key)
     if isinstance(tree.get("model"), dict) and "from_weights" not in tree:
         tree["model"]["activation"] = Activation.model.value  # older runs had GELU whatever the tag of weights says
+    if isinstance(tree.get("data"), dict):
+        tree["data"].setdefault("caption_per", CaptionPer.line.value)  # of older runs
     return tree
 
 
@@ -207,6 +210,7 @@ def check_run(config: TrainConfig) -> None:
         return
     new = {**all_keys(config), "precision": recorded_precision(config).value}
     new["model.activation"] = recorded_activation(config).value
+    new["data.caption_per"] = recorded_caption_per(config).value
     free = {*LENGTH, *WITH_BATCH * resume.allow_batch_change, *WITH_DATA * resume.allow_more_data}
     free |= {"experiment", *(set(UNRECORDED) - {*old})}  # experiment only names the recipe whose keys are compared
     old = {**{key: value for key, value in ADDED.items() if key not in UNRECORDED}, **old}
@@ -243,6 +247,12 @@ def recorded_activation(config: TrainConfig) -> Activation:
     """Return model.activation of the run that this one resumes, else that of `config`."""
     used = _begun_keys(config).get("model.activation")
     return Activation(used) if used in list(Activation) else config.model.activation
+
+
+def recorded_caption_per(config: TrainConfig) -> CaptionPer:
+    """Return data.caption_per, which is `line` if it is that in the run that this one resumes, as in all older runs."""
+    used = _begun_keys(config).get("data.caption_per")
+    return CaptionPer.line if used == CaptionPer.line else config.data.caption_per
 
 
 def _begun_keys(config: TrainConfig) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_folder_of_pictures_and_texts(tmp_path: Path, pictures: Path) -> None:
     shards = packed(pictures, tmp_path / "out")
     assert [members["txt"].decode() for members in samples(shards)] == [
         *["0.png", "1.jpeg", "2.webp", "3.png", "4.jpeg", "5.webp"],
-        "deep\ner",
+        "deep\n\ner",
     ]
 
 
@@ -95,7 +95,7 @@ def test_parquet_with_lists_of_captions(tmp_path: Path, pictures: Path) -> None:
     pq.write_table(pa.table(table), tmp_path / "pairs.parquet")
     shards = packed(tmp_path / "pairs.parquet", tmp_path / "out")
     assert sorted(shards.read(0)) == ["json", "png", "txt"]
-    assert shards.read(2)["txt"] == b"2.webp\n2.webp2.webp" and json.loads(shards.read(2)["json"]) == {"width": 2}
+    assert shards.read(2)["txt"] == b"2.webp\n\n2.webp2.webp" and json.loads(shards.read(2)["json"]) == {"width": 2}
 
 
 def test_parquet_with_one_caption(tmp_path: Path, pictures: Path) -> None:
@@ -113,7 +113,7 @@ def test_json_lines_of_different_shapes(tmp_path: Path, pictures: Path) -> None:
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     shards = packed(tmp_path / "pairs.jsonl", tmp_path / "out")
     assert (shards.read(0)["txt"], shards.read(0)["json"]) == (b"one", b"{}")
-    assert shards.read(1)["txt"] == b"one\ntwo" and json.loads(shards.read(1)["json"]) == {"when": "today"}
+    assert shards.read(1)["txt"] == b"one\n\ntwo" and json.loads(shards.read(1)["json"]) == {"when": "today"}
 
 
 def test_same_bytes_every_time_and_limits(tmp_path: Path, pictures: Path) -> None:

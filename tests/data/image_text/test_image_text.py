@@ -17,7 +17,7 @@ from helpers.shards import picture, write_tar
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.config import AugmentConfig, BadSamples, DataConfig, ResizeMode
+from dyad.data.config import AugmentConfig, BadSamples, CaptionPer, DataConfig, ResizeMode
 from dyad.data.image_text.dataset import ImageText, PairMaker, labelled_set, retrieval_set
 from dyad.data.image_text.transforms import ImageSpec, decode
 from dyad.data.shards.content_keys import content_key
@@ -86,10 +86,13 @@ def test_the_first_picture_member_in_the_order_of_the_key_is_taken(tmp_path: Pat
         assert dataset(shards, image_key=key).__getitems__([(0, 0)]).x_keys.tolist() == [content_key(expected)]
 
 
-def test_every_line_of_txt_is_a_caption(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "per, captions", {CaptionPer.paragraph: {"one\n two", "three"}, CaptionPer.line: {"one", "two", "three"}}.items()
+)
+def test_a_caption_in_txt_is_a_paragraph_or_a_line(per: CaptionPer, captions: set[str], tmp_path: Path) -> None:
     shards = shards_of(tmp_path, {"png": picture(), "txt": "one\n two \r\n\n three"})
-    counts = texts_of(dataset(shards), 0)
-    assert set(counts) == {"one", "two", "three"} and min(counts.values()) > 90
+    counts = texts_of(dataset(shards, caption_per=per), 0)
+    assert set(counts) == captions and min(counts.values()) > 90
 
 
 def test_json_fields_may_be_texts_or_lists_and_are_drawn_by_weight(tmp_path: Path) -> None:

@@ -191,13 +191,13 @@ def test_a_long_caption_is_read_as_far_as_a_tower_may_see(tmp_path: Path) -> Non
     assert "has 1048577 bytes, more than the limit" in problems(path)[0]
 
 
-def test_a_missing_caption_or_picture_is_found_by_the_index(tmp_path: Path) -> None:
-    members = [*((f"{i}.{s}", data) for i in range(3) for s, data in GOOD.items())]
-    lacking = write_tar(tmp_path / "a.tar", [m for m in members if m[0] not in ("1.json", "2.png")])
-    assert [line.partition(": ")[2] for line in problems(lacking)] == [
-        "half a sample: '1' has no caption and no json",
-        "half a sample: '2' has no picture",
-    ]
+def test_only_members_that_are_used_make_a_sample_incomplete(tmp_path: Path) -> None:
+    """A sample without its picture or caption is replaced as a damaged one; nobody misses the others."""
+    lacking = [{"png": GOOD["png"]}, {"json": GOOD["json"]}, GOOD, {**GOOD, "txt": b"a"}, {**GOOD, "cls": b"1"}]
+    batch = shard(tmp_path, GOOD, *lacking).__getitems__([(0, i) for i in range(6)])
+    assert {bad.key for bad in batch.bad} == {"1", "2"} and len(batch) == 6
+    assert all("has no picture" in bad.reason for bad in batch.bad if bad.key == "2")
+    assert batch.sample_ids.tolist()[3:] == [3, 4, 5]
 
 
 def test_scans_are_counted_and_bytes_that_look_like_them_are_not() -> None:

@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImageText:
             for n in range(first, last)
             for suffix, data in (
                 ("jpg", picture(n, (30, 20), "JPEG")),
-                ("txt", "\n".join(f"{n} {k}" for k in range(5)).encode()),
+                ("txt", "\n\n".join(f"{n} {k}" for k in range(5)).encode()),
             )
         ]
         write_tar(folder / f"{shard}.tar", members)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def texts(source: Path, **keys: Any) -> list[tuple[str, tuple[str, ...], tuple[s
 
 def shards_of(source: Path | str, **keys: Any) -> Shards:
     options = table_options(DataConfig(**keys))
-    parse_sources(str(source), tables=checked_tables(options))
+    parse_sources(str(source), tables=checked_tables(replace(options, captioned=True)))
     return open_shards(parse_sources(str(source), tables=prepared_tables(options)))
 
 

@@ -1,0 +1,62 @@
+"""Reads the pictures and captions of tar shards for `python -m data pack`, of shards that training refuses too.
+
+Members of one sample that are not side by side are put together. A sample whose name comes again is another sample. The
+reader yields a function in place of each sample; for a sample that training could not use it raises BadRow.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from dyad.data.base.errors import BadRow, DataError
+from dyad.data.shards.index import OffsetTable, ShardIndex, index_shards
+from dyad.data.shards.scan_tar import PICTURES, TEXTS
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource
+
+Members = dict[str, bytes]  # of a sample: suffix → bytes
+MakeSample = Callable[[], Members]  # raises BadRow
+
+
+def tar_samples(paths: Sequence[str]) -> Iterator[tuple[str, MakeSample]]:
+    """Yield the location of each sample of tar shards and a function that returns its members. A part of a shard that
+    cannot be read comes before the shard's samples, with a function that raises BadRow."""
+    indexes = list(index_shards(paths))
+    captioned = any(set(TEXTS) & set(index.suffixes) for index in indexes)
+    for index in indexes:
+        for problem in index.problems:
+            if not problem.of_samples:
+                yield index.path, partial(_refuse, "damaged part", str(problem))
+        shards, table = Shards([ShardSource((index.path,))], [index]), index.table()
+        for rows in _rows_of_samples(index, table):
+            yield f"{index.path}: sample '{table.key(rows[0])}'", partial(_members, shards, rows, captioned)
+
+
+def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
+    """Return the rows of the index that make up each sample: one, or several if members are not side by side."""
+    samples, newest = list[list[int]](), dict[str, tuple[list[int], set[int]]]()  # newest: of each key
+    for row in range(index.samples):
+        suffixes = {suffix for _, _, suffix in table.member_ranges(row)}
+        rows, seen = newest.get(key := table.key(row), ([], set()))
+        if not rows or seen & suffixes:
+            rows, seen = newest[key] = [], set()
+            samples.append(rows)
+        rows.append(row)
+        seen |= suffixes
+    return samples
+
+
+def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
+    """Return the members of the sample in some rows. Raises BadRow if they cannot be read, or lack the picture, or lack
+    a caption where other samples have one."""
+    try:
+        members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}
+    except DataError as error:
+        raise BadRow("damaged sample", str(error)) from None
+    for what, suffixes in {"picture": PICTURES, **({"caption": TEXTS} if captioned else {})}.items():
+        if not set(suffixes) & set(members):
+            raise BadRow(f"no {what}", f"its members are {', '.join(members)}")
+    return members
+
+
+def _refuse(reason: str, detail: str) -> Members:
+    raise BadRow(reason, detail)

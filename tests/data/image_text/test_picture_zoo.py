@@ -1,0 +1,132 @@
+"""Every reader of pictures takes the same ones and decodes them alike: training from shards and folders, evaluation,
+`data check`, `data pack`, and the Python API."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.shards import opened, write_tar
+from PIL import Image, features
+
+from dyad.data.base.errors import DataError, SampleError
+from dyad.data.cli.check import examine
+from dyad.data.cli.options import CheckOptions, PackOptions
+from dyad.data.cli.pack import pack_pairs
+from dyad.data.config import DataConfig
+from dyad.data.image_text.dataset import PairMaker, Pictures
+from dyad.data.image_text.given import pixels
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import prepared_tables, table_options
+
+SPEC = ImageSpec(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+LIMIT = DataConfig().max_image_pixels
+SMOOTH = Image.linear_gradient("L").resize((40, 30)).convert("RGB")
+OTHER = SMOOTH.rotate(180)
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+
+
+def encoded(kind: str, picture: Image.Image = SMOOTH, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def read(suffix: str, kind: str, picture: Image.Image = SMOOTH, **options: Any) -> tuple[str, bytes, bool]:
+    return suffix, encoded(kind, picture, **options), True
+
+
+SEVERAL = {"save_all": True, "append_images": [OTHER]}
+SIXTEEN = Image.fromarray(np.arange(1200, dtype=np.uint16).reshape(30, 40) * 50)
+ZOO: dict[str, tuple[str, bytes, bool]] = {  # its suffix, its bytes, and whether it is read
+    "JPEG": read("jpg", "JPEG"),
+    "progressive": read("jpg", "JPEG", progressive=True),
+    "grey JPEG": read("jpeg", "JPEG", SMOOTH.convert("L")),
+    "CMYK": read("jpg", "JPEG", SMOOTH.convert("CMYK")),
+    "Adobe's RGB": read("jpg", "JPEG", keep_rgb=True),
+    "two frames of a phone (MPO)": read("jpg", "MPO", **SEVERAL),
+    "turned by EXIF": read("jpg", "JPEG", exif=TURNED),
+    "PNG": read("png", "PNG"),
+    "16 bits": read("png", "PNG", SIXTEEN),
+    "palette": read("png", "PNG", SMOOTH.convert("P")),
+    "transparent palette": read("png", "PNG", SMOOTH.convert("P"), transparency=3),
+    "transparent": read("png", "PNG", SMOOTH.convert("RGBA")),
+    "WebP": read("webp", "WEBP"),
+    "lossless WebP": read("webp", "WEBP", lossless=True),
+    "animated WebP": read("webp", "WEBP", **SEVERAL),
+    "another suffix": read("png", "JPEG"),
+    "cut JPEG": ("jpg", encoded("JPEG")[:-150], False),
+    "cut PNG": ("png", encoded("PNG", SIXTEEN)[:-50], False),
+    "cut MPO": ("jpg", encoded("MPO", **SEVERAL)[:400], False),
+    "GIF": ("png", encoded("GIF"), False),
+    "BMP": ("jpg", encoded("BMP"), False),
+    "TIFF": ("jpg", encoded("TIFF"), False),
+    "no picture": ("jpg", b"<html>404</html>", False),
+    **({"AVIF": ("png", encoded("AVIF"), False)} if features.check("avif") else {}),
+}
+
+
+def by_each(name: str, folder: Path) -> dict[str, torch.Tensor | None]:
+    """What each reader makes of a picture, (3, 16, 16); None where it is refused, nothing where pixels do not show."""
+    suffix, data, _ = ZOO[name]
+    (folder / "in").mkdir()
+    (folder / "in" / f"0.{suffix}").write_bytes(data)
+    (folder / "in" / "0.txt").write_text("a")
+    tar = write_tar(folder / "a.tar", [(f"0.{suffix}", data), ("0.txt", b"a")])
+    maker, config = PairMaker(SPEC, lambda texts: torch.zeros(len(texts), 1), DataConfig(), 0), DataConfig()
+
+    def trained(path: Path) -> torch.Tensor:
+        return maker.pair(ShardSample.read(opened(path), 0), 0, epoch=0, position=0).x
+
+    def converted() -> torch.Tensor:
+        tables = prepared_tables(table_options(config))
+        return trained(Path(parse_sources(str(folder / "in"), tables=tables)[0].shards[0]))
+
+    def packed(source: Path, out: str) -> torch.Tensor:
+        pack_pairs(str(source), PackOptions(out=str(folder / out)))
+        return trained(folder / out / "000000.tar")
+
+    def checked() -> torch.Tensor:
+        index = opened(tar).indexes[0]
+        if bad := examine((index, range(1), CheckOptions())).bad:
+            raise DataError(next(iter(bad)))
+        return trained(tar)
+
+    readers = {
+        "training": lambda: trained(tar),
+        "evaluation": lambda: Pictures(opened(tar), SPEC, config).block(0, 1)[0],
+        "API, bytes": lambda: evaluation_transform(pixels(data, LIMIT), SPEC),
+        "API, path": lambda: evaluation_transform(pixels(folder / "in" / f"0.{suffix}", LIMIT), SPEC),
+        "check": checked,
+        "folder": converted,
+        "pack of a folder": lambda: packed(folder / "in", "folder"),
+        "pack of a tar": lambda: packed(tar, "tar"),
+    }
+    found = dict[str, torch.Tensor | None]()
+    for reader, reads in readers.items():
+        try:
+            found[reader] = reads()
+        except (DataError, SampleError):
+            found[reader] = None
+    return found
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_all_readers_agree_on_a_picture(name: str, tmp_path: Path) -> None:
+    found = by_each(name, tmp_path)
+    assert {reader for reader, made in found.items() if made is not None} == (set(found) if ZOO[name][2] else set())
+    if ZOO[name][2]:
+        first = found["training"]
+        assert first is not None and all(torch.equal(made, first) for made in found.values() if made is not None)
+
+
+def test_of_several_frames_the_first_is_read() -> None:
+    several = pixels(ZOO["two frames of a phone (MPO)"][1], LIMIT)
+    assert (several.int() - pixels(ZOO["PNG"][1], LIMIT)).abs().max() < 12

@@ -1,0 +1,187 @@
+"""Folders of pictures as people have them: captions in .txt files, names of other systems, links of a hub's cache,
+formats that are not read, no captions at all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from unicodedata import normalize
+
+import pytest
+from helpers.data_cli import ended, here
+from helpers.messages import raises
+from helpers.shards import opened, picture, write_tar
+from helpers.tables import LABELS, class_folders, hub_pictures, pictures_in, with_texts, write_csv
+from pyarrow.parquet import write_table
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.config import CaptionPer, DataConfig
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.train.run.main import check_arguments
+
+TEXT = "a red bird\nsits on a branch\n\n  a bird\nin the sun.\n"
+PARAGRAPHS = ["a red bird\nsits on a branch", "a bird\nin the sun."]
+LINES = ["a red bird", "sits on a branch", "a bird", "in the sun."]
+
+
+def samples(source: Path, **keys: object) -> list[ShardSample]:
+    tables = prepared_tables(table_options(DataConfig(**keys)))  # type: ignore[arg-type]
+    shards = open_shards(parse_sources(str(source), tables=tables))
+    return [ShardSample.read(shards, i) for i in range(len(shards))]
+
+
+@pytest.mark.parametrize("per, expected", [(CaptionPer.paragraph, PARAGRAPHS), (CaptionPer.line, LINES)])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_folders_and_shards_read_a_txt_alike(per: CaptionPer, expected: list[str], end: str, tmp_path: Path) -> None:
+    text = TEXT.replace("\n", end).encode()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.png").write_bytes(picture())
+    (tmp_path / "in/0.txt").write_bytes(b"\xef\xbb\xbf" + text)
+    tar = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", text)])
+    (of_folder,) = samples(tmp_path / "in", caption_per=per)
+    of_shard = ShardSample.read(opened(tar), 0)
+    assert of_folder.captions("txt", per) == expected
+    assert [caption.replace("\r", "") for caption in of_shard.captions("txt", per)] == expected
+
+
+def test_check_says_how_many_captions_a_picture_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = pictures_in(tmp_path / "in")
+    for number in range(60):
+        (folder / f"{number:02d}.txt").write_text(TEXT if number % 2 else ("nan", "NULL\n", "a bird")[number % 3])
+    here(monkeypatch, "check", folder)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("captions    90; of a picture min 1, median 2, 95th percentile 2, max 2;" in line for line in lines)
+    assert any("30 pictures have a caption of several lines" in line and "caption_per=line" in line for line in lines)
+    assert any("warning: 20 captions are nan or null or none" in line for line in lines)
+    here(monkeypatch, "check", folder, "caption_per=line")
+    printed = capsys.readouterr().out
+    assert "captions    150;" in printed and "data.caption_per=line" in printed and "several lines" not in printed
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_names_that_unicode_holds_to_be_equal(step: int, tmp_path: Path) -> None:
+    """Linux keeps the names that a Mac has written, where é is two characters."""
+    name, other = (normalize("NFC", "caf\u00e9"), normalize("NFD", "caf\u00e9"))[::step]
+    (tmp_path / "in").mkdir()
+    (tmp_path / f"in/{name}.png").write_bytes(picture())
+    (tmp_path / f"in/{other}.txt").write_text("coffee")
+    assert [sample.captions("txt") for sample in samples(tmp_path / "in")] == [["coffee"]]
+    write_csv(tmp_path / "pairs.csv", [{"filepath": f"in/{other}.png", "title": "coffee"}])
+    assert [sample.captions("txt") for sample in samples(tmp_path / "pairs.csv")] == [["coffee"]]
+
+
+def hub_cache(folder: Path, blobs: str = "blobs") -> Path:
+    """A snapshot in the cache of the Hugging Face hub: links to files that are named by their hashes."""
+    snapshot = folder / "datasets--a--b" / "snapshots" / "0123"
+    for number, (path, data) in enumerate({"0.png": picture(), "0.txt": b"zero", "deep/1.png": picture(1)}.items()):
+        blob = snapshot.parents[1] / blobs / f"{number:040x}"
+        for file in (blob, snapshot / path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(data)
+        (snapshot / path).symlink_to(blob)
+    return snapshot
+
+
+def test_links_of_a_hub_cache_are_read_and_no_others(tmp_path: Path) -> None:
+    assert [sorted(sample.members) for sample in samples(hub_cache(tmp_path / "hub"))] == [["png", "txt"], ["png"]]
+    with raises(DataError, "0.png", "cp -L"):
+        samples(hub_cache(tmp_path / "other", "elsewhere"))
+
+
+def test_formats_that_are_not_read_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_texts(tmp_path / "in")
+    for name in ("a.gif", "b.GIF", "c.heic", "d.avif", "e.bmp", "f.tiff"):
+        (folder / name).write_bytes(b"")
+    said = "2 gif, 1 bmp, 1 tiff, 1 heic, 1 avif: convert them to jpg, png or webp"
+    samples(folder)
+    assert f"not read of {folder}: {said}" in capsys.readouterr().out
+    here(monkeypatch, "check", folder)
+    assert f"not read    {folder}: {said}" in capsys.readouterr().out
+    here(monkeypatch, "pack", folder, f"out={tmp_path / 'out'}")
+    assert f"not read: {said}" in capsys.readouterr().out
+    tar = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", b"a"), ("1.gif", b""), ("1.txt", b"b")])
+    assert f"{tar}: 1 gif" in ended(monkeypatch, "check", tar).stdout
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone/a.gif").write_bytes(b"")
+    with raises(ConfigError, f"data.train={tmp_path / 'alone'}", "1 gif"):
+        parse_sources(str(tmp_path / "alone"), tables=checked_tables(table_options(DataConfig())))
+
+
+# ---- no captions, or a class ---------------------------------------------------------------------------------------
+
+
+def tar_of(folder: Path, *suffixes: str) -> Path:
+    contents = {"png": lambda i: picture(i, (20, 16)), "cls": lambda i: str(i % 2).encode()}
+    contents["json"] = lambda i: json.dumps({"label": "ab"[i % 2]}).encode()
+    members = [(f"{i:02d}.{suffix}", contents[suffix](i)) for i in range(60) for suffix in suffixes]
+    return write_tar(folder / "a.tar", members)
+
+
+def parquet(path: Path, labels: bool) -> Path:
+    table = hub_pictures(labels)
+    write_table(table if labels else table.drop_columns(["caption"]), path)
+    return path
+
+
+# what the source is, the task that takes it, and the classes that `data check` names
+CAPTIONLESS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
+    "a folder": (lambda d: pictures_in(d / "photos"), "views", ""),
+    "class folders as pictures": (lambda d: class_folders(d / "classes"), "views", ""),
+    "a folder with captions": (lambda d: with_texts(d / "pairs"), "views", ""),
+    "a tar": (lambda d: tar_of(d, "png"), "views", ""),
+    "a table": (lambda d: parquet(d / "hub.parquet", labels=False), "views", ""),
+    "class folders": (lambda d: class_folders(d / "classes"), "labelled", "2: blue 30, red_thing 30"),
+    "a tar of numbers": (lambda d: tar_of(d, "png", "cls"), "labelled", "2: 0 30, 1 30"),
+    "a tar of names": (lambda d: tar_of(d, "png", "json"), "labelled", "2: a 30, b 30"),
+    "a table of classes": (lambda d: parquet(d / "hub.parquet", labels=True), "labelled", "2: red_thing 30, blue 30"),
+}
+
+
+@pytest.mark.parametrize("name", CAPTIONLESS)
+def test_pictures_without_captions_are_for_other_tasks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` and `pack` know the task, and the commands that they print can work."""
+    make, task, classes = CAPTIONLESS[name]
+    source = make(tmp_path)
+    here(monkeypatch, "check", source, f"task={task}")
+    checked = capsys.readouterr().out
+    assert "samples     60 in" in checked and "captions  " not in checked
+    assert (f"classes     {classes}" in checked) if classes else ("classes     " not in checked)
+    here(monkeypatch, "pack", source, f"out={tmp_path / 'out'}", f"task={task}")
+    packed = capsys.readouterr().out
+    here(monkeypatch, "check", tmp_path / "out", f"task={task}")
+    assert "samples     60 in" in capsys.readouterr().out
+    for command in (checked.splitlines()[-1], packed.splitlines()[-1]):
+        assert f" task={task} " in command
+        check_arguments(shlex.split(command)[3:])
+
+
+def test_pictures_without_captions_are_refused_where_captions_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos, classes = pictures_in(tmp_path / "photos"), class_folders(tmp_path / "classes")
+    options = table_options(DataConfig(), captioned=True)
+    with raises(ConfigError, photos, "task=views"):
+        parse_sources(str(photos), tables=checked_tables(options))
+    with raises(ConfigError, classes, "'class'", "data.template=", "task=labelled"):
+        parse_sources(str(classes), tables=checked_tables(options))
+    for verb in (["check"], ["pack", f"out={tmp_path / 'out'}"]):
+        assert ended(monkeypatch, verb[0], photos, *verb[1:]).returncode == 2
+
+
+@pytest.mark.parametrize("keys", [{}, {"template": "a photo of a {}"}])
+def test_a_class_is_a_field_with_and_without_a_template(keys: dict[str, str], tmp_path: Path) -> None:
+    """A template is for captions, and for prompts of task=labelled, which has the class itself."""
+    found = samples(class_folders(tmp_path / "classes"), **keys)
+    assert {sample.label("cls") for sample in found} == {sample.label("class") for sample in found} == {*LABELS}
+    assert [("txt" in sample.members) for sample in found] == [bool(keys)] * 60

@@ -1,0 +1,33 @@
+"""A run of an older version goes on as it was, and is evaluated so, where defaults have changed since."""
+
+from pathlib import Path
+from typing import Any
+
+from helpers.messages import raises
+from omegaconf import OmegaConf
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import CaptionPer
+from dyad.eval.run.load_run import read_config
+from dyad.train.cli.compose import compose_config
+from dyad.train.run_folder.folder import CONFIG, check_run, open_run, recorded_caption_per, run_folder
+
+
+def test_an_older_run_has_a_caption_a_line(tmp_path: Path) -> None:
+    """Before data.caption_per a text was split at line breaks. The names of runs without one stay."""
+    words = ["model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=old", "steps=1"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints/step_00000001").mkdir(parents=True)
+    check_run(compose_config(words))
+    with raises(ConfigError, run, "data.caption_per: paragraph", "line"):
+        check_run(compose_config([*words, "data.caption_per=line"]))
+    tree: Any = OmegaConf.load(run / CONFIG)
+    del tree["data"]["caption_per"]
+    OmegaConf.save(tree, run / CONFIG)
+    assert read_config(run).data.caption_per is CaptionPer.line
+    again = compose_config(words)
+    check_run(again)
+    assert recorded_caption_per(again) is CaptionPer.line
+    assert recorded_caption_per(compose_config(["model=tiny_clip_gn", "run.name=new"])) is CaptionPer.paragraph
+    unnamed = [run_folder(compose_config(["model=tiny_clip_gn", f"data.caption_per={per}"])) for per in CaptionPer]
+    assert unnamed[0] == unnamed[1]
