@@ -301,8 +301,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
     0). The questions come in the order of queries.jsonl.
 
-    Before them, a BadRow (error) is yielded for each relevant judgement with an unknown id. qrels: path of the
-    judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
+    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
+    fields and grades, and of judgements with an unknown id. Raises DataError when most judgements have one.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:
@@ -313,9 +313,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
                 yield judgement
 
     unknown, numbers, starts, positions = judgements.find_judged(relevant(), (queries, corpus))
-    for (line, ids, _), side in unknown:
-        reason = f"{judgements.SIDES[side]} id that is not in the folder"
-        yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[side]}'")
+    for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
+        unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
     found = {number: positions[begin:end] for number, (begin, end) in ranges}
 

@@ -21,6 +21,7 @@ from dyad.data.cli.inputs import is_beir, shards_of
 from dyad.data.cli.options import PackOptions, SplitOptions
 from dyad.data.cli.writers import ROW_FILES
 from dyad.data.question_passage.formats import passage_of
+from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import local_path
@@ -145,6 +146,6 @@ def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, o
     (part / "queries.jsonl").write_bytes(b"".join(lines))
     (part / "qrels").mkdir()
     ids = {passage_of(queries.fields(i)).id for i in chosen}
-    judged = (source / "qrels" / f"{options.split}.tsv").read_text().splitlines(keepends=True)
-    kept = [line for n, line in enumerate(judged) if line.split("\t")[0] in ids or (not n and "score" in line)]
-    (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("".join(kept))
+    judged = judgements(str(source / "qrels" / f"{options.split}.tsv"))
+    kept = [f"{question}\t{passage}\t{grade}\n" for _, (question, passage), grade in judged if question in ids]
+    (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(kept))

@@ -9,11 +9,11 @@ the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,13 +25,18 @@ from dyad.data.shards.index_cache import cache_folders, read_cached, write_cache
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
 from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
+from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 1
+FORMAT_OF_ROWS = 2  # of the indexes of files of rows
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
-Scanner = Callable[[BinaryIO], Scan | RowScan]
-SCANS: dict[str, Scanner] = {".jsonl": scan_lines, ".json": scan_array, ".tsv": scan_table, ".tar": scan_tar}
+ROW_SCANS: dict[str, Callable[[BufferedReader, int], RowScan]] = {
+    ".jsonl": scan_lines,
+    ".json": scan_array,
+    ".tsv": scan_table,
+}
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])
@@ -151,7 +156,7 @@ def fingerprint(indexes: Iterable[ShardIndex]) -> str:
 # ---- scanning ------------------------------------------------------------------------------------------------------
 
 
-class _Hashing(io.RawIOBase):
+class _Hashing(RawIOBase):
     """A stream that computes the SHA-256 of all bytes read through it."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -166,13 +171,20 @@ class _Hashing(io.RawIOBase):
         return count
 
 
+def scan_stream(stream: BufferedReader, path: str) -> Scan | RowScan:
+    """Scan a stream that is read from the start of the shard at `path`, as the suffix of the path says. Raises
+    DataError for text that is not UTF-8."""
+    scan_rows = ROW_SCANS.get(_suffix(path))
+    return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
+
+
 def _scan(path: str, found: Stat) -> ShardIndex:
     """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
-    the scan, stored in the index to notice later changes of the shard."""
+    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8."""
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
-        stream = io.BufferedReader(hashing, 1 << 20)
-        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(stream)
+        stream = BufferedReader(hashing, BUFFER)
+        scan = scan_stream(stream, path)
         while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file
             pass
     return _store(path, found, scan, hashing.sha256.hexdigest())
@@ -181,8 +193,16 @@ def _scan(path: str, found: Stat) -> ShardIndex:
 # ---- storing -------------------------------------------------------------------------------------------------------
 
 
+def _suffix(path: str) -> str:
+    return os.path.splitext(shard_name(path))[1]
+
+
+def _format(path: str) -> int:
+    return FORMAT_OF_ROWS if _suffix(path) in ROW_SCANS else FORMAT
+
+
 def _load(path: str, found: Stat) -> ShardIndex | None:
-    wanted = {"name": shard_name(path), "format": FORMAT, **found._asdict()}
+    wanted = {"name": shard_name(path), "format": _format(path), **found._asdict()}
     for table, facts in read_cached(path, shard_name(path), wanted):
         values = facts | {"path": path, "table_file": str(table), "suffixes": tuple(facts["suffixes"])}
         values["problems"] = tuple(Problem(**problem) for problem in facts["problems"])
@@ -214,7 +234,7 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
     file, problems = (path, shard_name(path), found.size, found.mtime, sha256), tuple(scan.problems.first)
     content = (len(crc32), len(members), tuple(suffixes), ignored)
     index = ShardIndex(*file, *content, scan.problems.count, problems, table_file="")
-    facts = {"format": FORMAT, **asdict(index)}
+    facts = {"format": _format(path), **asdict(index)}
     del facts["path"], facts["table_file"]  # they depend on the folder
     table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
     return replace(index, table_file=str(write_cached(path, index.name, facts, table)))

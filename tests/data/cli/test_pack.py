@@ -225,7 +225,7 @@ def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, named: str) -
 
 
 def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
-    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
+    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xc3\xa9\xff\n")
     with raises(DataError, "row 4 (line 6)"):
         packed(pictures / "p.csv", tmp_path / "out")
     (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
@@ -238,7 +238,7 @@ def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pyte
     os.mkfifo(tmp_path / "pipe.png")
     deep, paths = "[" * 50_000, ["\0", "x" * 5_000, "\ud800", "pipe.png"]
     odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "pictures/0.png", "title": "\ud800"}]
-    good = {"filepath": "pictures/0.png", "title": "x"}
+    good = {"filepath": "pictures/0.png", "title": "é" * 9}
     lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "pictures/0.png\tx"]
