@@ -5,7 +5,6 @@ Shape letter: n rows of a source.
 
 import os
 import shlex
-import sys
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
-from dyad.data.base.progress import print_line
+from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
@@ -88,9 +87,8 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
         return RowQuestions(open_rows(files_of([path], key, SUFFIXES, prepared)), config.passage, shared)
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
-    if os.environ.get("RANK", "0") == "0":
-        for line in filter(None, (source.left_out for source in rows.sources)):
-            print_line(line, sys.stderr)
+    for line in filter(None, (source.left_out for source in rows.sources)):
+        print_once(line)
     return rows
 
 

@@ -205,8 +205,11 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.eval.tasks.zero_shot import of_classes
+
     task = read_task(_path(entry))
-    return _classification(entry, shards, inputs, task.label, task.classes)
+    found = _classification(entry, shards, inputs, task.label, task.classes)
+    return replace(found, data=of_classes(found.data, task, entry.spec))
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:

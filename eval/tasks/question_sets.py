@@ -104,9 +104,9 @@ def check_beir(target: str) -> tuple[Path, str]:
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """Open the BEIR target FOLDER or FOLDER@SPLIT as a question set.
 
-    It has the questions of the split with a right passage, the judgements of the split, and the corpus of the folder. As
-    for trec_eval, judgements of questions that the folder lacks do not count, and a right passage that the corpus lacks
-    is one that is not found. config: the data options; the split and the corpus in it are not used.
+    It has the questions of the split with a right passage, the judgements of the split, and the corpus of the folder.
+    As for trec_eval, judgements of questions that the folder lacks do not count, and a right passage that the corpus
+    lacks is one that is not found. config: the data options; the split and the corpus in it are not used.
     """
     folder, split = check_beir(target)
     own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
@@ -179,8 +179,8 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     if _has_answers(source, config):
         if corpus is None:
             raise ConfigError(
-                f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or train "
-                "with data.passage.corpus"
+                f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or set "
+                "data.passage.corpus"
             )
         return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
     rows = open_questions(source, replace(config, passage=replace(config.passage, corpus=passages)), KEY)
