@@ -130,22 +130,27 @@ def _tables_and_files(
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data that the sources hold, as `known_kind`; `pictures` when their rows do not tell."""
-    return known_kind(sources, table_keys(options)) or InputKind.pictures
+    """Return the kind of data that the sources hold, as `recognised`; `pictures` when their rows do not tell."""
+    if sources[0].endswith(PACKED):
+        return InputKind.questions  # their reader says how to unpack it
+    return recognised(sources, table_keys(options))[0] or InputKind.pictures
 
 
-def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
-    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
-    first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
-    if is_beir(sources[0]) or sources[0].endswith(PACKED):
-        return InputKind.questions  # their reader says what is missing, or how to unpack it
+def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind | None, str]:
+    """Return the kind of data that the sources hold (pictures, questions or passages), and what it is judged by, for
+    messages: the first rows of the first source. The kind is None when they do not tell, and when there are none, as in
+    a compressed file or without a column that the user named: their reader says what is wrong."""
+    if is_beir(sources[0]):
+        return InputKind.questions, "a folder of BEIR or MS MARCO"
     with suppress(ConfigError, OSError):
         tables, files = _tables_and_files(sources[0], options, "INPUT")
-        if tables:
-            pictures = picture_column(tables[0], options.columns)
-            return InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
-        return _kind_of_file(_first_of(files))
-    return None
+        if not tables:
+            return _kind_of_file(_first_of(files))
+        options.checked(tables[0])
+        pictures = picture_column(tables[0], options.columns)
+        kind = InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
+        return kind, f"columns {formats.named(tables[0].columns)}"
+    return None, ""
 
 
 def _first_of(files: Sequence[str]) -> str:
@@ -173,18 +178,22 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
                 )
 
 
-def _kind_of_file(file: str) -> InputKind | None:
-    """Return the kind of data in a file (pictures, questions or passages), judged by its suffix and its first rows."""
+def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
+    """Return the kind of data in a file, judged by its suffix and its first rows, and what it is judged by, as
+    `recognised`."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
-        return InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
+        kind = InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
+        return kind, f"members {formats.named(sorted(members))}"
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
-        is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
-        return InputKind.passages if is_passage else InputKind.questions
-    return _kind_of_fields(first_row(open_table(file)))
+        fields = rows.fields(0) if len(rows) else {}
+        is_passage = _kind_of_fields(fields) is InputKind.passages
+        return InputKind.passages if is_passage else InputKind.questions, f"fields {formats.named(fields)}"
+    fields = first_row(open_table(file))
+    return _kind_of_fields(fields), f"fields {formats.named(fields)}"
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:

@@ -20,6 +20,8 @@ from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 
 SHOWN = 5  # bad rows that are printed in full
+GPU = "/dev/nvidiactl"  # on a machine with one; torch, which knows for sure, takes seconds to load
+SMALL = "configs/model/tiny_clip_gn.json"  # of the preset model=tiny_clip_gn, in a checkout
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
 
 AddSample = Callable[[Mapping[str, Any]], object]
@@ -85,9 +87,15 @@ def file_names(indexes: Sequence[ShardIndex]) -> Path:
 
 
 def picture_command(paths: Mapping[str, str | Path], samples: int, captions: str = "txt") -> str:
-    """Return a shell command that trains on pictures and captions. captions: "txt" or a json field."""
+    """Return a shell command that trains on pictures and captions, with a model that this machine can train. captions:
+    "txt" or a json field."""
     field = [] if captions == "txt" else [f"data.captions=[{captions}]"]
-    how = ["model.name=ViT-B-32", "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}"]
+    small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second a picture on a core
+    how = [
+        "model=tiny_clip_gn" if small else "model.name=ViT-B-32",
+        "epochs=10",
+        f"global_batch_size={min(samples, CLIP_BATCH)}",
+    ]
     return command("python -m train", paths, *field, *how)
 
 

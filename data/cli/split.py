@@ -87,7 +87,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
         print(f"{side:<6}{len(chosen):,} of {len(places):,} rows ({len(chosen) / len(places):.1%})")
     for kind, (row, key) in pairs.items():
         shared = len(np.intersect1d(key[in_val[row]], key[~in_val[row]]))
-        print(f"{'both':<6}{shared or 'no'} {kind}{'s' * (shared != 1)}")
+        print(f"in both parts: {shared:,} {kind}{'s' * (shared != 1)}")
     return paths, int((~in_val).sum())
 
 

@@ -34,6 +34,11 @@ def queries_of(qrels: str) -> str:
     return str(path.parent.parent / "queries.jsonl" if beir else path.with_name(path.name.replace("qrels", "queries")))
 
 
+def is_qrels(path: str) -> bool:
+    """Whether a path is that of the judgements of a folder of BEIR or MS MARCO, as `qrels_file` returns it."""
+    return Path(path).parent.name == "qrels" or (Path(path).name.startswith("qrels.") and path.endswith(".tsv"))
+
+
 def qrels_file(folder: str, split: str, setting: str) -> str:
     """Return the path of the judgements of one split of a BEIR folder. Raises ConfigError for a split that the folder
     lacks.

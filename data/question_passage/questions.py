@@ -255,9 +255,8 @@ class BeirQuestions:
     """The questions of a BEIR folder that have a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
 
     Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: hashes of the ids and
-    bytes of the questions, as in `RowQuestions`. left_out: a message about judgements of unknown questions and passages;
-    "" if there are none. The memory-mapped array _mapped is that of `_judged`, of which rows, starts and passages are
-    parts.
+    bytes of the questions, as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are
+    none. The memory-mapped array _mapped is that of `_judged`.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:

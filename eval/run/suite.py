@@ -338,7 +338,7 @@ KINDS = {
     "dpr": SuiteKind(
         Task.question_passage,
         "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
-        lambda entry: check_dpr(entry.target, entry.data),
+        lambda entry: check_dpr(entry.target, entry.data, entry.key),
         partial(_passages, open_dpr),
     ),
     "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),

@@ -145,15 +145,15 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 # ---- DPR -------------------------------------------------------------------------------------------------------------
 
 
-def check_dpr(target: Any, config: DataConfig) -> tuple[Any, str | None]:
+def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, str | None]:
     """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
-    for anything else.
+    for anything else. key: of the target, for messages.
 
     Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not _has_answers(target, config):
-            named_files(target, config, "dpr")
+            named_files(target, config, key)
         return target, None
     if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")

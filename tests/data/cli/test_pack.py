@@ -17,11 +17,18 @@ from helpers.shards import picture
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.cli import outputs
 from dyad.data.cli.options import OnError, PackOptions
 from dyad.data.cli.pack import pack_pairs
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
+
+
+@pytest.fixture(autouse=True)
+def of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed suggests a ViT there."""
+    monkeypatch.setattr(outputs, "GPU", os.devnull)
 
 
 @pytest.fixture
