@@ -32,7 +32,7 @@ FORMAT_OF_ROWS = 2  # of the indexes of files of rows
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
-ROW_SCANS: dict[str, Callable[[BufferedReader, int], RowScan]] = {
+ROW_SCANS: dict[str, Callable[[Any, int], RowScan]] = {
     ".jsonl": scan_lines,
     ".json": scan_array,
     ".tsv": scan_table,
@@ -171,7 +171,7 @@ class _Hashing(RawIOBase):
         return count
 
 
-def scan_stream(stream: BufferedReader, path: str) -> Scan | RowScan:
+def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
     """Scan a stream that is read from the start of the shard at `path`, as the suffix of the path says. Raises
     DataError for text that is not UTF-8."""
     scan_rows = ROW_SCANS.get(_suffix(path))

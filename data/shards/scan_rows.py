@@ -265,7 +265,7 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
     offset, number = (start + len(first), 2) if named else (start, 1)
     while True:
         row.clear()
-        size = 0
+        size = columns = 0
         try:
             columns = len(next(reader))
             wrong = "" if columns in (0, width) else f"has {columns} columns, the first line has {width}"

@@ -7,6 +7,7 @@ has saved, is refused with the command that converts it.
 import codecs
 import shlex
 from io import BufferedReader
+from typing import Any
 
 from dyad.data.base.errors import DataError
 from dyad.data.shards.storage import open_stream, shard_name
@@ -32,7 +33,7 @@ def open_text(path: str) -> BufferedReader:
     return stream
 
 
-def skip_mark(stream: BufferedReader, path: str) -> int:
+def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
     """Read the byte-order mark at the start of a stream, and return its number of bytes, 0 for a stream without one.
 
     path: of the file, for the message. Raises DataError for a file that is not UTF-8. A file that has more characters

@@ -48,6 +48,7 @@ TRAINING, EVAL, MINE = of_training().__contains__, of_command(EvalCommand), of_c
 DATA, EXPORT = of_command(*(verb.options for verb in VERBS)), of_command(ExportCommand)
 # start of the name of a test → the commands that print its messages; each takes the keys, or one of those in a tuple
 COMMANDS = {
+    "data/cli/test_counts.py": [(TRAINING,)],
     "data/cli": [(DATA,)],
     "data/tables": [(TRAINING, DATA), (EVAL, DATA)],
     "data/question_passage": [(TRAINING, DATA)],

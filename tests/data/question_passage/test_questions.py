@@ -18,7 +18,6 @@ from helpers.shards import overwrite, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
-from dyad.data.question_passage.judgements import MAX_LINE
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import (
     QuestionRow,
@@ -312,56 +311,6 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
     write_lines(corpus, [corpus_row(0)])
     with raises(DataError, "'d1'", "corpus.jsonl"):
         opened(path, corpus)
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        (b"q0 d1 1", "'q0 d1 1'"),
-        (b"q0\t0\t0\td1\t1", r"'q0\t0\t0\td1\t1'"),
-        (b"q0\td1\tone", "'one'"),
-        (b"q0\td1\t--1", "'--1'"),
-        (b"q0\td1\t1.5", "'1.5'"),
-        (b"q" * MAX_LINE, f"{MAX_LINE - 1} bytes"),
-        (b"q0\td\xc3\xa9\xff\t1", "byte 6"),
-    ],
-)
-def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, named: str) -> None:
-    folder = write_beir(tmp_path / "b")
-    with (folder / "qrels" / "train.tsv").open("ab") as file:
-        file.write(line)
-    with raises(DataError, "train.tsv", "line 20", named):
-        opened(folder)
-
-
-def test_a_judgement_is_no_header(tmp_path: Path) -> None:
-    folder = write_beir(tmp_path / "b")
-    (folder / "qrels" / "train.tsv").write_text("q0\td1\t1.5\n")
-    with raises(DataError, "train.tsv", "line 1", "'1.5'"):
-        opened(folder)
-
-
-def test_judgements_of_unknown_ids_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """ArguAna and NFCorpus have some. They are counted at each start, also when the array of the judged is stored."""
-    folder = write_beir(tmp_path / "b")
-    whole = opened(folder)
-    assert capsys.readouterr().err == ""
-    with (folder / "qrels" / "train.tsv").open("a") as file:
-        file.write("q0\td99\t1\nq99\td1\t1\nq98\td1\t0\n")
-    for _ in range(2):
-        rows = opened(folder)
-        assert "1 of an unknown question and 1 of an unknown passage" in capsys.readouterr().err
-        assert [rows.question(i) for i in range(len(rows))] == [whole.question(i) for i in range(len(whole))]
-        assert [rows.row(i).positives.keys for i in range(len(rows))] == [
-            whole.row(i).positives.keys for i in range(len(whole))
-        ]
-
-
-def test_judgements_of_another_corpus_are_refused(tmp_path: Path) -> None:
-    folder = write_beir(tmp_path / "b")
-    (folder / "qrels" / "train.tsv").write_text("q0\td1\t1\nq0\tx1\t1\ny1\td1\t1\n")
-    with raises(DataError, "train.tsv", "line 2", "2 of 3", "passage id 'x1'"):
-        opened(folder)
 
 
 @pytest.mark.parametrize(

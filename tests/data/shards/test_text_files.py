@@ -9,7 +9,6 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import DataError
-from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.rows import open_rows
 from dyad.data.shards.text_files import open_text
 from dyad.data.tables.readers import open_table
@@ -66,38 +65,3 @@ def test_another_encoding_is_named(tmp_path: Path, name: str, suffix: str) -> No
     for read in (open_text, open_table, *([lambda p: open_rows([p])] if suffix != "csv" else [])):
         with raises(DataError, f"iconv -f {encoding} -t utf-8 {path} > utf8_a.{suffix}"):
             read(str(path))
-
-
-FORMS = {
-    "BEIR": "query-id\tcorpus-id\tscore\nq 1\td 1\t1\nq2\td2\t0\n",
-    "BEIR without names": "q 1\td 1\t1\nq2\td2\t0\n",
-    "whole numbers of pandas": "q 1\td 1\t1.0\nq2\td2\t0.0\n",
-    "TREC with tabs": "q 1\t0\td 1\t1\nq2\t0\td2\t0\n",
-    "blank lines and a mark": "\ufeff\nq 1\td 1\t1\n\nq2\td2\t0\n\n\n",
-}
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_judgements_as_other_tools_write_them(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "test.tsv"
-    path.write_text(FORMS[name])
-    assert [found[1:] for found in judgements(str(path))] == [(("q 1", "d 1"), 1), (("q2", "d2"), 0)]
-
-
-@pytest.mark.parametrize("text", ["q1 0 d1 1\nq2  0 d2 -1\n", "q1 d1 1\nq2   d2 -1 \n"], ids=["TREC", "three columns"])
-def test_judgements_with_spaces(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "test.tsv"
-    path.write_text(text)
-    assert [found[1:] for found in judgements(str(path))] == [(("q1", "d1"), 1), (("q2", "d2"), -1)]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["q1\td1\t1\nq2 d2 1\n", "q1 0 d1 1\nq2 d2 1\n", "q1\td1\t1\nq2\t\t1\n", "q1\td1\t1\nq2\t0\td2\t1\n"],
-    ids=["spaces", "three", "no id", "four"],
-)
-def test_all_judgements_of_a_file_have_one_form(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "test.tsv"
-    path.write_text(text)
-    with raises(DataError, path, "line 2"):
-        list(judgements(str(path)))

@@ -247,7 +247,7 @@ def test_pictures_of_other_classes_are_left_out_if_the_task_says_so(
 ) -> None:
     numbers = ["0", "5", "1", "2", "0"]
     shards = open_shards([ShardSource((str(labelled_shard(tmp_path / "a.tar", numbers)),))])
-    data = labelled_set(shards, ImageSpec(8, (0.0,) * 3, (1.0,) * 3), DataConfig(), "cls")
+    data = labelled_set(shards, ImageSpec(8, (0, 0, 0), (1, 1, 1)), DataConfig(), "cls")
     task = ZeroShotTask("a.tar", "cls", {"cat": ["cat"], "dog": ["dog"]})
     with raises(DataError, "2 of 5 samples", "'5'", '"others": "skip"'):
         of_classes(data, task, "zero_shot:t.json")
