@@ -52,15 +52,19 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
-    if `check` refuses a configuration, if a key of the command line is read by no run, or if two runs have the same run
-    folder.
+    if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
+    data, or if two runs have the same run folder.
     """
+    from dyad.train.cli.also import further_configs
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
     for config in configs:
         check(config)
     refuse_unread(arguments, configs)
+    for config in configs:
+        for own in () if config.planned else (config, *further_configs(config).values()):
+            _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
@@ -158,7 +162,6 @@ def _check_loss(config: TrainConfig) -> None:
     validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
     training_files(config)
     check_suite(config)
-    _check_batch(config)
 
 
 def training_files(config: TrainConfig) -> list[str]:

@@ -15,7 +15,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.cli import counts
 from dyad.data.cli.counts import most_samples
 from dyad.train.cli.compose import compose_config
-from dyad.train.run.main import check
+from dyad.train.run.main import check, check_sweep
 
 ROWS = [{"anchor": f"q {i}", "positive": f"p {i}"} for i in range(5)]
 FILES: dict[str, bytes] = {
@@ -68,9 +68,9 @@ def test_a_start_is_refused_before_torch_is_loaded(tmp_path: Path, name: str) ->
         (tmp_path / file).write_bytes(content)
     (tmp_path / "p.csv").write_text("file_name,caption\n0.png,one\n")
     words, named = STARTS[name]
-    common = ["experiment=mnrl", "model.text.name=x", "steps=1", "tracking=local"]
+    words = ["experiment=mnrl", "model.text.name=x", "steps=1", *(word.format(tmp_path) for word in words)]
     with raises(ConfigError, *named):
-        check(compose_config([*common, *(word.format(tmp_path) for word in words)]))
+        check_sweep(words, [compose_config(words)])
 
 
 @pytest.mark.parametrize(
