@@ -7,7 +7,7 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import CaptionPer, DataConfig, MiningConfig, check_least, described
+from dyad.data.config import CaptionPer, DataConfig, MiningConfig, PassageConfig, check_least, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
@@ -62,7 +62,8 @@ class EvalConfig:
 class EvalCommand:
     """Options of the command `python -m eval`: which model to evaluate, on which data, and how."""
 
-    checkpoint: str | None = described(None, "a run folder (its newest checkpoint) or one checkpoint folder; or:")
+    run: str | None = described(None, "a run folder (its newest checkpoint) or one checkpoint folder; or:")
+    checkpoint: str | None = described(None, "the same by another name; or:")
     model: str | None = described(None, "a model as it is, of another library or an export, e.g. st:FOLDER; see below")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
     val: str | None = described(None, "shards or questions, as data.val of a run")
@@ -70,6 +71,11 @@ class EvalCommand:
     workers: int | None = run_option(DataConfig, "workers")
     examples: int | None = run_option(EvalConfig, "examples")
     out: str | None = described(None, "folder for the results; null: eval/ of the run, runs/eval-MODEL of a model")
+    columns: list[str] | None = run_option(DataConfig, "columns")
+    template: str | None = run_option(DataConfig, "template")
+    image_key: str | None = run_option(DataConfig, "image_key")
+    max_image_pixels: int | None = run_option(DataConfig, "max_image_pixels")
+    corpus: str | None = run_option(PassageConfig, "corpus")
     captions: list[str] | None = run_option(DataConfig, "captions")
     caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
     text_key: str | None = run_option(DataConfig, "text_key")
@@ -97,7 +103,10 @@ class MineCommand:
     """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
 
     run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
-    corpus: str | None = described(None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's")
+    corpus: str | None = described(
+        None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's, or those in the rows of queries"
+    )
+    columns: list[str] | None = run_option(DataConfig, "columns")
     queries: str | None = described(None, "questions with what is right for them, as data.train; null: the run's")
     out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
     first_rank: int | None = run_option(MiningConfig, "first_rank")

@@ -63,6 +63,7 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
         if argument.startswith("-") or not separator:
             near = nearest(key.replace("-", "_"), types_of)
             raise ConfigError(f"'{argument}': options are written key=value here.{near} See: {command} --help")
+        key = _option_of(key, schema)
         if key not in types_of:
             raise ConfigError(f"unknown key '{key}'.{nearest(key, types_of)} Keys: {', '.join(types_of)}")
         if key in given:
@@ -80,6 +81,14 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
         if isinstance(options[key], int | float) and options[key] < least_of[key]:
             raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
     return cast(T, OmegaConf.to_object(options))
+
+
+def _option_of(key: str, schema: Any) -> str:
+    """Return the name of the option that a command takes from the configuration, if `key` is written as there: columns
+    for data.columns. Messages about data name the keys of training."""
+    *section, name = key.split(".")
+    own = {option.name: option.metadata.get("section") for option in fields(schema)}
+    return name if section and own.get(name) == section[-1] else key
 
 
 def _value(text: str, kind: Any) -> Any:
@@ -119,8 +128,11 @@ def overridden(config: T, command: Any) -> T:
 
 def config_option(config: type, name: str) -> Any:
     """Return a dataclass field for an option of a command. Its default and help line are those of the key `name` of
-    `config`, which is a section of the configuration (a dataclass)."""
-    return copy(cast(Any, config).__dataclass_fields__[name])
+    `config`, which is a section of the configuration (a dataclass). The command takes the key of the configuration,
+    such as data.columns, for the option, too."""
+    option = copy(cast(Any, config).__dataclass_fields__[name])
+    option.metadata = {**option.metadata, "section": config.__name__.removesuffix("Config").lower()}
+    return option
 
 
 def run_option(config: type, name: str) -> Any:

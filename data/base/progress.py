@@ -76,6 +76,12 @@ def on_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def print_once(line: str) -> None:
+    """Print a line on standard error in the process of rank 0 alone."""
+    if os.environ.get("RANK", "0") == "0":
+        print_line(line, sys.stderr)
+
+
 def print_line(line: str, stream: TextIO | None = None) -> None:
     """Print a line on `stream` (None: standard output) and flush it. Credentials are removed and control characters
     escaped."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -106,10 +107,10 @@ class BadLines(dict[str, tuple[int, str]]):
             self.add(first, fault, count)
         return self
 
-    def print(self) -> None:
-        """Print the first message about each fault, and how many others there are."""
+    def print(self, kind: str = "bad") -> None:
+        """Print the first message about each fault, after the word `kind`, and how many others there are."""
         for count, first in self.values():
-            print_line(f"bad: {first}{f' … and {count - 1:,} more like this' if count > 1 else ''}")
+            print_line(f"{kind}: {first}{f' … and {count - 1:,} more like this' if count > 1 else ''}")
 
 
 def count_repeated(keys: array[int]) -> int:
@@ -267,8 +268,9 @@ class PassageStatistics:
     rows: int = 0
 
     @classmethod
-    def of(cls, passages: Located[Passage], bad: BadLines) -> PassageStatistics:
-        """Return the statistics of rows of passages, and list those that training refuses in `bad`."""
+    def of(cls, passages: Located[Passage], bad: BadLines, odd: BadLines) -> PassageStatistics:
+        """Return the statistics of rows of passages. List those that training refuses in `bad`, and those without any
+        text, which it takes, in `odd`."""
         found = cls()
         for where, passage in passages:
             found.rows += 1
@@ -279,7 +281,7 @@ class PassageStatistics:
             if passage.id is None:
                 bad.add(f"{where}: no id")
             if not passage.text.strip() and not passage.title.strip():
-                bad.add(f"{where}: empty passage")
+                odd.add(f"{where}: empty passage")
         return found
 
     def add(self, passage: Passage) -> None:
@@ -296,23 +298,19 @@ class PassageStatistics:
         )
 
 
-def _contradictions(row: QuestionRow) -> Iterator[str]:
-    """Yield a message for each passage that a question row lists both as positive and as negative."""
-    positives = {key: i for i, key in reversed(list(enumerate(row.positives.keys)))}
-    for name in LISTS[1:]:
-        for i, key in enumerate(getattr(row, name).keys):
-            if key in positives:
-                yield f"right and wrong at once: positives[{positives[key]}] is {name}[{i}]"
+def _has_positive_negative(row: QuestionRow) -> bool:
+    """Whether a question row lists a passage both as positive and as negative. `draw_negatives` leaves it out."""
+    positives = set(row.positives.keys)
+    return any(key in positives for name in LISTS[1:] for key in getattr(row, name).keys)
 
 
 def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
     one, and print statistics. Returns how many rows there are.
 
-    Raises DataError at the end when training would refuse a row, when a row lists a passage both as positive and as
-    negative, when the corpus has an empty passage, or when there is no row.
+    Raises DataError at the end when training would refuse a row, or when there is no row.
     """
-    source, bad, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), 0
+    source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
     lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
     answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
     questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
@@ -321,8 +319,8 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
         if isinstance(row, BadRow):
             bad.add(f"{where}: {row}")
             continue
-        for message in _contradictions(row):
-            bad.add(f"{where}: {message}")
+        if _has_positive_negative(row):
+            odd.add(f"{where}: a negative is a positive, too: left out when drawn")
         for name in LISTS:
             passages = getattr(row, name)
             lengths[name].append(len(passages))
@@ -332,7 +330,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
             positives.extend(row.positives.keys)
         questions.append(row.question.key)
         answers.append(len(row.question.answers))
-    corpus = PassageStatistics.of(source.passages(), bad)
+    corpus = PassageStatistics.of(source.passages(), bad, odd)
     print(f"questions       {len(questions):,} of {rows:,} rows, {count_repeated(questions):,} repeat another")
     for name, per_row in lengths.items():
         print(f"{name.replace('_', ' '):15} {sum(per_row):,}; per row {_quantiles(per_row)}")
@@ -344,22 +342,22 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     if source.corpus and positives:
         missing = np.isin(np.array(positives, np.int64), source.corpus.keys, invert=True).sum()
         print(f"not in corpus   {missing:,} of the {len(positives):,} positives that are in the rows")
-    return _finish(source.unread, bad, rows)
+    return _finish(values, source.unread, bad, odd, rows)
 
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     """Read every passage of the files that `values` (paths or URLs) name, and print statistics. The files hold passages
     only, no questions. Returns how many there are.
 
-    Raises DataError at the end when a passage is empty, cannot be read, has no id or repeats the id of another one, or
-    when there is no row.
+    Raises DataError at the end when a passage cannot be read, has no id or repeats the id of another one, or when there
+    is no row.
     """
-    bad, unread = BadLines(), UnreadFields()
-    found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad)
+    bad, odd, unread = BadLines(), BadLines(), UnreadFields()
+    found = PassageStatistics.of(inputs.open_passages(values, "SOURCE", unread, options), bad, odd)
     for line in _repeated_ids(values, found, options) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
-    return _finish(unread, bad, found.rows)
+    return _finish(values, unread, bad, odd, found.rows)
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: CheckOptions) -> Iterator[str]:
@@ -381,18 +379,19 @@ def _quantiles(values: array[int]) -> str:
     return f"min {low:g}, median {median:g}, 95th percentile {high:g}, max {most:g}"
 
 
-def _finish(unread: UnreadFields, bad: BadLines, rows: int) -> int:
+def _finish(values: Sequence[str], unread: UnreadFields, bad: BadLines, odd: BadLines, rows: int) -> int:
     """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
-    messages about bad rows. Returns `rows`.
+    messages about odd rows, which training takes, and bad rows, which it refuses. Returns `rows`.
 
     Raises DataError when there is a bad row, or no row at all. rows: number of rows that were read.
     """
     print(f"not read        {str(unread) or 'nothing'}")
+    odd.print("warning")
     if bad.count:
         bad.print()
         raise DataError(
             f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: "
-            "python -m data pack INPUT out=FOLDER on_error=skip"
+            f"{shlex.join(['python', '-m', 'data', 'pack', '::'.join(values), 'out=packed', 'on_error=skip'])}"
         )
     if not rows:
         raise DataError("there is no row.")

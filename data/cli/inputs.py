@@ -130,22 +130,27 @@ def tables_and_files(
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data that the sources hold, as `known_kind`; `pictures` when their rows do not tell."""
-    return known_kind(sources, table_keys(options)) or InputKind.pictures
-
-
-def known_kind(sources: Sequence[str], options: TableOptions) -> InputKind | None:
-    """Return the kind of data that the sources hold (pictures, questions or passages), judged by the first rows of the
-    first source; None when they do not tell, `questions` for a BEIR folder and a compressed file."""
-    if is_beir(sources[0]) or sources[0].endswith(PACKED):  # their reader says what is missing, or how to unpack it
+    """Return the kind of data that the sources hold, as `recognised`; `pictures` when their rows do not tell."""
+    if sources[0].endswith(PACKED):  # their reader says how to unpack it
         return InputKind.pictures if sources[0].endswith(PACKED_TARS) else InputKind.questions
+    return recognised(sources, table_keys(options))[0] or InputKind.pictures
+
+
+def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind | None, str]:
+    """Return the kind of data that the sources hold (pictures, questions or passages), and what it is judged by, for
+    messages: the first rows of the first source. The kind is None when they do not tell, and when there are none, as in
+    a compressed file or without a column that the user named: their reader says what is wrong."""
+    if is_beir(sources[0]):
+        return InputKind.questions, "a folder of BEIR or MS MARCO"
     with suppress(ConfigError, OSError):
         tables, files = tables_and_files(sources[0], options, "INPUT")
-        if tables:
-            pictures = picture_column(tables[0], options.columns)
-            return InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
-        return _kind_of_file(_first_of(files))
-    return None
+        if not tables:
+            return _kind_of_file(_first_of(files))
+        options.checked(tables[0])
+        pictures = picture_column(tables[0], options.columns)
+        kind = InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
+        return kind, f"columns {formats.named(tables[0].columns)}"
+    return None, ""
 
 
 def _first_of(files: Sequence[str]) -> str:
@@ -173,18 +178,22 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
                 )
 
 
-def _kind_of_file(file: str) -> InputKind | None:
-    """Return the kind of data in a file (pictures, questions or passages), judged by its suffix and its first rows."""
+def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
+    """Return the kind of data in a file, judged by its suffix and its first rows, and what it is judged by, as
+    `recognised`."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
-        return InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
+        kind = InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
+        return kind, f"members {formats.named(sorted(members))}"
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
-        is_passage = len(rows) and _kind_of_fields(rows.fields(0)) is InputKind.passages
-        return InputKind.passages if is_passage else InputKind.questions
-    return _kind_of_fields(first_row(open_table(file)))
+        fields = rows.fields(0) if len(rows) else {}
+        is_passage = _kind_of_fields(fields) is InputKind.passages
+        return InputKind.passages if is_passage else InputKind.questions, f"fields {formats.named(fields)}"
+    fields = first_row(open_table(file))
+    return _kind_of_fields(fields), f"fields {formats.named(fields)}"
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
@@ -301,8 +310,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
     0). The questions come in the order of queries.jsonl.
 
-    Before them, a BadRow (error) is yielded for each relevant judgement with an unknown id. qrels: path of the
-    judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused fields and grades.
+    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
+    fields and grades, and of judgements with an unknown id. Raises DataError when most judgements have one.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:
@@ -313,9 +322,8 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
                 yield judgement
 
     unknown, numbers, starts, positions = judgements.find_judged(relevant(), (queries, corpus))
-    for (line, ids, _), side in unknown:
-        reason = f"{judgements.SIDES[side]} id that is not in the folder"
-        yield f"{qrels}: line {line}", BadRow(reason, f"'{ids[side]}'")
+    for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
+        unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
     found = {number: positions[begin:end] for number, (begin, end) in ranges}
 

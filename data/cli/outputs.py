@@ -21,12 +21,16 @@ from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 
 SHOWN = 5  # bad rows that are printed in full
+GPU = "/dev/nvidiactl"  # on a machine with one; torch, which knows for sure, takes seconds to load
+SMALL = "configs/model/tiny_clip_gn.json"  # of the preset model=tiny_clip_gn, in a checkout
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
-TRAINS = {  # how a command trains on pictures
-    PictureTask.image_text: ["model.name=ViT-B-32"],
-    PictureTask.views: ["task=views", "data=simclr", "model.name=ViT-B-32", "objective=simclr", "model.head=simclr"],
-    PictureTask.labelled: ["task=labelled", "model.name=ViT-B-32", "objective=cross_entropy"],
+TRAINS = {  # how a command trains on pictures, but for its model
+    PictureTask.image_text: [],
+    PictureTask.views: ["task=views", "data=simclr", "objective=simclr", "model.head=simclr"],
+    PictureTask.labelled: ["task=labelled", "objective=cross_entropy_sum"],
 }
+SMALL_MODELS = {PictureTask.image_text: "model=tiny_clip_gn"}
+SMALL_MODELS |= dict.fromkeys((PictureTask.views, PictureTask.labelled), "model=small_cnn")
 
 AddSample = Callable[[Mapping[str, Any]], object]
 
@@ -91,8 +95,10 @@ def file_names(indexes: Sequence[ShardIndex]) -> Path:
 
 
 def picture_command(paths: Mapping[str, str | Path], samples: int, options: ReadOptions, captions: str = "txt") -> str:
-    """Return a shell command that trains on pictures for options.task. captions: "txt" or a json field."""
-    words = list(TRAINS[options.task])
+    """Return a shell command that trains on pictures for options.task, with a model that this machine can train.
+    captions: "txt" or a json field."""
+    small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second a picture on a core
+    words = [*TRAINS[options.task], SMALL_MODELS[options.task] if small else "model.name=ViT-B-32"]
     if options.task is PictureTask.image_text and captions != "txt":
         words = [f"data.captions=[{captions}]", *words]
     elif options.task is PictureTask.image_text and options.caption_per is not CaptionPer.paragraph:

@@ -21,6 +21,7 @@ from dyad.data.cli.inputs import is_beir, shards_of
 from dyad.data.cli.options import PackOptions, SplitOptions
 from dyad.data.cli.writers import ROW_FILES
 from dyad.data.question_passage.formats import passage_of
+from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import local_path
@@ -86,7 +87,7 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
         print(f"{side:<6}{len(chosen):,} of {len(places):,} rows ({len(chosen) / len(places):.1%})")
     for kind, (row, key) in pairs.items():
         shared = len(np.intersect1d(key[in_val[row]], key[~in_val[row]]))
-        print(f"{'both':<6}{shared or 'no'} {kind}{'s' * (shared != 1)}")
+        print(f"in both parts: {shared:,} {kind}{'s' * (shared != 1)}")
     return paths, int((~in_val).sum())
 
 
@@ -145,6 +146,6 @@ def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, o
     (part / "queries.jsonl").write_bytes(b"".join(lines))
     (part / "qrels").mkdir()
     ids = {passage_of(queries.fields(i)).id for i in chosen}
-    judged = (source / "qrels" / f"{options.split}.tsv").read_text().splitlines(keepends=True)
-    kept = [line for n, line in enumerate(judged) if line.split("\t")[0] in ids or (not n and "score" in line)]
-    (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("".join(kept))
+    judged = judgements(str(source / "qrels" / f"{options.split}.tsv"))
+    kept = [f"{question}\t{passage}\t{grade}\n" for _, (question, passage), grade in judged if question in ids]
+    (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(kept))

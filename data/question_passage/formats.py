@@ -90,7 +90,7 @@ def record_of(fields: Fields, config: PassageConfig) -> Record:
         raise BadRow(
             "scored pairs",
             f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
-            f"rows do? Then columns=[{found.question},{found.positives}] (data.columns in training)",
+            f"rows do? Then data.columns=[{found.question},{found.positives}]",
         )
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":

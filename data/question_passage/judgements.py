@@ -5,7 +5,7 @@ Shape letter: n questions.
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.sources import local_path
+from dyad.data.shards.text_files import open_text
 
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
@@ -31,6 +32,11 @@ def queries_of(qrels: str) -> str:
     path = Path(qrels)
     beir = path.parent.name == "qrels"
     return str(path.parent.parent / "queries.jsonl" if beir else path.with_name(path.name.replace("qrels", "queries")))
+
+
+def is_qrels(path: str) -> bool:
+    """Whether a path is that of the judgements of a folder of BEIR or MS MARCO, as `qrels_file` returns it."""
+    return Path(path).parent.name == "qrels" or (Path(path).name.startswith("qrels.") and path.endswith(".tsv"))
 
 
 def qrels_file(folder: str, split: str, setting: str) -> str:
@@ -50,28 +56,51 @@ def qrels_file(folder: str, split: str, setting: str) -> str:
 
 
 def judgements(path: str) -> Iterator[Judgement]:
-    """Yield the judgements of a .tsv file with the columns query-id, corpus-id and score, or those of TREC: the
-    line number, the ids of question and passage, and the grade.
+    """Yield the judgements of a file with the columns query-id, corpus-id and score (BEIR), or question, 0, passage and
+    grade (TREC): the line number, the ids of question and passage, and the grade. Blank lines are left out.
 
-    Raises DataError, naming the line, when a line cannot be read.
+    The first line says for the whole file whether tabs are between the columns, so that ids may hold spaces, or spaces,
+    and how many columns there are. Raises DataError, naming the line, when a line cannot be read.
     """
-    with open(path, "rb") as file:
+    form: tuple[str | None, int] | None = None
+    with open_text(path) as file:
         for line, content in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
+            if not content.strip():
+                continue
+            where, is_first = f"{path}: line {line}", form is None
             if len(content) == MAX_LINE:
-                raise DataError(f"{path}: line {line} is longer than {MAX_LINE - 1} bytes: no judgement")
+                raise DataError(f"{where} is longer than {MAX_LINE - 1} bytes: no judgement")
             try:
-                question, *zero, passage, grade = content.decode("utf-8").rstrip("\r\n").split("\t")
-                if len(zero) > 1:  # one in the files of TREC, which nobody reads
-                    raise ValueError
+                text = content.decode("utf-8").strip()
             except UnicodeDecodeError as error:
-                raise DataError(f"{path}: line {line} is not UTF-8: {error.reason} at byte {error.start}") from None
-            except ValueError:
-                wanted = "question id, passage id and grade with tabs between"
-                raise DataError(f"{path}: line {line} is {content!r:.80}, not {wanted}") from None
-            if re.fullmatch(r"-?[0-9]{1,9}", grade):
-                yield line, (question, passage), int(grade)
-            elif line > 1 or re.match(r"[-+]?[0-9]", grade):  # otherwise line 1 holds the names of the columns
-                raise DataError(f"{path}: line {line}: the grade {grade!r:.40} is no whole number")
+                raise DataError(f"{where} is not UTF-8: {error.reason} at byte {error.start}") from None
+            form = form or _form(text)
+            question, passage, grade = _cells(text, form, where)
+            if whole := re.fullmatch(r"(-?[0-9]{1,9})(\.0+)?", grade):
+                yield line, (question, passage), int(whole[1])
+            elif not is_first or re.match(r"[-+]?[0-9]", grade):  # otherwise the first line names the columns
+                raise DataError(f"{where}: the grade {grade!r:.40} is no whole number")
+
+
+def _form(text: str) -> tuple[str | None, int]:
+    """Return what separates the columns of the first line of a file of judgements, a tab or None for spaces, and the
+    number of columns."""
+    separator = "\t" if "\t" in text else None
+    return separator, 4 if len(text.split(separator)) == 4 else 3
+
+
+def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, str, str]:
+    """Return the question id, the passage id and the grade in a line of judgements. form: of the first line, as `_form`
+    gives it. where: location of the line. Raises DataError for a line of another form."""
+    separator, columns = form
+    cells = text.split(separator)
+    if len(cells) != columns or not all(cells):
+        between, zero = "spaces" if separator is None else "tabs", " 0," * (columns == 4)
+        raise DataError(
+            f"{where} is {text!r:.80}, not question id,{zero} passage id and grade with {between} between, as the "
+            "first line"
+        )
+    return cells[0], cells[-2], cells[-1]  # nobody reads the second of TREC's four columns
 
 
 def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
@@ -92,3 +121,26 @@ def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> 
     pairs = np.unique(np.asarray(found, np.int64), axis=1)
     rows, counts = np.unique(pairs[0], return_counts=True)
     return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]
+
+
+def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
+    """Return how many of the `unknown` judgements have an unknown question, and how many only an unknown passage. Such
+    judgements are left out: some published sets have them.
+
+    qrels: the path of the judgements. known: how many others there are. Raises DataError when these are fewer than the
+    unknown ones, because the files then do not belong together.
+    """
+    if len(unknown) > known:
+        (line, ids, _), side = unknown[0]
+        raise DataError(
+            f"{qrels}: {len(unknown):,} of {len(unknown) + known:,} judgements name an unknown question or passage, "
+            f"first line {line}: {SIDES[side]} id '{ids[side]}'. Use the questions and passages that were judged"
+        )
+    passages = sum(side for _, side in unknown)
+    return len(unknown) - passages, passages
+
+
+def left_out_line(qrels: str, counts: Iterable[int]) -> str:
+    """Return a message that says how many judgements are left out; "" for none. counts: as `left_out` returns them."""
+    named = [f"{count:,} of an unknown {side}" for side, count in zip(SIDES, counts, strict=True) if count]
+    return f"{qrels}: judgements left out: {' and '.join(named)}" if named else ""

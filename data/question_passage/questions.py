@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.progress import print_once
 from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
@@ -31,6 +32,8 @@ from dyad.data.tables.prepare import checked_tables, prepared_tables, table_opti
 
 FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
+JUDGED_FORMAT = "2"  # of the array of judged questions; it does not enter the fingerprint
+HEADER = 3  # numbers at the start of this array
 LENGTH = 2  # row of the columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 
@@ -71,7 +74,8 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
     setting data.train.
 
     Raises ConfigError, naming the configuration key `key`, for a value that cannot work; DataError, naming the line,
-    for a row that cannot be used. The first call for a file reads all of it and stores an index.
+    for a row that cannot be used. The first call for a file reads all of it and stores an index. Prints how many
+    judgements of a BEIR folder are left out.
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
@@ -82,7 +86,10 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
             return BeirQuestions(local_path(path), config.question.split, shared, key)
         return RowQuestions(open_rows(files_of([path], key, SUFFIXES, prepared)), config.passage, shared)
 
-    return QuestionRows([opened(source.path) for source in written], written, shared)
+    rows = QuestionRows([opened(source.path) for source in written], written, shared)
+    for line in filter(None, (source.left_out for source in rows.sources)):
+        print_once(line)
+    return rows
 
 
 def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
@@ -160,6 +167,8 @@ class RowQuestions:
     name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the hash of each id, one row with
     the bytes of each question.
     """
+
+    left_out = ""
 
     def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
         self.rows, self.config, self.corpus = rows, config, corpus
@@ -246,9 +255,8 @@ class BeirQuestions:
     """The questions of a BEIR folder that have a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
 
     Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: hashes of the ids and
-    bytes of the questions, as in `RowQuestions`. The memory-mapped array _mapped holds, one after the other: the number
-    n of questions; their n positions in queries.jsonl; n + 1 indices, where the relevant passages of each question
-    begin and end; the positions of the relevant passages in the corpus.
+    bytes of the questions, as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are
+    none. The memory-mapped array _mapped is that of `_judged`.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
@@ -258,8 +266,9 @@ class BeirQuestions:
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = json_digest(state)
         files = [*self.queries.rows.files, *self.corpus.rows.files]
-        self._mapped = cached_array([qrels], "judged", files, state, lambda: self._judged(qrels))
-        self._count = int(self._mapped.array[0])
+        self._mapped = cached_array([qrels], "judged", files, [JUDGED_FORMAT, *state], lambda: self._judged(qrels))
+        self._count, *counts = self._mapped.array[:HEADER].tolist()
+        self.left_out = judgements.left_out_line(qrels, counts)
         name = os.path.join(os.path.basename(os.path.normpath(folder)), os.path.relpath(qrels, folder))
         self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
 
@@ -268,37 +277,35 @@ class BeirQuestions:
 
     @property
     def columns(self) -> Int64s:
-        rows = self._mapped.array[1 : 1 + self._count]
+        rows = self._mapped.array[HEADER : HEADER + self._count]
         return np.stack([*self.queries.id_hashes[:, rows], self.queries.lengths[rows]])
 
     def origin(self, i: int) -> tuple[str, str]:
-        return self.queries.rows.shards.origin(int(self._mapped.array[1 + i]))
+        return self.queries.rows.shards.origin(int(self._mapped.array[HEADER + i]))
 
     def question(self, i: int) -> Question:
-        return self.queries.rows.read(int(self._mapped.array[1 + i]), query_of)
+        return self.queries.rows.read(int(self._mapped.array[HEADER + i]), query_of)
 
     def row(self, i: int) -> QuestionRow:
-        starts = 1 + self._count
+        starts = HEADER + self._count
         begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
         relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
         return QuestionRow(self.question(i), relevant)
 
     def _judged(self, qrels: str) -> Int64s:
         """Compute one array from the judgements in the file `qrels`. It holds, one after the other: the number n of
-        questions with a relevant passage (grade above 0); their n positions in queries.jsonl; n + 1 indices, where the
-        relevant passages of each question begin and end; the positions of the relevant passages in the corpus.
+        questions with a known relevant passage (grade above 0); the two counts of `left_out`; the n positions of the
+        questions in queries.jsonl; n + 1 indices, where the relevant passages of each question begin and end; the
+        positions of the relevant passages in the corpus.
 
         Reads every judged question once, so that a bad one is reported before training starts.
         """
         relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
-        sides = (self.queries, self.corpus)
-        missing, rows, starts, passages = judgements.find_judged(relevant, sides)
-        for (line, ids, _), side in missing:
-            unknown = f"{judgements.SIDES[side]} id '{ids[side]}' is not in {_names(sides[side])}"
-            raise DataError(f"{qrels}: line {line}: {unknown}")
+        unknown, rows, starts, passages = judgements.find_judged(relevant, (self.queries, self.corpus))
+        counts = judgements.left_out(qrels, unknown, len(passages))
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
-        return np.concatenate([[len(rows)], rows, starts, passages]).astype(np.int64)
+        return np.concatenate([[len(rows), *counts], rows, starts, passages]).astype(np.int64)
 
 
 QuestionSource = RowQuestions | BeirQuestions

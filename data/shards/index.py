@@ -9,11 +9,11 @@ the index (see index_cache.py). An index without a valid seal is made anew.
 """
 
 import hashlib
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from io import BufferedReader, RawIOBase
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -25,13 +25,17 @@ from dyad.data.shards.index_cache import cache_folders, read_cached, write_cache
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
 from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
+from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 2
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
-Scanner = Callable[[BinaryIO], Scan | RowScan]
-SCANS: dict[str, Scanner] = {".jsonl": scan_lines, ".json": scan_array, ".tsv": scan_table, ".tar": scan_tar}
+ROW_SCANS: dict[str, Callable[[Any, int], RowScan]] = {
+    ".jsonl": scan_lines,
+    ".json": scan_array,
+    ".tsv": scan_table,
+}
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])
@@ -151,7 +155,7 @@ def fingerprint(indexes: Iterable[ShardIndex]) -> str:
 # ---- scanning ------------------------------------------------------------------------------------------------------
 
 
-class _Hashing(io.RawIOBase):
+class _Hashing(RawIOBase):
     """A stream that computes the SHA-256 of all bytes read through it."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -166,19 +170,30 @@ class _Hashing(io.RawIOBase):
         return count
 
 
+def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
+    """Scan a stream that is read from the start of the shard at `path`, as the suffix of the path says. Raises
+    DataError for text that is not UTF-8."""
+    scan_rows = ROW_SCANS.get(_suffix(path))
+    return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
+
+
 def _scan(path: str, found: Stat) -> ShardIndex:
     """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
-    the scan, stored in the index to notice later changes of the shard."""
+    the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8."""
     with open_stream(path) as raw:
         hashing = _Hashing(raw)
-        stream = io.BufferedReader(hashing, 1 << 20)
-        scan = SCANS.get(os.path.splitext(shard_name(path))[1], scan_tar)(stream)
+        stream = BufferedReader(hashing, BUFFER)
+        scan = scan_stream(stream, path)
         while stream.read(1 << 20):  # a scan may stop early; the digest is that of the whole file
             pass
     return _store(path, found, scan, hashing.sha256.hexdigest())
 
 
 # ---- storing -------------------------------------------------------------------------------------------------------
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(shard_name(path))[1]
 
 
 def _load(path: str, found: Stat) -> ShardIndex | None:

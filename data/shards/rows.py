@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.base.json_text import parse_json
-from dyad.data.shards.index import SCANS
+from dyad.data.shards.index import ROW_SCANS
 from dyad.data.shards.scan_rows import cells, header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
@@ -19,7 +19,7 @@ from dyad.data.shards.storage import open_stream, sha256_of, stat
 
 T = TypeVar("T")
 
-SUFFIXES = tuple(SCANS)
+SUFFIXES = (*ROW_SCANS, ".tar")
 UNITS = {".jsonl": "line", ".tsv": "line", ".json": "row"}
 
 

@@ -53,19 +53,20 @@ class RowScan:
         self.crc32.append(zlib.crc32(content))
 
 
-def scan_lines(stream: BinaryIO) -> RowScan:
+def scan_lines(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan JSON-lines. Each line becomes a sample with one member 'json', the bytes of the line; the sample's key is
-    the line number, from 1. Invalid lines are added to the `problems` of the result."""
+    the line number, from 1. Blank lines are left out. Invalid lines are added to the `problems` of the result. start:
+    of the stream, its byte offset in the file."""
     scan = RowScan("json")
-    offset = number = 0
+    offset, number = start, 0
     while line := stream.readline(MAX_ROW + 2):
         number += 1
         text = line.rstrip(b"\r\n")
         if len(text) > MAX_ROW:
             scan.problems.add(Problem(offset, f"line {number} is longer than {MAX_ROW} bytes"))
-        elif error := _line_error(text):
+        elif error := text.strip() and _line_error(text):
             scan.problems.add(Problem(offset, f"line {number} {error}"))
-        else:
+        elif text.strip():
             scan.add(number, offset, text)
         offset += len(line)
         while len(text) > MAX_ROW and not line.endswith(b"\n") and (line := stream.readline(PIECE)):
@@ -80,7 +81,7 @@ def _line_error(text: bytes) -> str:
     except UnicodeDecodeError as error:
         return _reason(error)
     except ValueError as error:
-        return f"is not JSON: {error}" if text.strip() else "is empty"
+        return f"is not JSON: {error}"
 
 
 def _type_error(value: Any) -> str:
@@ -97,9 +98,9 @@ class _ArrayText:
     whole stream.
     """
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, start: int) -> None:
         self.stream, self.decoder = stream, codecs.getincrementaldecoder("utf-8")()
-        self.text, self.at, self.offset, self.line = "", 0, 0, 1
+        self.text, self.at, self.offset, self.line = "", 0, start, 1
 
     def more(self) -> bool:
         """Read and decode the next part of a JSON stream, so that the decoded text after the read position at least
@@ -152,21 +153,22 @@ class _ArrayText:
                 raise ValueError(f"is not JSON: {invalid}")
 
 
-def scan_array(stream: BinaryIO) -> RowScan:
+def scan_array(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object; the
     sample's key is the object's position, from 1. Errors are added to the `problems` of the result.
 
-    stream: a buffered stream. A file that starts with '{' is scanned as JSON-lines, whatever its name.
+    stream: a buffered stream; start: its byte offset in the file. A file that starts with '{' is scanned as JSON-lines,
+    whatever its name.
     """
     peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
     if peeked.lstrip()[:1] == b"{":
-        return scan_lines(stream)
+        return scan_lines(stream, start)
     scan = RowScan("json")
-    text = _ArrayText(stream)
+    text = _ArrayText(stream, start)
     try:
         _add_elements(text, scan)
     except ValueError as broken:
-        where = f"row {len(scan.key) + 1} (line {text.line})" if text.offset else "the file"
+        where = f"row {len(scan.key) + 1} (line {text.line})" if text.offset > start else "the file"
         message = str(broken) if str(broken).startswith("line") else f"{where} {broken}"
         scan.problems.add(Problem(text.offset, message, last=True))
     return scan
@@ -229,19 +231,20 @@ def header(row: bytes) -> tuple[list[str], bool]:
     raise ValueError(f"does not name its columns, one word each with tabs between: {line!r:.80}")
 
 
-def scan_table(stream: BinaryIO) -> RowScan:
+def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan a table of tab-separated values, such as psgs_w100.tsv, or collection.tsv of MS MARCO, which has no line of
     column names.
 
     Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
-    first line; a quoted cell may span several lines. Invalid rows are added to the `problems` of the result.
+    first line; a quoted cell may span several lines. Blank lines are left out. Invalid rows are added to the `problems`
+    of the result. start: of the stream, its byte offset in the file.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)
     try:
         names, named = header(first)
     except (ValueError, csv.Error) as error:
-        scan.problems.add(Problem(0, f"line 1 {_reason(error)}", last=True))
+        scan.problems.add(Problem(start, f"line 1 {_reason(error)}", last=True))
         return scan
     width, pending = len(names), [] if named else [first]
     row: list[bytes] = []  # the lines of the current row: several where a quote is open
@@ -259,13 +262,13 @@ def scan_table(stream: BinaryIO) -> RowScan:
 
     quoting = csv.QUOTE_MINIMAL if named else csv.QUOTE_NONE
     reader = csv.reader(iter(next_line, ""), delimiter="\t", strict=True, quoting=quoting)
-    offset, number = (len(first), 2) if named else (0, 1)
+    offset, number = (start + len(first), 2) if named else (start, 1)
     while True:
         row.clear()
-        size = 0
+        size = columns = 0
         try:
             columns = len(next(reader))
-            wrong = "" if columns == width else f"has {columns} columns, the first line has {width}"
+            wrong = "" if columns in (0, width) else f"has {columns} columns, the first line has {width}"
         except StopIteration:
             return scan
         except (ValueError, csv.Error) as error:
@@ -274,7 +277,7 @@ def scan_table(stream: BinaryIO) -> RowScan:
         if wrong:
             lost = f"; {len(row)} lines are lost by it" if len(row) > 1 else ""
             scan.problems.add(Problem(offset, f"line {number} {wrong}{lost}"))
-        else:
+        elif columns:
             scan.add(number, offset, content.rstrip(b"\r\n"))
         offset, number = offset + len(content), number + len(row)
 

@@ -16,6 +16,7 @@ from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
 from dyad.data.shards.scan_tar import MAX_BYTES
 from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.shards.text_files import open_text
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
@@ -60,10 +61,6 @@ def open_table(path: str) -> Table:
 Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; what reads the rows
 
 
-def _buffered(path: str) -> BufferedReader:
-    return BufferedReader(open_stream(path), 1 << 20)  # type: ignore[arg-type]
-
-
 # ---- CSV -----------------------------------------------------------------------------------------------------------
 
 
@@ -98,8 +95,7 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
             row.append(line)
             yield line
 
-    # utf-8-sig: spreadsheets write a byte-order mark
-    with TextIOWrapper(_buffered(path), newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+    with TextIOWrapper(open_text(path), newline="", encoding="utf-8", errors="surrogateescape") as file:
         reader = csv.reader(lines(file), delimiter=separator, strict=True)
         while True:
             row.clear()
@@ -121,7 +117,7 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
 def _tsv(path: str) -> Opened:
     """Open a table with tabs: a CSV; or one without column names, as MS MARCO has them. The questions of triples of ids
     are in queries.train.tsv or queries.tsv beside the file; their rows are those of Tevatron's files with ids."""
-    with _buffered(path) as file:
+    with open_text(path) as file:
         line = file.readline(MAX_BYTES["json"])
     try:
         names, named = header(line)
@@ -143,9 +139,10 @@ def _queries_beside(path: str) -> str:
 
 
 def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:
-    with _buffered(path) as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            yield f"line {number}", convert(line)
+            if line.strip():
+                yield f"line {number}", convert(line)
 
 
 def _cells(line: bytes) -> list[str]:
@@ -153,8 +150,8 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _triples(path: str, queries: str) -> TableRows:
-    with _buffered(queries) as file:
-        texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file)
+    with open_text(queries) as file:
+        texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file if line.strip())
 
     def row(line: bytes) -> Row:
         match _cells(line):
@@ -201,7 +198,7 @@ def _batches(path: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _buffered(path) as raw:
+    with BufferedReader(open_stream(path), 1 << 20) as raw:  # type: ignore[arg-type]
         if shard_name(path).endswith(".parquet"):
             file = pq.ParquetFile(raw)
             yield file.schema_arrow
@@ -255,7 +252,7 @@ def _json(path: str) -> Opened:
     caption}]}. The pictures of COCO have the column file_name, their captions the column captions."""
 
     def rows() -> TableRows:
-        with _buffered(path) as file:
+        with open_text(path) as file:
             try:
                 value = json.load(file)
                 found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
@@ -269,8 +266,8 @@ def _json(path: str) -> Opened:
 
 def is_coco(path: str) -> bool:
     """Whether a .json file begins as the annotations of COCO do: with an object that has one of their fields."""
-    with _buffered(path) as file:
-        begin = file.read(256).split(b":")[0].strip(b'\xef\xbb\xbf{ \t\r\n"')
+    with open_text(path) as file:
+        begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
 
 

@@ -8,12 +8,13 @@ A pair takes twelve bytes of memory, however long its ids are.
 import json
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.sources import local_path
+from dyad.data.shards.text_files import open_text
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 LONGEST_LINE = 1 << 16  # bytes: two ids and a number
@@ -52,7 +53,7 @@ def read_pair_scores(path: str) -> PairScores:
     """
     keys, scores = array("q"), array("f")
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_text(local_path(path)) as file:
             for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
                 where = f"{path}, line {number}"
                 if len(line) > LONGEST_LINE:

@@ -183,21 +183,21 @@ def result_numbers(result: Result) -> Numbers:
     """
     names = _depths(headline(result["metrics"]), result["metrics"])
     found: Numbers = {"dataset": result["dataset"]}
-    chances = {m: s for m in names if (s := score(result, m)).value is not None and s.chance is not None}
-    if chances:
-        margins = {m: (s.value if s.low is None else s.low) - s.chance for m, s in chances.items()}
-        best = max(margins, key=lambda m: margins[m])
-        found["evidence"] = f"{label(best)} {_with_ends(chances[best])}, chance {number(chances[best].chance)}"
-        at_most = max((s.value if s.high is None else s.high) - s.chance for s in chances.values())
-        if margins[best] > 0 or at_most < WORTH or all(s.value <= s.chance for s in chances.values()):
-            found["no_better_than_chance"] = int(margins[best] <= 0)
+    judged = {m: s for m in names if (s := score(result, m)).value is not None and s.chance is not None}
+    if judged:
+        above = {m: [end - (s.chance or 0) for end in (*_interval(s), s.value or 0)] for m, s in judged.items()}
+        best = max(above, key=lambda m: above[m][0])
+        found["evidence"] = f"{label(best)} {_with_ends(judged[best])}, chance {number(judged[best].chance)}"
+        is_better = above[best][0] > 0
+        if is_better or all(high < WORTH for _, high, _ in above.values()) or all(v <= 0 for *_, v in above.values()):
+            found["no_better_than_chance"] = int(not is_better)
         else:
             found["chance_is_possible"] = 1
     for baseline, system in part(result, "baselines").items():
         leads = {m: s for m in names if (s := lead(system, m)).value is not None}
         if leads:
-            ahead = [m for m, s in leads.items() if (s.value if s.low is None else s.low) > 0]
-            behind = [m for m, s in leads.items() if (s.value if s.high is None else s.high) < 0]
+            ahead = [m for m, s in leads.items() if _interval(s)[0] > 0]
+            behind = [m for m, s in leads.items() if _interval(s)[1] < 0]
             shown = next(iter([*ahead, *behind, *leads]))
             found[f"lead_{baseline}"] = f"{_with_ends(leads[shown], signed)} {label(shown)}"
             if bool(ahead) == bool(behind):
@@ -223,9 +223,8 @@ def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result
     if not metric:
         return {}
     found = score(result, metric)
-    recall = found.value if found.high is None else found.high
     words = {"dataset": result["dataset"], "metric": label(metric), "value": _with_ends(found)}
-    return {"learnt_by_heart": accuracy - (recall or 0), "accuracy": accuracy, **words}
+    return {"learnt_by_heart": accuracy - _interval(found)[1], "accuracy": accuracy, **words}
 
 
 def evaluation_numbers(history: History, results: Sequence[Result]) -> Iterator[Numbers]:
@@ -263,6 +262,12 @@ def _depths(metric: str, names: Iterable[str]) -> list[str]:
     """Return the metrics among `names` that differ from `metric` in the number at the end only, such as R@5 of R@1."""
     stem = metric.rstrip("0123456789")
     return [name for name in names if name.rstrip("0123456789") == stem and metric]
+
+
+def _interval(found: Score) -> tuple[float, float]:
+    """Return the ends of the interval of a known score, and the score twice if it has none."""
+    value = found.value or 0.0
+    return (value, value) if found.low is None or found.high is None else (found.low, found.high)
 
 
 def _with_ends(found: Score, shown: Callable[[Any], str] = number) -> str:

@@ -1,7 +1,5 @@
 """Loads the model of a training run, for evaluation and export: configuration and weights of a checkpoint."""
 
-import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,8 +7,9 @@ from typing import TYPE_CHECKING
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dyad.data.base.errors import ConfigError, nearest, printable
+from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.plugins import plugins_needed
+from dyad.data.base.progress import print_once
 from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -63,11 +62,7 @@ def find_run(path: str) -> tuple[Path, Path]:
 
     from dyad.train.run_folder.checkpoint import locate
 
-    def log(line: str) -> None:
-        if os.environ.get("RANK", "0") == "0":
-            print(printable(line), file=sys.stderr)
-
-    checkpoint = locate(folder, log)
+    checkpoint = locate(folder, print_once)
     return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
 
 

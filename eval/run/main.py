@@ -20,7 +20,7 @@ Evaluate a model, trained here or as it is: retrieval of pictures, texts and pas
 JSON per data set, and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay
 the same."""
 EXAMPLES = {
-    "what the run was evaluated on while training": "python -m eval checkpoint=runs/emoji",
+    "what the run was evaluated on while training": "python -m eval run=runs/emoji",
     "another retrieval set": "python -m eval checkpoint=runs/emoji "
     "suite=[retrieval:data/samples/emoji/twemoji-unseen.tar]",
     "folders of CLIP_benchmark, a task file of prompts": "python -m eval checkpoint=runs/x "
@@ -33,11 +33,21 @@ EXAMPLES = {
     "suite=[wds:flickr30k]",
     "a SentenceTransformer": "python -m eval model=st:FOLDER suite=[beir:data/samples/topics]",
     "beside the same model before training": "python -m eval checkpoint=runs/x baselines=[untrained]",
+    "a table with columns of other names": "python -m eval run=runs/x val=table.csv columns=[file,description]",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 OF_TASK = {
-    "image_text": ("truth", "recall_k", "captions", "caption_per", "text_key"),
-    "question_passage": ("depth", "answers", "embeddings", "embedding_type"),
+    "image_text": (
+        "truth",
+        "recall_k",
+        "captions",
+        "caption_per",
+        "text_key",
+        "template",
+        "image_key",
+        "max_image_pixels",
+    ),
+    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "corpus"),
 }
 NOTES = """\
 Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
@@ -58,13 +68,13 @@ def _notes() -> str:
 
 def main() -> None:
     command = command_options(EvalCommand, "python -m eval", PURPOSE, EXAMPLES, _notes)
-    if bool(command.checkpoint) == bool(command.model):
-        raise ConfigError("give one of checkpoint= (a run, runs/NAME) and model=. See: python -m eval --help")
+    if len(given := [*filter(None, (command.run, command.checkpoint, command.model))]) != 1:
+        raise ConfigError("give one of run=, such as runs/NAME, checkpoint= and model=. See: python -m eval --help")
 
     from dyad.eval.run.load_model import find_model, find_trained
     from dyad.eval.run.suite import check_suite
 
-    found = find_model(command.model) if command.model else find_trained(command.checkpoint or "")
+    found = find_model(command.model) if command.model else find_trained(given[0])
     config = with_command(found.config, command)
     check_suite(config)
     evaluate(command, config, found)
@@ -83,7 +93,10 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
         if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
             raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
     baselines_of(command, config)
-    data, evaluation = overridden(config.data, command), overridden(config.eval, command)
+    weights = None if command.captions else config.data.caption_weights  # one for each of the run's captions
+    data = overridden(replace(config.data, caption_weights=weights), command)
+    evaluation = overridden(config.eval, command)
+    data = replace(data, passage=overridden(data.passage, command))
     if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
         data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
     if not evaluation.suite and data.val is None:

@@ -5,6 +5,7 @@ See python -m eval.mine --help.
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError, printable
+from dyad.data.base.files import whole_file
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
 from dyad.eval.config import MineCommand
@@ -38,8 +40,10 @@ EXAMPLES = {
 NOTES = """\
 out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question; mined.json, which says how many
 passages were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
-again by other rules without encoding; delete it when you are done. null: as the run has it.
+again by other rules without encoding; delete it when you are done. Without a corpus, all passages in the rows of
+questions are searched, and out gets them as corpus.jsonl. null: as the run has it.
 """
+CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
 REASONS = {
     "rank": "ranked before first_rank",
     "right": "right, or a copy of what is right",
@@ -93,7 +97,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     out = Path(command.out).expanduser() if command.out else run / "mined"
     with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         model = trained.model
-        questions, corpus = rank_0_first(world, lambda: open_inputs(config))
+        questions, corpus = rank_0_first(world, lambda: open_inputs(config, out, write=world.rank == 0))
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
@@ -107,24 +111,37 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary))))
-            training = training_command(config, run, out / MINED)
+            training = training_command(config, run, out / MINED, corpus if questions.corpus is None else None)
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
 
-def open_inputs(config: TrainConfig) -> tuple[QuestionRows, Corpus]:
-    """Open the questions of data.train and the corpus of passages to search.
+def open_inputs(config: TrainConfig, out: Path, write: bool = True) -> tuple[QuestionRows, Corpus]:
+    """Open the questions of data.train and the corpus of passages to search: the run's, or all passages in the rows of
+    questions, in the file CORPUS of the folder `out`.
 
-    Raises ConfigError if no corpus is configured.
+    write: whether this process writes that file. Raises ConfigError if several corpora belong to the questions.
     """
+    from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
+    from dyad.eval.tasks.question_sets import RowPassages
 
     questions = open_questions(config.data.train, config.data, "queries")
-    if questions.corpus is None:
+    if questions.corpus is not None:
+        return questions, questions.corpus
+    if any(source.corpus is not None for source in questions.sources):
         raise ConfigError(
-            f"queries={config.data.train}: nothing says which passages to search. Give corpus=, passages by id: .jsonl "
-            "or .tsv with the fields id, text, title, or a BEIR folder"
+            f"queries={config.data.train}: nothing says which passages to search, those of several corpora. Give "
+            "corpus=, passages by id: .jsonl or .tsv with the fields id, text, title, or a BEIR folder"
         )
-    return questions, questions.corpus
+    file = out / CORPUS
+    if write:
+        passages = RowPassages(questions)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(file) as lines:
+            for passage in map(passages.__getitem__, range(len(passages))):
+                row = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    return questions, open_corpus(str(file), "corpus")
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -143,10 +160,11 @@ def report(summary: dict[str, Any]) -> Iterator[str]:
     yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
 
 
-def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
+def training_command(config: TrainConfig, run: Path, mined: Path, corpus: Corpus | None = None) -> str:
     """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
 
-    If the run's objective takes no extra negatives, the command has objective=info_nce.
+    corpus: what was searched, if it is not the run's. If the run's objective takes no extra negatives, the command has
+    objective=info_nce.
     """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig
@@ -156,11 +174,12 @@ def training_command(config: TrainConfig, run: Path, mined: Path) -> str:
     negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
     if not negatives.refresh_every:
         negatives = replace(negatives, mining=MiningConfig())
+    passage = replace(config.data.passage, corpus=corpus.rows.files[0]) if corpus else config.data.passage
     next_config = replace(
         config,
         init_from=str(run),
         objective=config.objective if takes else OBJECTIVES["info_nce"](),
-        data=replace(config.data, negatives=negatives),
+        data=replace(config.data, negatives=negatives, passage=passage),
         run=replace(config.run, name=None),
         resume=ResumeConfig(),
     )

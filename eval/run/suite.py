@@ -205,8 +205,11 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.eval.tasks.zero_shot import of_classes
+
     task = read_task(_path(entry))
-    return _classification(entry, shards, inputs, task.label, task.classes)
+    found = _classification(entry, shards, inputs, task.label, task.classes)
+    return replace(found, data=of_classes(found.data, task, entry.spec))
 
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
@@ -336,7 +339,7 @@ KINDS = {
     "dpr": SuiteKind(
         Task.question_passage,
         "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
-        lambda entry: check_dpr(entry.target, entry.data),
+        lambda entry: check_dpr(entry.target, entry.data, entry.key),
         partial(_passages, open_dpr),
     ),
     "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),

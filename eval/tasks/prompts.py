@@ -5,6 +5,7 @@ FORMAT below describes the files, also for --help.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 
 FORMAT = """\
-zero_shot:TASK.json names a JSON file with four keys:
+zero_shot:TASK.json names a JSON file with these keys:
   "source"     shards of pictures, relative to the folder of the file: "pets-{00..03}.tar"
-  "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member
+  "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member; numbers are
+               places in "classes", from 0
   "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
   "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
+  "others"     "skip": leave samples of other classes out; without this key they are an error
 probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
   "train", "test"  shards to fit on and to score: .tar of pictures, or .jsonl of texts in the field "text"; "label"
 """
@@ -36,12 +39,13 @@ class ZeroShotTask:
     """The content of a task file.
 
     source: the shards of pictures. label: the field that holds the class of a picture. classes: class name → its
-    prompts, already put into the templates.
+    prompts, already put into the templates. skip_others: whether samples of other classes are left out.
     """
 
     source: str
     label: str
     classes: Mapping[str, Sequence[str]]
+    skip_others: bool = False
 
 
 def read_task(path: Path) -> ZeroShotTask:
@@ -49,10 +53,25 @@ def read_task(path: Path) -> ZeroShotTask:
     if a key is missing or wrong.
     """
     content = _content(path, "zero_shot", KINDS)
-    named = content["classes"]
+    named, others = content["classes"], content.get("others")
+    if others not in (None, "skip"):
+        raise ConfigError(f"{path}: 'others' is {others!r:.40}: write \"skip\", or leave the key out")
     classes = named if isinstance(named, dict) else {str(name): [] for name in named}
+    if len(classes) < len(named):
+        twice = next(name for name, count in Counter(map(str, named)).items() if count > 1)
+        hint = f'{{"{twice} (a bird)": ["{twice}"], …}}'
+        raise ConfigError(
+            f"{path}: 'classes' has '{twice}' twice. Name each class once, with prompts of its own: {hint}"
+        )
     source = _beside(path, content["source"])
-    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path))
+    return ZeroShotTask(source, content["label"], prompted(classes, content["templates"], path), others == "skip")
+
+
+def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return labels as names of classes: if all are numbers and none is a name, a number is a place in `names`, from 0.
+    What is neither stays as it is."""
+    numbers = all(re.fullmatch("[0-9]{1,9}", label) for label in labels) and not set(labels) & set(names)
+    return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
 
 
 def read_probe(path: Path) -> tuple[dict[str, str], str]:

@@ -18,6 +18,8 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import TextIOWrapper
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,11 +29,12 @@ from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, check_split
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.formats import format_of
-from dyad.data.question_passage.judgements import judgements, qrels_file
+from dyad.data.question_passage.judgements import judgements, qrels_file, queries_of
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows, is_beir, named_files, open_questions
 from dyad.data.shards.content_keys import Int64s, key_name
 from dyad.data.shards.scan_tar import MAX_BYTES
+from dyad.data.shards.text_files import open_text
 from dyad.data.tables.folders import tables_of
 from dyad.data.tables.readers import open_table
 from dyad.eval.metrics.matches import positions_with
@@ -101,14 +104,18 @@ def check_beir(target: str) -> tuple[Path, str]:
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """Open the BEIR target FOLDER or FOLDER@SPLIT as a question set.
 
-    It has the questions of the split with a right passage, all judgements of the split, and the corpus of the folder.
-    config: the data options; the split and the corpus in it are not used.
+    It has the questions of the split with a right passage, the judgements of the split, and the corpus of the folder.
+    As for trec_eval, judgements of questions that the folder lacks do not count, and a right passage that the corpus
+    lacks is one that is not found. config: the data options; the split and the corpus in it are not used.
     """
     folder, split = check_beir(target)
     own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
-    qrels = _judged(qrels_file(str(folder), split, KEY))
+    path = qrels_file(str(folder), split, KEY)
+    judged = _judged(path)
+    asked = open_corpus(queries_of(path), KEY).positions([*judged]) >= 0
+    qrels = {question: judged[question] for question in compress(judged, asked)}
     return QuestionSet(questions, qrels, open_corpus(str(folder), KEY), drop_own=True).checked(f"beir:{target}")
 
 
@@ -138,15 +145,15 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 # ---- DPR -------------------------------------------------------------------------------------------------------------
 
 
-def check_dpr(target: Any, config: DataConfig) -> tuple[Any, str | None]:
+def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, str | None]:
     """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
-    for anything else.
+    for anything else. key: of the target, for messages.
 
     Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not _has_answers(target, config):
-            named_files(target, config, "dpr")
+            named_files(target, config, key)
         return target, None
     if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
@@ -172,8 +179,8 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     if _has_answers(source, config):
         if corpus is None:
             raise ConfigError(
-                f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or train "
-                "with data.passage.corpus"
+                f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or set "
+                "data.passage.corpus"
             )
         return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
     rows = open_questions(source, replace(config, passage=replace(config.passage, corpus=passages)), KEY)
@@ -218,9 +225,9 @@ def read_answers_table(path: Path) -> Iterator[Question]:
     The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_text(str(path)), encoding="utf-8", newline="") as file:
             table = csv.reader(file, delimiter="\t")
-            for number, fields in enumerate(table):
+            for number, fields in enumerate(filter(None, table)):  # blank lines have no field
                 if len(fields) != 2 or not fields[0].strip():
                     raise DataError(f"{path}, line {table.line_num}: needs a question, a tab and a list of answers")
                 answers = parse_answers(fields[1], f"{path}, line {table.line_num}")

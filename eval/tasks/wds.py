@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.shards.text_files import open_text
 from dyad.eval.tasks.prompts import prompted
 
 PICTURES = "webp;png;jpg;jpeg"
@@ -86,7 +87,7 @@ def _lines(path: Path, needed: bool = True) -> list[str]:
             raise ConfigError(f"{path} is missing")
         return []
     try:
-        with path.open("rb") as file:
+        with open_text(str(path)) as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise ValueError(f"it has more than {LARGEST} bytes")

@@ -6,15 +6,18 @@ picture are those that the index finds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
 import numpy as np
 from torch import Tensor
 
-from dyad.data.image_text.dataset import Captions
+from dyad.data.base.errors import DataError, nearest
+from dyad.data.base.progress import print_once
+from dyad.data.image_text.dataset import Captions, LabelledSet, Pictures
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.classification import Classification, Scored
+from dyad.eval.tasks.prompts import ZeroShotTask, class_names
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,43 @@ class ZeroShot(Classification):
         embeddings = unit(encode("y", Captions(texts, self.tokenize)))
         stops = np.cumsum([len(prompts) for prompts in self.classes.values()])
         return np.stack([unit(part.mean(axis=0)) for part in np.split(embeddings, stops[:-1])])
+
+
+@dataclass(frozen=True)
+class ChosenPictures(Pictures):
+    """Some of the pictures of shards. chosen (k,): their sample ids. Positions are 0 … k - 1."""
+
+    chosen: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def decoded(self, i: int) -> Tensor:
+        return super().decoded(int(self.chosen[i]))
+
+    def key(self, i: int) -> str:
+        return super().key(int(self.chosen[i]))
+
+
+def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
+    """Return labelled pictures with the names of their classes in place of numbers, without the pictures of other
+    classes if the task file says so. where: the entry, for messages. Raises DataError for other classes otherwise, and
+    when no picture is left."""
+    labels = class_names(data.labels, [*task.classes])
+    chosen = np.flatnonzero([label in task.classes for label in labels])
+    if len(chosen) == len(labels):
+        return replace(data, labels=labels)
+    other = next(label for label in labels if label not in task.classes)
+    count = (
+        f"{len(labels) - len(chosen):,} of {len(labels):,} samples have a label that is no class, first '{other:.80}'"
+    )
+    if not task.skip_others or not len(chosen):
+        hint = 'leave them out with "others": "skip" in the task file' if len(chosen) else "numbers count from 0"
+        raise DataError(f'{where}: {count}.{nearest(other, task.classes)} Mend "classes" or "label"; {hint}')
+    print_once(f"{where}: {count}: left out")
+    pictures = cast(Pictures, data.items)
+    pictures = ChosenPictures(pictures.shards, pictures.spec, pictures.config, chosen)
+    return LabelledSet(pictures, [labels[i] for i in chosen], data.keys[chosen])
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -89,6 +89,18 @@ def test_what_mine_prints_trains_on_what_was_mined(
     finished(commands.run(*train))
 
 
+def test_what_mine_prints_trains_on_the_passages_of_a_table(commands: Commands, models: Path, tmp_path: Path) -> None:
+    """A table names no corpus: its own passages are searched, and stand in a file that the printed command names."""
+    (tmp_path / "t.csv").write_text("question,right\n" + "".join(f"what is {i}?,it is {i} of all\n" for i in range(16)))
+    keys = {"run.name": "first", "steps": 2, "data.columns": "[question,right]"}
+    finished(commands.run(*arguments(models / "bert", tmp_path / "t.csv", tmp_path / "runs", keys)))
+    mined = commands.run("eval.mine", f"run={tmp_path / 'runs/first'}", "first_rank=1")
+    assert mined.code == 0 and (tmp_path / "runs/first/mined/corpus.jsonl").is_file(), mined.out
+    (train,) = printed(mined.out)
+    assert any(word.startswith("data.passage.corpus=") for word in train)
+    finished(commands.run(*train))
+
+
 def test_what_translate_prints_trains(commands: Commands, small, tmp_path: Path) -> None:
     line = (
         f"python -m open_clip_train.main --train-data '{pictures(tmp_path / 'in')}' --batch-size 8 --epochs 1 "

@@ -28,7 +28,7 @@ from dyad.data.image_text.stream import first_of
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.views import text_of
-from dyad.data.shards.index import SCANS, has_index, stored_index
+from dyad.data.shards.index import has_index, scan_stream, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
@@ -166,7 +166,7 @@ def _scan(path: str, config: TrainConfig) -> int:
     No index is written. Raises DataError for the first problem.
     """
     with io.BufferedReader(open_stream(path), 1 << 20) as stream:  # type: ignore[arg-type]
-        scan = SCANS.get(os.path.splitext(path)[1], SCANS[".tar"])(stream)
+        scan = scan_stream(stream, path)
     _refuse(path, scan.problems.first)
     read = open_ranges(path)
     if isinstance(scan, Scan):

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,15 +52,19 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     """Check all runs of a python -m train command line before the first run begins.
 
     arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
-    if `check` refuses a configuration, if a key of the command line is read by no run, or if two runs have the same run
-    folder.
+    if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
+    data, or if two runs have the same run folder.
     """
+    from dyad.train.cli.also import further_configs
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
     for config in configs:
         check(config)
     refuse_unread(arguments, configs)
+    for config in configs:
+        for own in () if config.planned else (config, *further_configs(config).values()):
+            _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
         raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
@@ -178,26 +183,51 @@ def training_files(config: TrainConfig) -> list[str]:
     return [file for source in sources for file in source.shards]
 
 
+def _check_batch(config: TrainConfig) -> None:
+    """Raise ConfigError if an epoch has no whole batch, as far as the number of samples is known at once."""
+    from dyad.data.cli.counts import most_samples
+    from dyad.data.config import Mode
+    from dyad.data.loading.order import Order
+    from dyad.data.shards.sources import written_sources
+
+    if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
+        return
+    written = written_sources(config.data.train or "", "data.train")
+    of_source = (replace(config, data=replace(config.data, train=source.path)) for source in written)
+    found = [most_samples(training_files(own), config.data.columns) for own in of_source]
+    sizes = [count for count in found if count]
+    if len(sizes) == len(found):  # no rows, or none that can be read, are named where they are read
+        Order(sizes, [each.weight for each in written], seed=0, global_batch_size=config.global_batch_size)
+
+
 def _check_task(config: TrainConfig) -> None:
-    """Raise ConfigError, with the command to type, if data.train holds data of the other task. Remote data, and data of
-    unknown fields, are not looked at."""
-    from dyad.data.cli.inputs import InputKind, known_kind
+    """Raise ConfigError if data.train, with the command to type, or data.val holds data of the other task. Remote data,
+    and data of unknown fields, are not looked at."""
+    from dyad.data.cli.inputs import InputKind, recognised
     from dyad.data.cli.outputs import command
     from dyad.data.shards.sources import written_sources
     from dyad.data.shards.storage import scheme_of
     from dyad.data.tables.prepare import table_options
     from dyad.train.config import ITEMS
 
-    if config.data.train is None or scheme_of(path := written_sources(config.data.train, "data.train")[0].path):
-        return
-    found, wants_pictures = known_kind([path], table_options(config.data)), config.has_pictures
-    if found is None or wants_pictures is (found is InputKind.pictures):
-        return
-    other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
-    if config.task not in ITEMS:
-        other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
-    train = command("python -m train", {"data.train": Path(path)}, *other.split())
-    raise ConfigError(f"data.train={path} holds {found.value}, task={config.task.name} takes others. Type: {train}")
+    wants_pictures = config.has_pictures
+    for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
+        if value is None or scheme_of(path := written_sources(value, key)[0].path):
+            continue
+        found, why = recognised([path], table_options(config.data))
+        if found is None or wants_pictures is (found is InputKind.pictures):
+            continue
+        other = (
+            "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
+        )
+        if config.task not in ITEMS:
+            other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
+        train = f". Type: {command('python -m train', {'data.train': Path(path)}, *other.split())}"
+        columns = ", or name its columns of pictures and captions: data.columns=[…]" * why.startswith("columns ")
+        raise ConfigError(
+            f"{key}={path} holds {found.value} ({why}), task={config.task.name} takes "
+            f"{'pictures' if wants_pictures else 'texts'}{columns * wants_pictures}{train * (key == 'data.train')}"
+        )
 
 
 def _check_paths(config: TrainConfig) -> None:

@@ -3,6 +3,7 @@ with another loss on every number of ranks, and nothing else would say so."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,11 +62,11 @@ def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> t
 @contextmanager
 def _alone(world: World) -> Iterator[None]:
     """Context manager: this process is the only rank, also for code that asks torch.distributed itself."""
-    groups = [dist.new_group([rank]) for rank in range(world.size)]
-    whole = dist.group.WORLD
-    dist.GroupMember.WORLD = groups[world.rank]
+    groups: list[Any] = [dist.new_group([rank]) for rank in range(world.size)]
+    default: Any = dist.GroupMember  # where torch keeps the default group
+    whole, default.WORLD = default.WORLD, groups[world.rank]
     try:
         yield
     finally:
-        dist.GroupMember.WORLD = whole
+        default.WORLD = whole
         dist.destroy_process_group(groups[world.rank])

@@ -2,11 +2,13 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -100,6 +102,8 @@ def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
 
     transformers.logging.disable_progress_bar()
     location, revision = _checked(key, name)
+    if pretrained:
+        _refuse_pickle(key, Path(location))
     mapped = pretrained and _in_files.get()
     dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
     with explained(key, "Without a network give the path of a folder with config.json and model.safetensors"):
@@ -125,6 +129,22 @@ def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
         if prefixed:
             model._weight_conversions = None  # save_pretrained would write the prefix again
     return TransformersModel(key, model, True, frozenset(found["missing_keys"]), frozenset(found["unexpected_keys"]))
+
+
+def _refuse_pickle(key: str, folder: Path) -> None:
+    """Raise ConfigError, with the command that converts them, if the weights in a folder are a pickle alone. Loading a
+    pickle could run code of a stranger; torch.load with weights_only does not."""
+    pickle, weights = folder / "pytorch_model.bin", folder / "model.safetensors"
+    if pickle.is_file() and not any(folder.glob("*.safetensors*")):
+        code = (
+            "import sys, torch, safetensors.torch; of = torch.load(sys.argv[1], weights_only=True); "
+            "safetensors.torch.save_file({k: v.clone().contiguous() for k, v in of.items()}, sys.argv[2], "
+            "{'format': 'pt'})"
+        )
+        command = shlex.join(["python", "-c", code, str(pickle), str(weights)])
+        raise ConfigError(
+            f"{key}: its weights are a pickle, {pickle.name}, which is not read. Convert it once: {command}"
+        )
 
 
 def _checked(key: str, name: str) -> tuple[str, str | None]:

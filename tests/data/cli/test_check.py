@@ -17,6 +17,7 @@ from helpers.shards import Member, index_shard, pairs, picture, write_pairs, wri
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
+from dyad.data.cli import outputs
 from dyad.data.cli.check import PictureFindings, examine
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import CheckOptions, OnError
@@ -25,6 +26,12 @@ from dyad.data.shards.sources import parse_sources
 from dyad.data.shards.storage import sha256_of
 
 # ---- index ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed suggests a ViT there."""
+    monkeypatch.setattr(outputs, "GPU", os.devnull)
 
 
 def test_index_prints_shards_and_writes_the_manifest(tmp_path: Path) -> None:

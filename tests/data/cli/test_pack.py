@@ -17,11 +17,18 @@ from helpers.shards import picture
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.cli import outputs
 from dyad.data.cli.options import OnError, PackOptions
 from dyad.data.cli.pack import pack_pairs
 from dyad.data.image_text.pictures import read_header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
+
+
+@pytest.fixture(autouse=True)
+def of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed suggests a ViT there."""
+    monkeypatch.setattr(outputs, "GPU", os.devnull)
 
 
 @pytest.fixture
@@ -225,7 +232,7 @@ def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, named: str) -
 
 
 def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
-    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xff\n")
+    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xc3\xa9\xff\n")
     with raises(DataError, "row 4 (line 6)"):
         packed(pictures / "p.csv", tmp_path / "out")
     (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
@@ -238,7 +245,7 @@ def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pyte
     os.mkfifo(tmp_path / "pipe.png")
     deep, paths = "[" * 50_000, ["\0", "x" * 5_000, "\ud800", "pipe.png"]
     odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "pictures/0.png", "title": "\ud800"}]
-    good = {"filepath": "pictures/0.png", "title": "x"}
+    good = {"filepath": "pictures/0.png", "title": "é" * 9}
     lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
     rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "pictures/0.png\tx"]

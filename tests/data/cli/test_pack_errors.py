@@ -34,8 +34,7 @@ BAD: dict[str, tuple[Any, str, str]] = {
     "no positive": ({**DPR, "positive_ctxs": []}, "no positive", "positive_ctxs"),
     "no JSON": ("{\n", "unreadable row", "offset 43"),
     "no object": ("[1]\n", "unreadable row", "offset 43"),
-    "no UTF-8": ('{"query": "\udcff"}\n', "unreadable row", "byte 11"),
-    "blank line": ("\n", "unreadable row", "offset 43"),
+    "no UTF-8": ('{"query": "é\udcff"}\n', "unreadable row", "byte 13"),
     "unknown id": ({**IDS, "negative_document_ids": ["c9"]}, "id that is not in the corpus", "'c9'"),
     "no id": ({**IDS, "positive_document_ids": [1.5]}, "no id", "positive_document_ids[0]"),
     "empty question": ({**GOOD, "query": " "}, "empty question", "' '"),
@@ -136,20 +135,15 @@ def test_bad_passages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert [p.id for p in open_corpus(str(tmp_path / "out"), "x")] == ["1", "3"]
 
 
-BAD_QRELS = {
-    "unknown question": ("q9\ta\t1\n", "'q9'"),
-    "unknown passage": ("q1\tz\t1\n", "'z'"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_QRELS)
-def test_bad_judgements(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    line, named = BAD_QRELS[kind]
+@pytest.mark.parametrize(("line", "side"), [("q9\ta\t1\n", "question"), ("q1\tz\t1\n", "passage")])
+def test_judgements_of_unknown_ids(tmp_path: Path, line: str, side: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in training, they are left out and counted, unless they are most of all."""
     folder = write_beir(tmp_path / "in", line + "q1\ta\t1\n", "train")
-    with raises(DataError, "train.tsv", "line 2", named):
-        converted(folder, tmp_path / "out", Target.flag)
-    assert len(read(converted(folder, tmp_path / "out", Target.flag, on_error=OnError.skip))) == 1
-    assert "skipped 1 of 2 rows: 1 " in capsys.readouterr().out
+    assert len(read(converted(folder, tmp_path / "out", Target.flag))) == 1
+    assert f"not read: judgements of an unknown {side} (1)" in capsys.readouterr().out
+    (folder / "qrels" / "train.tsv").write_text(line)
+    with raises(DataError, "train.tsv", "line 1", side):
+        converted(folder, tmp_path / "out2", Target.flag)
 
 
 def test_damaged_judgements_and_splits(tmp_path: Path) -> None:
@@ -301,6 +295,6 @@ def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytes
             reads.append(len(buffer))
             return super().readinto(buffer)
 
-    monkeypatch.setattr("dyad.data.tables.readers.open_stream", Counted)
+    monkeypatch.setattr("dyad.data.shards.text_files.open_stream", Counted)
     assert kind_of([str(source)], CheckOptions()) is InputKind.questions
     assert 0 < len(reads) < 1000

@@ -107,7 +107,7 @@ def test_split_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     for name in ("out", "again"):
         here(monkeypatch, "split", source, more, f"out={tmp_path}/{name}")
     printed = capsys.readouterr().out
-    assert "both  no pictures\nboth  no captions\n" in printed
+    assert "in both parts: 0 pictures\nin both parts: 0 captions\n" in printed
     no_leak(tmp_path / "out", 200, 0.1, largest=6)
     starts(printed_command(printed))
     found = {}
@@ -129,14 +129,14 @@ def test_split_by_one_content(
     source = write_tar(tmp_path / "a.tar", copies(200))
     here(monkeypatch, "split", source, f"out={tmp_path}/out", f"by={by}", "val=0.3", "maxcount=50")
     lines = capsys.readouterr().out.splitlines()
-    assert f"both  no {apart}s" in lines and len(list((tmp_path / "out/train").glob("*.tar"))) == 3
-    other = next(line for line in lines if line.startswith("both") and apart not in line)
+    assert f"in both parts: 0 {apart}s" in lines and len(list((tmp_path / "out/train").glob("*.tar"))) == 3
+    other = next(line for line in lines if line.startswith("in both") and apart not in line)
     sides = [
         [kinds for _, kinds in contents([f"{tmp_path}/out/{side}"], CheckOptions(), "x")] for side in ("train", "val")
     ]
     kind = "caption" if by == "picture" else "picture"
     train, val = ({key for kinds in rows for key in kinds[kind]} for rows in sides)
-    assert other == f"both  {len(train & val) or 'no'} {kind}{'s' * (len(train & val) != 1)}"
+    assert other == f"in both parts: {len(train & val)} {kind}{'s' * (len(train & val) != 1)}"
 
 
 def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_pack_of_pictures_in_two_parts(
     assert (
         "60 samples in 1 shards" in printed
         and "val   6 of 60 rows (10.0%)" in printed
-        and "both  no pictures" in printed
+        and "in both parts: 0 pictures" in printed
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "val"]
     arguments = printed_command(printed)
@@ -247,7 +247,7 @@ def test_pack_of_questions_in_two_parts(
     source = write_lines(tmp_path / "a.jsonl", rows)
     here(monkeypatch, "pack", source, f"out={tmp_path}/out", f"to={to}", "val=0.2")
     printed = capsys.readouterr().out
-    assert "both  no questions\nboth  no passages\n" in printed
+    assert "in both parts: 0 questions\nin both parts: 0 passages\n" in printed
     starts(printed_command(printed))
     whole = [f"{tmp_path}/out/train", f"val={tmp_path}/out/val"]
     here(monkeypatch, "check", *(whole if to in ("shards", "beir") else _files(tmp_path / "out", to)))

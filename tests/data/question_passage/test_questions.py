@@ -18,7 +18,6 @@ from helpers.shards import overwrite, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
-from dyad.data.question_passage.judgements import MAX_LINE
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import (
     QuestionRow,
@@ -312,35 +311,6 @@ def test_rows_are_checked_again_for_another_corpus(tmp_path: Path, corpus: Path)
     write_lines(corpus, [corpus_row(0)])
     with raises(DataError, "'d1'", "corpus.jsonl"):
         opened(path, corpus)
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        (b"q0\td99\t1", "'d99'"),
-        (b"q99\td1\t1", "'q99'"),
-        (b"q0 d1 1", "b'q0 d1 1'"),
-        (b"q0\t0\t0\td1\t1", r"b'q0\t0\t0\td1\t1'"),
-        (b"q0\td1\tone", "'one'"),
-        (b"q0\td1\t--1", "'--1'"),
-        (b"q0\td1\t1.0", "'1.0'"),
-        (b"q" * MAX_LINE, f"{MAX_LINE - 1} bytes"),
-        (b"q0\td\xff\t1", "byte 4"),
-    ],
-)
-def test_bad_judgements_are_named_with_their_line(tmp_path: Path, line: bytes, named: str) -> None:
-    folder = write_beir(tmp_path / "b")
-    with (folder / "qrels" / "train.tsv").open("ab") as file:
-        file.write(line)
-    with raises(DataError, "train.tsv", "line 20", named):
-        opened(folder)
-
-
-def test_a_judgement_is_no_header(tmp_path: Path) -> None:
-    folder = write_beir(tmp_path / "b")
-    (folder / "qrels" / "train.tsv").write_text("q0\td1\t1.0\n")
-    with raises(DataError, "train.tsv", "line 1", "'1.0'"):
-        opened(folder)
 
 
 @pytest.mark.parametrize(

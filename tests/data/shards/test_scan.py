@@ -272,13 +272,12 @@ def test_every_single_byte_matters(tmp_path: Path) -> None:
     ("lines", "named"),
     [
         (b'{"a": 1}\n{"a": \n', "offset 9: line 2"),
-        (b'{"a": 1}\n{"a": "\xff"}\n', "offset 9: line 2"),
-        (b'{"a": 1}\n\n{"a": 2}\n', "offset 9: line 2"),
+        (b'{"a": 1}\n{"a": "\xc3\xa9\xff"}\n', "offset 9: line 2"),
         (b'{"a": 1}\n[1]\n', "offset 9: line 2"),
         (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], "line 2"),
         (b"[" * 100_000, "line 1"),
     ],
-    ids=["JSON", "UTF-8", "empty", "list", "long", "nested"],
+    ids=["JSON", "UTF-8", "list", "long", "nested"],
 )
 def test_json_lines_damage(tmp_path: Path, lines: bytes, named: str) -> None:
     path = tmp_path / "a.jsonl"
@@ -298,7 +297,7 @@ def test_a_line_that_is_too_long_costs_no_other(tmp_path: Path) -> None:
 
 def test_problems_are_counted_and_the_first_are_kept() -> None:
     """A byte of a hostile file may be one, and each as an object is a hundred times as much."""
-    found = scan_lines(io.BytesIO(b"\n" * 10_000)).problems
+    found = scan_lines(io.BytesIO(b"{\n" * 10_000)).problems
     assert found.count == 10_000 and len(found.first) == 100
 
 
@@ -316,7 +315,7 @@ def row_of(size: int) -> bytes:
         (b'[{"a": 1},\n\n[2]]', "offset 12: row 2 (line 3)"),
         (b'[{"a": 1}, 7]', "offset 11: row 2 (line 1)"),
         (b'[{"a": 1}]\n{"a": 2}', "offset 11: row 2 (line 2)"),
-        (b'[{"a": 1},\n{"a": "\xff"}]', "line 2"),
+        (b'[{"a": 1},\n{"a": "\xc3\xa9\xff"}]', "line 2"),
         (b'[{"a": 1},\n{"a": "\xc3', "line 2"),
         (b'"text"', "offset 0"),
         (b"", "offset 0"),
@@ -352,10 +351,9 @@ def test_a_row_of_the_largest_size(tmp_path: Path) -> None:
         (b"sentence 1\tsentence 2\tlabel\n", "offset 0: line 1"),
         (b"7\ta\tb\tc\n", "offset 0: line 1"),
         (b"id,text,title\n1,a,b\n", "offset 0: line 1"),
-        (b"\xff\n", "offset 0: line 1"),
+        (b"\xc3\xa9\xff\n", "offset 0: line 1"),
         (b"id\ttext\ttitle\n1\ta\tb\n2\ta\n", "offset 20: line 3"),
-        (b"id\ttext\ttitle\n1\ta\tb\n\n", "offset 20: line 3"),
-        (b"id\ttext\ttitle\n1\ta\tb\n2\t\xff\tb\n", "offset 20: line 3"),
+        (b"id\ttext\ttitle\n1\ta\tb\n2\t\xc3\xa9\xff\tb\n", "offset 20: line 3"),
         (b'id\ttext\ttitle\n1\ta\tb\n2\t"a\tb\n3\tc\td\n', "offset 20: line 3"),
         (b'id\ttext\ttitle\n1\t"a"b\tb\n', "offset 14: line 2"),
         (b'id\ttext\ttitle\n1\t"' + (b"x" * 999 + b"\n") * 17_000, "line 2"),

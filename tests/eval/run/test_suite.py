@@ -10,6 +10,7 @@ import pytest
 from helpers.eval import ROOT
 from helpers.messages import raises
 from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write_wds
+from helpers.shards import picture
 
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
@@ -202,7 +203,7 @@ def test_the_saved_configuration_is_read_back(run: Path, tmp_path: Path) -> None
 
 MISTAKES = {
     ("chekpoint=x",): "Did you mean 'checkpoint'",
-    (): "give one of checkpoint= (a run, runs/NAME) and model=",
+    (): "give one of run=, such as runs/NAME, checkpoint= and model=",
     ("checkpoint=runs/nowhere",): "is no folder",
     ("--checkpoint", "x"): "Did you mean 'checkpoint'",
     ("checkpoint=x", "truth=pair"): "truth=pair",
@@ -214,7 +215,8 @@ MISTAKES = {
     ("checkpoint=x", "examples=-1"): "examples=-1: must be 0 or more",
     ("checkpoint=x", "workers=-1"): "workers=-1: must be 0 or more",
     ("checkpoint=x", "baselines=[bm52]"): "Did you mean 'bm25'",
-    ("checkpoint=x", "model=st:x"): "give one of checkpoint=",
+    ("checkpoint=x", "model=st:x"): "give one of run=",
+    ("run=x", "checkpoint=x"): "give one of run=",
     ("model=st:nowhere",): "nowhere",
     ("model=clip:ViT-B-32",): "no such kind of model. Write FOLDER or open_clip:…, st:…",
     ("model=open_clip:ViT-B-32", "suite=[wds:x]"): "say which weights, open_clip:ViT-B-32@FILE",
@@ -290,6 +292,27 @@ def test_values_are_taken_as_they_stand() -> None:
     command = parse_options(EvalCommand, words, "python -m eval")
     assert command.suite == ["retrieval:d/{0,1}.tar", "wds:a b"]
     assert (command.val, command.truth, command.out) == ("d/{00..99}.tar", Truth.keys, None)
+
+
+def test_keys_are_taken_as_training_writes_them_too() -> None:
+    """Messages about data name the keys of training."""
+    words = ["run=x", "data.columns=[a,b]", "eval.depth=200", "data.passage.corpus=c.jsonl"]
+    command = parse_options(EvalCommand, words, "python -m eval")
+    assert (command.columns, command.depth, command.corpus) == (["a", "b"], 200, "c.jsonl")
+    for wrong in ("optim.columns=[a]", "data.depth=200", "eval.suit=[]"):
+        with raises(ConfigError, wrong.partition("=")[0]):
+            parse_options(EvalCommand, ["run=x", wrong], "python -m eval")
+
+
+def test_a_table_with_columns_of_its_own_is_evaluated(tmp_path: Path, monkeypatch) -> None:
+    rows = "".join(f"{i}.png,emoji {i}\n" for i in range(4))
+    (tmp_path / "t.csv").write_text(f"file,description\n{rows}")
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(picture(i))
+    run = make_run(tmp_path, "data.text_key=null")
+    words = [f"run={run}", f"val={tmp_path / 't.csv'}", f"out={tmp_path / 'out'}", "examples=0"]
+    evaluate(monkeypatch, *words, "columns=[file,description]", "captions=[txt]")
+    assert json.loads((tmp_path / "out" / "val.json").read_text())["metrics"]["num_images"] == 4
 
 
 @pytest.mark.parametrize(("name", "value"), [("block", 0), ("examples", -1)])

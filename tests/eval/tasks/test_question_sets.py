@@ -282,7 +282,8 @@ def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
     """A split of its own, or a folder of questions and passages: data.train can be neither."""
     beir, dpr = write_beir(tmp_path / "beir"), write_folder(tmp_path / "dpr")
     for val in (f"{beir}@dev", dpr):
-        words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}", "steps=1"]
+        words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}"]
+        words += ["steps=1", "global_batch_size=1"]
         check(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
 
 

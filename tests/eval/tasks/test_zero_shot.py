@@ -11,19 +11,24 @@ import pytest
 import torch
 from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
 from helpers.messages import raises
+from helpers.shards import picture, write_tar
 from torch.utils.data import DataLoader, TensorDataset
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.image_text.dataset import LabelledSet
+from dyad.data.config import DataConfig
+from dyad.data.image_text.dataset import LabelledSet, Pictures, labelled_set
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import ShardSource
 from dyad.eval.encode.encoder import Report
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.results.cases import item
 from dyad.eval.tasks import prompts
 from dyad.eval.tasks.classification import accuracies, confusion, predictions
 from dyad.eval.tasks.image_text_retrieval import Direction
-from dyad.eval.tasks.prompts import FORMAT, prompted, read_task
+from dyad.eval.tasks.prompts import FORMAT, ZeroShotTask, class_names, prompted, read_task
 from dyad.eval.tasks.wds import read_wds
-from dyad.eval.tasks.zero_shot import ZeroShot
+from dyad.eval.tasks.zero_shot import ZeroShot, of_classes
 
 CLASSES = {
     "cat": ["a cat", "one cat"],
@@ -195,7 +200,8 @@ def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
     [
         ({"classes": None, "clases": {}}, "'clases'"),
         ({"templates": ["a photo"]}, "'a photo'"),
-        ({"classes": ["cat", "cat"]}, ""),
+        ({"classes": ["cat", "cat"]}, "'cat'"),
+        ({"others": "drop"}, "'drop'"),
         ({"templates": []}, ""),
         ({"classes": {"cat": []}}, ""),
         ({"classes": {"cat": "a cat", "dog": []}}, "'cat'"),
@@ -214,6 +220,45 @@ def test_open_clips_templates_and_a_list_of_classes_are_read(tmp_path: Path) -> 
     task = {"source": "a.tar", "label": "cls", "templates": ["a photo of {}.", "{c}"], "classes": ["cat", r"d\1g"]}
     path.write_text(json.dumps(task))
     assert read_task(path).classes == {"cat": ["a photo of cat.", "cat"], r"d\1g": [r"a photo of d\1g.", r"d\1g"]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        (["1", "0", "02"], ["dog", "cat", "3"]),
+        (["7", "0"], ["7", "cat"]),
+        (["3", "0"], ["3", "0"]),
+        (["dog", "1"], ["dog", "1"]),
+        (["1.0"], ["1.0"]),
+    ],
+)
+def test_numbers_are_places_in_the_list_of_classes(labels: list[str], expected: list[str]) -> None:
+    """Unless one of them is a name."""
+    assert class_names(labels, ["cat", "dog", "3"]) == expected
+
+
+def labelled_shard(path: Path, labels: list[str]) -> Path:
+    samples = [((f"{i}.png", picture(i)), (f"{i}.cls", label.encode())) for i, label in enumerate(labels)]
+    return write_tar(path, [member for members in samples for member in members])
+
+
+def test_pictures_of_other_classes_are_left_out_if_the_task_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = ["0", "5", "1", "2", "0"]
+    shards = open_shards([ShardSource((str(labelled_shard(tmp_path / "a.tar", numbers)),))])
+    data = labelled_set(shards, ImageSpec(8, (0, 0, 0), (1, 1, 1)), DataConfig(), "cls")
+    task = ZeroShotTask("a.tar", "cls", {"cat": ["cat"], "dog": ["dog"]})
+    with raises(DataError, "2 of 5 samples", "'5'", '"others": "skip"'):
+        of_classes(data, task, "zero_shot:t.json")
+    found = of_classes(data, replace(task, skip_others=True), "zero_shot:t.json")
+    assert "2 of 5 samples" in capsys.readouterr().err
+    assert found.labels == ["cat", "dog", "cat"] and len(found.items) == 3
+    assert found.keys.tolist() == data.keys[[0, 2, 4]].tolist()
+    torch.testing.assert_close(found.items.block(0, 9), data.items.block(0, 9)[[0, 2, 4]])
+    assert isinstance(found.items, Pictures) and [found.items.key(i) for i in range(3)] == ["0", "2", "4"]
+    with raises(DataError, "5 of 5 samples", "'cls'"):
+        of_classes(replace(data, labels=["cls"] * 5), replace(task, skip_others=True), "zero_shot:t.json")
 
 
 def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
@@ -296,7 +341,7 @@ def test_a_missing_clip_benchmark_folder_or_file_is_named(tmp_path: Path) -> Non
     names = wds_folder(tmp_path, test__nshards="1") / "classnames.txt"
     for content in (b"\xff\n", b"a\n" * (3 << 20)):
         names.write_bytes(content)
-        with raises(ConfigError, "classnames.txt"):
+        with raises((ConfigError, DataError), "classnames.txt"):
             read_wds(tmp_path)
     names.unlink()
     with raises(ConfigError, "classnames.txt"):

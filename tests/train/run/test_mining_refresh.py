@@ -188,6 +188,7 @@ def test_what_cannot_work_is_refused(commands, run_of, quiet: Path, tmp_path: Pa
     passage = {"title": "", "text": "a b"}
     rows.write_text(json.dumps({"question": "a", "answers": [], "positive_ctxs": [passage]}) + "\n")
     refused(commands.run(*run_of("a", data__train=rows, global_batch_size=1)), 2, "data.passage.corpus")
-    refused(commands.run("eval.mine", f"run={quiet}", f"queries={rows}"), 2, f"queries={rows}", "corpus=")
+    two = "::".join(str(write_topics(tmp_path / f"{n}", topics=n)) for n in (3, 4))
+    refused(commands.run("eval.mine", f"run={quiet}", f"queries={two}"), 2, f"queries={two}", "corpus=")
     refused(commands.run("eval.mine", f"run={quiet}", "first_rank=9", "last_rank=2"), 2, "first_rank=9, last_rank=2")
     refused(commands.run("eval.mine", f"run={quiet}", "margn=1"), 2, "'margin'")

@@ -1,5 +1,8 @@
 """Text towers out of transformers: what they pool, what of them trains, and what is said when something is wrong."""
 
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,16 +10,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import tiny_bert
+from helpers.messages import raises
 from helpers.towers import MINILM, SMALL, refused, trained, transformers_folder, transformers_tower, with_text
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import AutoTokenizer, BertModel
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import PADDING
 from dyad.train.config import Pooling, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.published import location_of
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.transformers_model import load_model
 
 
 def states(tower: nn.Module, tokens: Tensor) -> Tensor:
@@ -100,6 +108,20 @@ def test_the_longest_text_is_the_models_own(tmp_path: Path) -> None:
     )
     config = with_text(transformers_tower(folder, context_length=600))
     refused(config, "model.text.context_length=600", "512 positions")
+
+
+def test_weights_in_a_pickle_are_answered_with_their_conversion(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    tiny_bert.write(folder)
+    weights = load_file(folder / "model.safetensors")
+    torch.save(weights, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with raises(ConfigError, f"model.text.name={folder}", "pytorch_model.bin") as caught:
+        load_model(f"model.text.name={folder}", str(folder), pretrained=True)
+    subprocess.run([sys.executable, *shlex.split(str(caught.value).partition("once: ")[2])[1:]], check=True)
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == weights.keys() and all(torch.equal(found[name], weights[name]) for name in weights)
+    assert load_model("x", str(folder), pretrained=True).missing == frozenset()
 
 
 def test_transformers_mistakes_are_explained(tmp_path: Path) -> None:

@@ -1,0 +1,42 @@
+"""How many samples there are, as far as that is known at once: a start refuses a larger batch before it loads torch."""
+
+import os
+from collections.abc import Sequence
+from io import BufferedReader
+
+from dyad.data.question_passage.judgements import is_qrels, judgements
+from dyad.data.shards.index import scan_stream, stored_index
+from dyad.data.shards.scan_rows import RowScan
+from dyad.data.shards.storage import open_stream, scheme_of
+from dyad.data.shards.text_files import BUFFER
+from dyad.data.tables.folders import tables_of
+
+SMALL = 16 << 20  # bytes that are read for a count
+
+
+def most_samples(files: Sequence[str], columns: Sequence[str]) -> int | None:
+    """Return how many samples files and tables have at most: some may be bad. None if that is not known: they are
+    remote, or large and not indexed, or damaged. Stores nothing. columns: those that the user named."""
+    counts = [_count(file, columns) for file in files]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _count(file: str, columns: Sequence[str]) -> int | None:
+    if scheme_of(file):
+        return None
+    if is_qrels(file):
+        return len({question for _, (question, _), grade in judgements(file) if grade > 0})
+    if index := stored_index(file):
+        return index.samples
+    tables = tables_of(file, columns)
+    named = [each for table in tables for each in table.files()] or [file]
+    if sum(map(os.path.getsize, named)) > SMALL:
+        return None
+    if tables:
+        return sum(1 for table in tables for _ in table.rows())
+    with BufferedReader(open_stream(file), BUFFER) as stream:  # type: ignore[arg-type]
+        scan = scan_stream(stream, file)
+    if scan.problems.count:
+        return None
+    return len(scan.key) if isinstance(scan, RowScan) else len(scan.samples)

@@ -1,0 +1,64 @@
+"""Open files of text: JSON, JSON-lines, tables and judgements, local or URL. Every reader of text opens them here.
+
+The text is UTF-8. A byte-order mark at the start is skipped. A file in another encoding, such as one that a spreadsheet
+has saved, is refused with the command that converts it.
+"""
+
+import codecs
+import shlex
+from io import BufferedReader
+from typing import Any
+
+from dyad.data.base.errors import DataError
+from dyad.data.shards.storage import open_stream, shard_name
+
+BUFFER = 1 << 20  # bytes; the encoding is judged by as many at the start of the file
+MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+def open_text(path: str) -> BufferedReader:
+    """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark. Raises DataError for a
+    file that is not UTF-8."""
+    stream = BufferedReader(open_stream(path), BUFFER)  # type: ignore[arg-type]
+    try:
+        skip_mark(stream, path)
+    except DataError:
+        stream.close()
+        raise
+    return stream
+
+
+def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
+    """Read the byte-order mark at the start of a stream, and return its number of bytes, 0 for a stream without one.
+
+    path: of the file, for the message. Raises DataError for a file that is not UTF-8. A file that has more characters
+    of UTF-8 than damaged bytes passes: its readers name the damaged rows.
+    """
+    head = stream.peek(BUFFER)
+    if encoding := _other_encoding(head):
+        converted = shlex.join(["iconv", "-f", encoding, "-t", "utf-8", path])
+        raise DataError(
+            f"{path} is not UTF-8, but {encoding} as it seems. Save it as UTF-8, or convert it: "
+            f"{converted} > {shlex.quote(f'utf8_{shard_name(path)}')}"
+        )
+    return len(stream.read(len(codecs.BOM_UTF8))) if head.startswith(codecs.BOM_UTF8) else 0
+
+
+def _other_encoding(head: bytes) -> str | None:
+    """Return the probable encoding of a file that begins with the bytes `head`, as iconv names it; None for UTF-8.
+
+    Text without a mark is UTF-16 if a character of its first line has a zero byte. It has the code page of Western
+    Windows (which covers Latin-1) if most of what is not ASCII in `head` is no character of UTF-8.
+    """
+    if marked := next((name for mark, name in MARKS.items() if head.startswith(mark)), None):
+        return marked
+    if head[:2].count(0) == 1:
+        return "UTF-16LE" if head[0] else "UTF-16BE"
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)  # the last character may be cut
+    others = len(text) - len(text.encode("ascii", "ignore"))
+    return "CP1252" if 2 * text.count("\ufffd") > others else None
