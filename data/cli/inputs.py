@@ -163,12 +163,17 @@ def first_row(table: Table) -> Fields:
 
 
 def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
-    """Raise ConfigError if the first file of the first source is a .jsonl file whose rows have no known format. The
-    message lists the fields of the first row.
+    """Raise ConfigError if the first file of the first source is a table, or a .jsonl file, whose rows have no known
+    format. The message lists the columns, or the fields of the first row.
 
     Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
     tables, files = tables_and_files(sources[0], options, "SOURCE")
+    if tables and not picture_column(tables[0], options.columns):
+        raise ConfigError(
+            f"{tables[0].path}: its columns {formats.named(tables[0].columns)} have no known names. Name those of "
+            "pictures and captions, or of questions and passages: columns=[…]"
+        )
     if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
         with suppress(OSError):
             if fields := first_row(open_table(file)):

@@ -77,11 +77,14 @@ def scan_lines(stream: BinaryIO, start: int = 0) -> RowScan:
 def _line_error(text: bytes) -> str:
     """Return the reason why a line is no valid row of JSON-lines; "" for a JSON object."""
     try:
-        return _type_error(parse_json(text.decode("utf-8")))
+        value = parse_json(text.decode("utf-8"))
+        hint = "; an array is read from a file named .json" if isinstance(value, list) else ""
+        return f"{_type_error(value)}{hint}"
     except UnicodeDecodeError as error:
         return _reason(error)
     except ValueError as error:
-        return f"is not JSON: {error}"
+        objects = "Extra data" in str(error) and text.startswith(b"{")
+        return f"is not JSON: {error}{'; every object needs a line of its own' if objects else ''}"
 
 
 def _type_error(value: Any) -> str:

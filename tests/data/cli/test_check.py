@@ -322,3 +322,10 @@ def test_what_to_do_with_sound_data(
     assert f"'data.val=\"{beir}@dev\"' data.question.split=dev global_batch_size=6" in last
     here(monkeypatch, "check", write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.cls", b"7")]))
     assert "nothing: class numbers alone" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_table_without_known_columns_is_named_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.csv").write_text("file,description\n0.jpg,one\n")
+    (tmp_path / "0.jpg").write_bytes(picture(0))
+    with raises(ConfigError, "t.csv", "file, description", "columns=[…]"):
+        here(monkeypatch, "check", tmp_path / "t.csv")

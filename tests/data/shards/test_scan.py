@@ -276,8 +276,9 @@ def test_every_single_byte_matters(tmp_path: Path) -> None:
         (b'{"a": 1}\n[1]\n', "offset 9: line 2"),
         (b'{"a": 1}\n"' + b"x" * MAX_BYTES["json"], "line 2"),
         (b"[" * 100_000, "line 1"),
+        (b'{"a": 1}{"a": 2}\n', "offset 0: line 1"),
     ],
-    ids=["JSON", "UTF-8", "list", "long", "nested"],
+    ids=["JSON", "UTF-8", "list", "long", "nested", "two objects"],
 )
 def test_json_lines_damage(tmp_path: Path, lines: bytes, named: str) -> None:
     path = tmp_path / "a.jsonl"
