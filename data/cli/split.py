@@ -5,6 +5,7 @@ of their contents, as long as they fit: the division depends on the data alone.
 """
 
 import os
+import shlex
 import shutil
 from array import array
 from collections import defaultdict
@@ -122,9 +123,10 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     """Return the files of a source. Raises ConfigError when they are not all shards, or all of one kind of file."""
     files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
+        packed = ["python", "-m", "data", "pack", "::".join(values), f"out={options.out}", f"val={options.val:g}"]
         raise ConfigError(
             f"SOURCE has {', '.join(suffixes)} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "
-            "folder. Others: python -m data pack INPUT out=FOLDER val=0.1"
+            f"folder. Others are split as they are packed: {shlex.join(packed)}"
         )
     return files
 

@@ -204,7 +204,7 @@ class RowQuestions:
             record = record_of(self.rows.fields(i), self.config)
         except BadRow as error:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
-            hint = f"Rows like this one are left out by: python -m data pack {file} out=FOLDER to=dpr on_error=skip"
+            hint = f"Rows like this one are left out by: python -m data pack {file} out=packed to=dpr on_error=skip"
             raise DataError(f"{self.rows.where(i)}: {error}. {hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))

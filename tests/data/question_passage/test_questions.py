@@ -268,7 +268,7 @@ BAD_ROWS: list[tuple[Fields, str]] = [
 @pytest.mark.parametrize(("fields", "named"), BAD_ROWS)
 def test_bad_rows_are_named_with_their_line(tmp_path: Path, fields: Fields, named: str) -> None:
     path = write_lines(tmp_path / "a.jsonl", [FLAG, FLAG, fields])
-    command = f"python -m data pack {path} out=FOLDER to=dpr on_error=skip"
+    command = f"python -m data pack {path} out=packed to=dpr on_error=skip"
     with raises(DataError, "a.jsonl", "line 3", named, command) as caught:
         opened(path)
     assert "\n" not in str(caught.value)
