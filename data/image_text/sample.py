@@ -26,6 +26,7 @@ from dyad.data.config import CaptionPer
 from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.transforms import decode
 from dyad.data.shards.shards import Shards
+from dyad.data.shards.text_files import decoded
 
 SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
 CLASS_FIELDS = ("class", "label", "fine_label")
@@ -136,6 +137,6 @@ class ShardSample:
         if member not in self.members:
             raise SampleError(f"{self.where} has no {member} member; its {self._members}.")
         try:
-            return self.members[member].decode("utf-8")
+            return decoded(self.members[member])
         except UnicodeDecodeError as error:
             raise SampleError(f"{self.where}: its {member} member is not UTF-8: {error}.") from error

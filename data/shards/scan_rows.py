@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from dyad.data.base.json_text import check_depth, check_value_count, parse_json
 from dyad.data.shards.scan_tar import MAX_BYTES, PIECE, Problem, Problems
+from dyad.data.shards.text_files import decoded
 
 BLANK = re.compile(r"[ \t\r\n]*")
 NAME = re.compile(r"[^\W\d][\w.-]*")  # the name of a column: a text of several words is no name
@@ -218,10 +219,10 @@ def header(row: bytes) -> tuple[list[str], bool]:
     Without names the table is one of MS MARCO: ids and texts; triples of ids; or triples of question, right and wrong
     passage. Its cells are not quoted. Raises ValueError when the first line is neither.
     """
-    line = row.rstrip(b"\r\n").removeprefix(codecs.BOM_UTF8)
-    names = found = line.decode("utf-8").split("\t")
+    line = decoded(row.rstrip(b"\r\n"))
+    names = found = line.split("\t")
     with suppress(csv.Error):
-        names = cells(line)
+        names = cells(line.encode())
     if names and all(map(NAME.fullmatch, names)):
         return names, True
     match found:

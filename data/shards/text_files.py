@@ -33,6 +33,12 @@ def open_text(path: str) -> BufferedReader:
     return stream
 
 
+def decoded(content: bytes) -> str:
+    """Decode the text of a small file or of a member of a shard, without a byte-order mark. Raises UnicodeDecodeError
+    for bytes that are not UTF-8."""
+    return content.decode("utf-8-sig")
+
+
 def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
     """Read the byte-order mark at the start of a stream, and return its number of bytes, 0 for a stream without one.
 

@@ -11,6 +11,7 @@ from unicodedata import normalize
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
+from dyad.data.shards.text_files import decoded
 from dyad.data.tables.pictures import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, picture_column
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
@@ -154,6 +155,6 @@ def _text(file: Path | None, folder: Path) -> str | None:
         return None
     refuse_link(file, folder)
     try:
-        return content(file, MAX_BYTES["txt"]).decode("utf-8-sig").replace("\r\n", "\n")
+        return decoded(content(file, MAX_BYTES["txt"])).replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadRow("caption is no text", f"{file} is not UTF-8 at byte {error.start}") from None
