@@ -1,17 +1,19 @@
 """CPU time and memory of an objective beside its peers: python -m tests.benchmarks.loss [B …] [--family NAME] [--bf16]
 
 softmax: clip beside open_clip's ClipLoss and, from sentence-transformers, MultipleNegativesRankingLoss and its cached
-form (score rows 1,024 at a time), both in both directions: one loss. 8·B²·D flops at least. sigmoid: siglip beside
-SigLipLoss, 6·B²·D. All take raw embeddings (D = 512, positives at a cosine of about 0.2) to a loss and the gradients of
-x, y and what else the loss learns. CPU time on one thread, methods taking turns, median of the turns: other jobs on the
-machine move wall time, not this. Memory: highest resident set of one forward and backward, above what was there before
-it, in a fresh process.
+form (score rows 1,024 at a time), both in both directions: one loss. sigmoid: siglip beside SigLipLoss. negatives: dpr
+with one hard negative per row beside dense torch code. robust: coce (KL) beside dense code of its closed form. The
+floor are the flops that each needs at least: 6·B·M·D for M columns. All take raw embeddings (D = 512, positives at a
+cosine of about 0.2) to a loss and the gradients of x, y and what else the loss learns. CPU time on one thread, methods
+taking turns, median of the turns: other jobs on the machine move wall time, not this. Memory: highest resident set of
+one forward and backward, above what was there before it, in a fresh process.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import math
 import statistics
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.train.losses import build_objective
+from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.tiles import TILE
 
 D = 512
@@ -93,6 +96,36 @@ def siglip_loss() -> Method:
     ).backward()
 
 
+def negatives_of(y: Tensor) -> Tensor:
+    """One hard negative per row, which learns as the other columns do."""
+    return 0.9 * y.roll(1, 0)
+
+
+def ours_with_negatives() -> Method:
+    objective = build_objective("dpr", temperature=TAU)
+    return lambda x, y: objective(x, y, negatives=negatives_of(y)[:, None]).loss.backward()
+
+
+def dense_with_negatives() -> Method:
+    def run(x: Tensor, y: Tensor) -> None:
+        columns = torch.cat([y, negatives_of(y)]).float()
+        F.cross_entropy(x.float() @ columns.T / TAU, torch.arange(len(x))).backward()
+
+    return run
+
+
+def dense_coce() -> Method:
+    """coce's KL divergence in closed form: τ log mean_j exp((s_ij − s_ip)/τ) over the other columns j."""
+
+    def run(x: Tensor, y: Tensor) -> None:
+        scores = F.normalize(x.float(), dim=1) @ F.normalize(y.float(), dim=1).T
+        others = scores.masked_fill(torch.eye(len(x), dtype=torch.bool), -math.inf)
+        differences = (others - scores.diagonal()[:, None]) / TAU
+        (TAU * (differences.logsumexp(1) - math.log(len(y) - 1)).mean()).backward()
+
+    return run
+
+
 FAMILIES = {
     "softmax": Family(
         {
@@ -104,6 +137,8 @@ FAMILIES = {
         2,
     ),
     "sigmoid": Family({"ours": ours("siglip"), "SigLipLoss": siglip_loss}, 1),
+    "negatives": Family({"ours": ours_with_negatives, "dense": dense_with_negatives}, 1),
+    "robust": Family({"ours": ours("coce", temperature=TAU), "dense": dense_coce}, 1),
 }
 
 
@@ -183,8 +218,8 @@ def table(name: str, sizes: list[int], only: list[str] | None, dtype: torch.dtyp
     for size in sizes:
         seconds = times(family, size, 7 if size <= 1024 else 5 if size <= 4096 else 1, dtype)
         for method in family.methods:
-            bf16 = ["--bf16"] if dtype is torch.bfloat16 else []
-            peak = peak_megabytes("--family", name, *bf16, "--peak", method, str(size))
+            flags = ["--bf16"] * (dtype is torch.bfloat16) + ["--again"] * (tiles.KEPT == 0)
+            peak = peak_megabytes("--family", name, *flags, "--peak", method, str(size))
             shares = f"{seconds['ours'] / seconds[method]:.2f} | {seconds['matmuls'] / seconds[method]:.2f}"
             print(f"| {size} | {method} | {seconds[method]:.3f} | {shares} | {peak:.0f} |", flush=True)
 
@@ -195,9 +230,14 @@ def main() -> None:
     parser.add_argument("--family", choices=FAMILIES, default="softmax", help="which losses (default softmax)")
     parser.add_argument("--only", nargs="*", help="these methods only, ours among them (default all)")
     parser.add_argument("--bf16", action="store_true", help="embeddings in bf16")
+    parser.add_argument(
+        "--again", action="store_true", help="compute scores twice in small batches too, as in large ones"
+    )
     parser.add_argument("--peak", nargs=2, metavar=("METHOD", "B"), help="only print the peak memory of one, in MB")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.again:
+        tiles.KEPT = 0
     dtype = torch.bfloat16 if arguments.bf16 else torch.float32
     if arguments.peak:
         method, size = arguments.peak

@@ -91,7 +91,7 @@ def check_what_is_sent(name: str, sent: Counter[str]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    tiles.TILE = 4
+    tiles.TILE, tiles.KEPT = 4, 400
     own_cases = share(CASES, int(os.environ["WORLD_SIZE"]))  # the others on the other number of ranks
     alone = [(name, case, steps(name, case, [(B,)] * len(STEPS), 0)) for name in NAMES for case in own_cases]
     dist.init_process_group("gloo")

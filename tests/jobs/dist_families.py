@@ -213,7 +213,7 @@ def check_all(every: list[tuple[Case, Found]], layouts: list[tuple[int, ...]]) -
 
 def main() -> None:
     torch.set_num_threads(1)
-    tiles.TILE = 4
+    tiles.TILE, tiles.KEPT = 4, 400
     rank = int(os.environ["RANK"])
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "log_q.npy", -numbers(B, seed=13).abs().numpy())

@@ -255,7 +255,7 @@ def check_what_is_sent(sent: Counter[str]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    tiles.TILE = 4
+    tiles.TILE, tiles.KEPT = 4, 400
     rank = int(os.environ["RANK"])
     every = [(case, run(case, Part(case, (B,), ORDERS[0], 0))) for case in cases()]
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0)

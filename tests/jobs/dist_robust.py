@@ -136,7 +136,7 @@ def close(got: Tensor, want: Tensor, *context: object) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    tiles.TILE = 4
+    tiles.TILE, tiles.KEPT = 4, 400
     world_size = dist.get_world_size()
     for number, sizes in enumerate(SIZES[world_size]):
         for case in share(range(len(CASES)), number + world_size):

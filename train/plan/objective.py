@@ -4,7 +4,8 @@ A step is taken for a few small batches, as rank 0 of a fake process group. What
 fitted by a sum of products of the sizes. So every objective, also one of a plugin, has its own formula.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.losses.sums.tiles import TILE
+from dyad.train.losses.sums import tiles
+from dyad.train.losses.sums.tiles import KEPT, TILE
 from dyad.train.plan.measure import COLLECTIVES, Measured, only_rank_0
 from dyad.train.run.components import pairs_of_ranks, run_options
 from dyad.train.step.loss_term import LossTerm
@@ -32,11 +34,20 @@ Formula = Mapping[str, float]  # product of sizes → its factor
 
 
 class ObjectiveCost(NamedTuple):
-    """Formulas: bytes that each kind of collective sends, bytes of memory, and FLOPs for each pair."""
+    """Formulas: bytes that each kind of collective sends, bytes of memory, and FLOPs for each pair.
+
+    Both are those of a large batch. keeps: whether the objective keeps the scores of a small one, at most KEPT bytes.
+    """
 
     sent: Mapping[str, Formula]
     memory: Formula
     flops: Formula
+    keeps: bool
+
+    def kept(self, b: int, B: int) -> int:
+        """Return the bytes of scores that are kept for b rows of a rank and B columns."""
+        scores = 4 * b * B
+        return scores if self.keeps and scores <= KEPT else 0
 
 
 def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
@@ -45,10 +56,22 @@ def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
     steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
     sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
     whole = {kind: {product: round(factor) for product, factor in sent[kind].items()} for kind in sent}
-    taken = [small_step(config, *each) for each in TAKEN_AT]
+    keeping = small_step(config, *TAKEN_AT[0])
+    with nothing_kept():
+        taken = [small_step(config, *each) for each in TAKEN_AT]
     flops = [step.flops / b for step, (b, _, _) in zip(taken, TAKEN_AT, strict=True)]
     memory = fitted([step.peak for step in taken], TAKEN_AT, TAKEN)
-    return ObjectiveCost(whole, memory, fitted(flops, TAKEN_AT, ("B·D", "D²")))
+    return ObjectiveCost(whole, memory, fitted(flops, TAKEN_AT, ("B·D", "D²")), keeping.flops < taken[0].flops)
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Compute scores again in backward, as in large batches."""
+    kept, tiles.KEPT = tiles.KEPT, 0
+    try:
+        yield
+    finally:
+        tiles.KEPT = kept
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:

@@ -92,6 +92,7 @@ class RunPlan:
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
         backward += 16 * pairs * towers.y_rows / self.chunk * towers.width
         objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
+        objective += self.cost.kept(pairs, pairs * self.devices.count)
         phases: Rows = {
             "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
             "+ objective": (graphs + objective, "B", f"graphs + {formula}; D = {towers.width}"),

@@ -24,7 +24,7 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.telemetry import peak_tflops
 from dyad.train.plan.cluster import planned_devices
 from dyad.train.plan.measure import only_rank_0
-from dyad.train.plan.objective import objective_cost, products, small_step, value
+from dyad.train.plan.objective import nothing_kept, objective_cost, products, small_step, value
 from dyad.train.plan.plan import RunPlan, counted_samples
 from dyad.train.plan_config import GPUS
 from dyad.train.run.main import check, run
@@ -83,12 +83,16 @@ def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
 def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str) -> None:
     config = config_of(f"objective={objective}")
     cost, sizes = objective_cost(config, 16), (100, 16, 320)
-    step, at = small_step(config, *sizes), products(*sizes)
+    with nothing_kept():
+        step = small_step(config, *sizes)
+    keeping, at = small_step(config, *sizes), products(*sizes)
     assert {kind: value(formula, at) for kind, formula in cost.sent.items()} == {
         kind: step.sent[kind] for kind in ("all-gather", "all-reduce", "reduce-scatter")
     }
     assert value(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
     assert 100 * value(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
+    assert cost.keeps == (keeping.flops < step.flops) == (objective == "sogclr")
+    assert value(cost.memory, at) + cost.kept(100, 1600) == pytest.approx(keeping.peak, rel=0.25)
 
 
 def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +117,7 @@ def test_shards_divide_weights_and_moments() -> None:
     config = config_of("model=tiny_clip_gn", "plan.gpus=16", "plan.gpu=a100-40", "steps=9")
     whole = RunPlan(config)
     assert whole.cost.flops == {"B·D": pytest.approx(8)}  # for each pair: clip needs 8·b·B·D
+    assert whole.cost.keeps and whole.cost.kept(64, 1024) == 4 * 64 * 1024 and not whole.cost.kept(8192, 8192)
     assert whole.peak(64, 8) < whole.peak(64, 16) < whole.peak(128, 16)
     stays, _ = whole.memory(16, 16)
     for name, shards in (("fsdp2", 16), ("hsdp", 8)):

@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -29,7 +29,7 @@ from dyad.train.losses.options.choices import Divergence, PairLoss
 from dyad.train.losses.options.robust import RobustOptions
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
 from dyad.train.losses.sums.row_select import row_threshold
-from dyad.train.losses.sums.tiles import Exclusion, Tiles, slices, tile_size
+from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles, slices, tile_size
 
 STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
 
@@ -109,8 +109,15 @@ class Losses:
         """
         return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
 
+    @cached_property
+    def _kept(self) -> list[Block]:
+        """The tiles of scores, row after row, if all of them fit into memory to be kept, else none."""
+        tiles = Tiles(self.x_RD, self.y_MD)
+        return list(tiles.scores(kept=True)) if tiles.fit else []
+
     def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
-        for _, columns, s in Tiles(self.x_RD[rows], self.y_MD).scores():
+        kept = [block for block in self._kept if block[0] == rows]
+        for _, columns, s in kept or Tiles(self.x_RD[rows], self.y_MD).scores():
             mask = self.exclusion.mask(rows, columns) if self.exclusion else None
             yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
 
@@ -131,7 +138,7 @@ class Losses:
         `parameters`, 0-d each. factors_R: the factor of each row in the sum. Computed by pair_sum of sums/pair_sum.py.
         """
         scores = self.x_RD, self.y_MD, self.exclusion
-        return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters)
+        return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters, scores=self._kept)
 
     def mean(self, values_R: Tensor) -> Tensor:
         """Return the sum over rows of values_R (one term per row, such as its OCE) weighted by weights_R, 0-d.

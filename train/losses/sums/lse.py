@@ -3,7 +3,8 @@
 Legend: b rows of this rank, M columns of all ranks, D width; scores s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
 
 Schedule: a rank computes its own rows against all columns, so that all ranks together compute each score once per pass:
-2 matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients. Sent are the gathered y and
+2 matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients; 1 and 2 where all exponentials
+fit into KEPT bytes of memory. Sent are the gathered y and
 its gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
 
 There are two ways to sum. lse_one_shift.py: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so that
@@ -23,7 +24,7 @@ from dyad.train.losses.sums.functions import first_order_only
 from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, nothing
 from dyad.train.losses.sums.lse_one_shift import find_bound, one_shift_gradients, one_shift_sums
 from dyad.train.losses.sums.lse_online import online_gradients, online_sums
-from dyad.train.losses.sums.tiles import Exclusion, Tiles
+from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def log_partition(
 class _LogPartition(torch.autograd.Function):
     """The autograd function of log_partition: the log-sum-exp of the rows and columns of a score matrix.
 
-    Backward computes the tiles (blocks) of scores again instead of storing them.
+    Backward computes the tiles (blocks) of scores again instead of storing them, unless all of them take little memory.
     """
 
     @staticmethod
@@ -89,10 +90,11 @@ class _LogPartition(torch.autograd.Function):
         layout = given or Layout((len(y_MD),), 0)  # of one rank: nothing is sent
         tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
         bound = find_bound(tiles, logits, layout, row_weights_B)
-        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout, shares, given is None)
+        kept: list[Block] | None = [] if tiles.fit and any(ctx.needs_input_grad) else None
+        sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout, shares, given is None, kept)
         rows_b, columns_M, shared = sums or online_sums(tiles, logits, layout, shares)
         ctx.mark_non_differentiable(shared)
-        ctx.bound = bound if sums else None  # backward sums in the same way as forward
+        ctx.bound, ctx.kept = (bound, kept) if sums else (None, None)  # backward sums in the same way as forward
         ctx.layout, ctx.exclusion = layout, exclusion
         ctx.save_for_backward(x_bD, y_MD, *logit_inputs, rows_b, columns_M)
         return rows_b.clone(), columns_M.clone(), shared  # copies: the caller may change them in place
@@ -111,5 +113,6 @@ class _LogPartition(torch.autograd.Function):
             if ctx.bound is None:
                 gradients = online_gradients(tiles, logits, upstream)
             else:
-                gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream)
+                kept, ctx.kept = ctx.kept, None  # a second backward computes them again
+                gradients = one_shift_gradients(tiles, logits, ctx.bound, upstream, kept)
         return *gradients, None, None, None, None, None

@@ -9,7 +9,7 @@ plain additions over tiles and ranks. On a GPU in half precision the Triton kern
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from torch import Tensor
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import assumed, holds
 from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
-from dyad.train.losses.sums.tiles import Exclusion, Gradients, Tiles, shaped
+from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles, shaped
 
 if TYPE_CHECKING:
     from dyad.train.losses.sums.lse_triton import KernelExclusion
@@ -78,7 +78,13 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
 
 
 def one_shift_sums(
-    tiles: Tiles, logits: Logits, bound: Bound, layout: Layout, shares: Shares, rows_alone: bool
+    tiles: Tiles,
+    logits: Logits,
+    bound: Bound,
+    layout: Layout,
+    shares: Shares,
+    rows_alone: bool,
+    kept: list[Block] | None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
@@ -86,12 +92,12 @@ def one_shift_sums(
 
     tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the shift, and
     the largest log-weights. Column sums run over the rows of all ranks. rows_alone: whether the column sums are not
-    used, so that they may underflow. Returns None, on all ranks, if one of the sums
-    underflows on any rank. Every rank must call it.
+    used, so that they may underflow. kept: a list that takes the exponentials, for one_shift_gradients; None: they are
+    not kept. Returns None, on all ranks, if one of the sums underflows on any rank. Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
-    row_sums_b, column_sums_M = _sums(tiles, logits, bound)
+    row_sums_b, column_sums_M = _sums(tiles, logits, bound, kept)
     lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
     rows_b = row_sums_b.log_().add_(bound.shift + bound.column_weight)
     own = shares(rows_b)
@@ -106,13 +112,14 @@ def one_shift_sums(
 
 
 def one_shift_gradients(
-    tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients
+    tiles: Tiles, logits: Logits, bound: Bound, upstream: UpstreamGradients, kept: list[Block] | None
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, y, the scale, None, the row log-weights and the column log-weights, in this order.
 
     The fourth stands for a scale per column, which these sums do not allow; absent log-weights get None too. tiles: the
     score matrix <x_i, y_j>. logits: the scale and log-weights. bound: the shift, and the largest log-weights. upstream:
-    the log-sums of rows and columns, and the gradients of the loss L in them.
+    the log-sums of rows and columns, and the gradients of the loss L in them. kept: the exponentials that
+    one_shift_sums kept, which are overwritten; None or empty: they are computed again.
 
     G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), or 0 for pairs that are
     left out, u_i the upstream gradient of row i divided by the row's sum, v_j the same for column j, w_j and w'_i the
@@ -126,54 +133,60 @@ def one_shift_gradients(
         kernels, exclusion = fused
         found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
-    d_weights = _add_tiles(gradients, tiles, logits, bound, u_b, v_M) if found is None else (None, None)
+    blocks = kept or _exponentials(tiles, logits, bound)
+    d_weights = None, None
+    if found is None:
+        d_weights = _add_tiles(gradients, blocks, tiles.scratch(), logits, bound, u_b, v_M)
     dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
     return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
 
 
-def _exponentials(tiles: Tiles, logits: Logits, bound: Bound) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Yield (row slice, column slice, E) of each tile (block) of the score matrix.
+def _exponentials(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None = None) -> Iterator[Block]:
+    """Yield (row slice, column slice, E) of each tile (block) of the score matrix, and append it to `kept`.
 
     E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
-    shift that of `bound`. The caller may overwrite E.
+    shift that of `bound`. The caller may overwrite E, unless it is kept.
     """
-    for rows, columns, a in tiles.scores(logits.row_scale, bound.shift):
+    for rows, columns, a in tiles.scores(logits.row_scale, bound.shift, kept=kept is not None):
         e = a.exp_()
         tiles.leave_out_(rows, columns, 0.0, e)
+        if kept is not None:
+            kept.append((rows, columns, e))
         yield rows, columns, e
 
 
-def _sums(tiles: Tiles, logits: Logits, bound: Bound) -> tuple[Tensor, Tensor]:
+def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij w_j of each row of this rank, (b,), and Σ_i E_ij w'_i over this rank's rows of each column, (M,).
 
     E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
-    shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights.
+    shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights. kept:
+    takes the exponentials; the Triton kernels give none.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
         return kernels.exp_sums(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, exclusion)
     row_factors_b, column_factors_M = _factors(logits, bound)
     row_sums_b, column_sums_M = (e.new_zeros(len(e), dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
-    for rows, columns, e in _exponentials(tiles, logits, bound):
+    for rows, columns, e in _exponentials(tiles, logits, bound, kept):
         row_sums_b[rows] += e.sum(1) if column_factors_M is None else e @ column_factors_M[columns]
         column_sums_M[columns] += e.sum(0) if row_factors_b is None else row_factors_b[rows] @ e
     return row_sums_b, column_sums_M
 
 
 def _add_tiles(
-    gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
+    gradients: Gradients, blocks: Iterable[Block], space: Tensor, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Add the gradients of x and y to `gradients`; return the gradients of the row and of the column log-weights.
 
-    The latter are (b,) and (M,), each None if `logits` has no such weights. u_b, v_M: the upstream gradient of each row
-    and each column, divided by its sum of exponentials. bound: the shift of the exponents, and the largest log-weights.
+    The latter are (b,) and (M,), each None if `logits` has no such weights. blocks: the exponentials, overwritten.
+    space: memory for one tile. u_b, v_M: the upstream gradient of each row and each column, divided by its sum of
+    exponentials. bound: the shift of the exponents, and the largest log-weights.
     """
-    space = tiles.scratch()
     row_factors_b, column_factors_M = _factors(logits, bound)
     d_rows_b, d_columns_M = (
         None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
     )
-    for rows, columns, e in _exponentials(tiles, logits, bound):
+    for rows, columns, e in blocks:
         by_row, by_column = u_b[rows, None], v_M[columns]
         if column_factors_M is not None and d_columns_M is not None:
             by_row = by_row * column_factors_M[columns]

@@ -16,7 +16,11 @@ from torch import Tensor
 
 TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
 LARGE_TILE = 8192  # on GPUs, which take long to begin each of the operations on a tile; 0.27 GB in float32
+KEPT = 1 << 27  # bytes: if all scores of a call fit, they are kept instead of computed again
 ROOM = 40e9  # least bytes of a GPU for that: up to six are alive at once
+
+
+Block = tuple[slice, slice, Tensor]  # rows and columns of a tile, and its scores or a function of them
 
 
 def tile_size(device: torch.device) -> int:
@@ -216,19 +220,26 @@ class Tiles:
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
         self.size = tile_size(x_bD.device)
 
-    def scores(self, scale: Tensor | None = None, shift: Tensor | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+    @property
+    def fit(self) -> bool:
+        """Whether all scores together take at most KEPT bytes."""
+        return len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
+
+    def scores(
+        self, scale: Tensor | None = None, shift: Tensor | None = None, *, kept: bool = False
+    ) -> Iterator[Block]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
         scale: 0-d; None: 1. shift: 0-d; None: 0. The scores are float32 or better, and include pairs that the sums
-        leave out. The caller may overwrite them; the next tile is computed into the same memory.
+        leave out. The caller may overwrite them; the next tile is computed into the same memory, unless they are kept.
         """
-        space = self.scratch()
+        space = None if kept else self.scratch()
         for rows in slices(len(self.x_bD), self.size):
             x = self.x_bD[rows].to(self.dtype)
             x = x if scale is None else x * scale
             for columns in slices(len(self.y_MD), self.size):
                 y = self.y_MD[columns].to(self.dtype)
-                s = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
+                s = torch.mm(x, y.T, out=None if space is None else shaped(space, len(x), len(y)))
                 yield rows, columns, s if shift is None else s.sub_(shift)
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:

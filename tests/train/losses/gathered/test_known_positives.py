@@ -60,6 +60,7 @@ def test_every_tile_leaves_out_what_a_list_of_pairs_would(
 ) -> None:
     """Loss and gradients, to the bit; some keys are of no column, some columns of several rows' lists."""
     monkeypatch.setattr(tiles, "TILE", tile)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     generator = torch.Generator().manual_seed(5)
     row, of_item, y_keys = (torch.randint(most, (n,), generator=generator) for most, n in ((9, 30), (12, 30), (8, 9)))
     listed = [(int(i), j) for i, key in zip(row, of_item, strict=True) for j in range(9) if y_keys[j] == key and i != j]

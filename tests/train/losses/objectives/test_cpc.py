@@ -66,6 +66,7 @@ def test_every_option_equals_the_reference(
     options: dict[str, Any], horizons: int, lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     x, y = sequences()
     objective = build(horizons=horizons, **options)
     loss = objective(x, y, lengths=lengths).loss
@@ -156,6 +157,7 @@ def test_bfloat16_embeddings_are_scored_in_float32() -> None:
 
 def test_nothing_quadratic_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 16)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     b, steps, width = 256, 3, 2
     x, y = (e.detach().float().requires_grad_() for e in sequences(b, steps, width))
     with LargestTensor() as seen:

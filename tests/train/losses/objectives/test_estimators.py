@@ -97,6 +97,7 @@ def test_every_estimator_equals_plain_loops(
     name: str, directions: str, duplicates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     objective = build(name, gamma=0.7, directions=directions, duplicates=duplicates)
     reference = refer(objective, directions=directions)
     for step, (ids, keys) in enumerate(zip(STEPS, KEYS, strict=True)):
@@ -300,6 +301,7 @@ def test_extreme_temperatures_in_float32(name: str, tau: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_quadratic_is_allocated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     count = 640
     objective = build_objective(name, num_samples=count, gamma=0.8)
     x, y = (torch.randn(count, 8, requires_grad=True) for _ in range(2))

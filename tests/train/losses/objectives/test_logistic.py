@@ -40,6 +40,7 @@ def test_every_option_equals_the_reference(
     name: str, options: dict[str, Any], similarity: str, duplicates: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     x, y = embeddings()
     objective = build(name, similarity=similarity, duplicates=duplicates, **options)
     loss = objective(x, y, x_keys=KEYS[0], y_keys=KEYS[1]).loss
@@ -51,6 +52,7 @@ def test_every_option_equals_the_reference(
 def test_further_columns_and_lists_of_pairs(name: str, duplicates: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hard negatives with keys, one a further positive; own positives or listed ones; excluded pairs."""
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     x, y = embeddings()
     further, _ = embeddings(4, seed=1)
     columns = torch.cat([y, further])
@@ -302,6 +304,7 @@ def test_nothing_quadratic_is_allocated(
 ) -> None:
     """Even when half of all pairs are duplicates."""
     monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     n, width = 512, 6
     x, y = (e.detach().float().requires_grad_() for e in embeddings(n, width))
     with LargestTensor() as seen:

@@ -127,6 +127,7 @@ def test_nothing_quadratic_is_allocated(
 ) -> None:
     """Even when half of all pairs are duplicates; if positives are wanted one by one, where they are a few each."""
     monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     n, width = 512, 6
     x, y = (e.detach().float().requires_grad_() for e in embeddings(n, width))
     further = embeddings(100, width, seed=1)[0].detach().float().requires_grad_()

@@ -28,6 +28,7 @@ TAU = torch.tensor(-math.log(TEMPERATURE)).double().neg().exp().item()  # kept a
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
 
 
 def embeddings(b: int = 9, width: int = 5, seed: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
@@ -268,27 +269,26 @@ def test_identity_4_partial_auc_as_means() -> None:
     close(loss, g[:, 0].sort(descending=True).values[:5].mean() - h.mean())
 
 
-# Resources and extremes.
-
-
 class Multiplications(TorchDispatchMode):
     """How many tiles of scores are computed."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten.mm.out
+        self.count += func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default)
         return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("divergence", "solver"), [("kl", (1, 1)), ("chi2", (3, 6)), ("cvar", (3, 6))])
 def test_passes_over_the_scores_are_few(divergence: str, solver: tuple[int, int], dtype: torch.dtype) -> None:
+    """One if all scores fit into what is kept."""
     x, y = (e.to(dtype) for e in embeddings(16))
-    with Multiplications() as seen:
-        build(divergence=divergence).to(dtype)(x, y).loss.backward()
-    passes = seen.count / (4 * 4)
-    assert passes == solver[dtype == torch.float64] + 1 <= 8
+    for kept, passes in ((0, solver[dtype == torch.float64] + 1), (16 * 16 * dtype.itemsize, 1)):
+        tiles.KEPT = kept
+        with Multiplications() as seen:
+            build(divergence=divergence).to(dtype)(x, y).loss.backward()
+        assert seen.count == passes * 4 * 4
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
@@ -296,7 +296,7 @@ def test_passes_over_the_scores_are_few(divergence: str, solver: tuple[int, int]
 def test_nothing_quadratic_is_allocated(name: str, divergence: str) -> None:
     b, width = 1024, (8 if name == "coce" else 1)
     small = [torch.randn(b, width).requires_grad_() for _ in range(2)]
-    tiles.TILE = 64
+    tiles.TILE, tiles.KEPT = 64, 0
     with LargestTensor() as largest:
         build_objective(name, divergence=divergence, pair_loss="hinge")(*small).loss.backward()
     assert largest.elements <= 64 * 2100 < b * b / 4

@@ -43,6 +43,7 @@ WIDE = [(0, 9), (0, 2), (1, 4), (2, 9), (3, 0), (4, 7), (5, 5), (5, 6), (6, 8)]
 @pytest.fixture(autouse=True)
 def several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
 
 
 def numbers(*shape: int, seed: int = 3) -> Tensor:

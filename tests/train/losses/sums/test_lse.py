@@ -40,6 +40,7 @@ def test_equals_the_dense_sums(
     path: str, shape: tuple[int, int], exclusion: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     b, m = shape
     inputs = problem(b, m, path)
     numbers, own = EXCLUSIONS[exclusion]
@@ -56,9 +57,29 @@ def test_equals_the_dense_sums(
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("exclusion", EXCLUSIONS)
+def test_kept_exponentials_give_the_bits_of_computed_ones(exclusion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a second backward, for which nothing is kept."""
+    monkeypatch.setattr(tiles, "TILE", 4)
+    x, y, scale = (e.detach().float().requires_grad_() for e in problem(7, 12, PATHS[0]))
+    numbers, own = EXCLUSIONS[exclusion]
+    rule = left_out_by(7, 12, numbers, own)
+    found = []
+    for kept in (0, 7 * 12 * 4):
+        monkeypatch.setattr(tiles, "KEPT", kept)
+        assert tiles.Tiles(x, y).fit == bool(kept)
+        rows, columns = log_partition(x, y, scale, alone(y), rule)
+        loss = rows.clamp(0).sum() + columns.clamp(0).square().sum()
+        for again in (True, False):
+            found.append([rows, columns, *torch.autograd.grad(loss, (x, y, scale), retain_graph=again)])
+    for other in found[1:]:
+        assert all(map(torch.equal, found[0], other))
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_finite_differences(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 3)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     x, y, scale = problem(5, 5, path)
     exclusion = left_out_by(5, 5, (3,), False)
     assert torch.autograd.gradcheck(
@@ -187,7 +208,7 @@ def test_no_row_or_no_column_is_a_problem_too(path: str) -> None:
 
 def test_peak_memory_grows_with_the_batch_not_its_square() -> None:
     """Resident memory of a fresh process; the four B × B matrices of a dense loss would be 268 MB at B = 4096."""
-    command = [sys.executable, "-m", "tests.benchmarks.loss", "--peak", "ours"]
+    command = [sys.executable, "-m", "tests.benchmarks.loss", "--again", "--peak", "ours"]
     runs = [subprocess.Popen([*command, str(b)], stdout=subprocess.PIPE, text=True, cwd=ROOT) for b in (2048, 4096)]
     peaks = [float(run.communicate()[0]) for run in runs]
     assert peaks[0] > 8  # at least the gradients themselves

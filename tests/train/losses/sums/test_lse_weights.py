@@ -65,6 +65,7 @@ def test_scales_and_weights(
     path: str, kind: str, weights: str, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     b, m = shape
     whole_row = [(b - 1, j) for j in range(m)]
     for left_out in ([], SPARSE, [*SPARSE, *whole_row, *((i, m - 1) for i in range(b))]):
@@ -114,6 +115,7 @@ def test_hands_over_when_a_weighted_sum_underflows() -> None:
 def test_exclusion_by_several_rules_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of which some columns have none, pairs that stay nevertheless, pairs that never do."""
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     b, m, keyed = 9, 11, 8
     keys = (torch.arange(b) % 3, torch.arange(keyed) % 3), (torch.arange(b) % 4, torch.arange(m) % 4)
     kept, dropped = {(0, 3), (5, 5), (8, 4), (8, 8)}, {(0, 3), (1, 9), (4, 10), (2, 2)}
@@ -160,6 +162,7 @@ def test_nothing_of_size_rows_times_columns_is_allocated(
     path: str, kind: str, weights: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     b = 512
     inputs = [v.detach().float().requires_grad_() for v in tuned(b, b, kind, weights, path)]
     scale, row_weights, column_weights = spoken(inputs, kind, weights)

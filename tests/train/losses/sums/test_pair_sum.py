@@ -23,6 +23,7 @@ Function = Callable[..., Tensor]
 def several_tiles(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Of a CPU; and on a larger device, of several blocks in which pairs are listed."""
     monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
     if request.param > 4:
         monkeypatch.setattr(tiles, "tile_size", lambda device: request.param)
 
@@ -135,6 +136,7 @@ def test_narrow_types_are_summed_in_float32(dtype: torch.dtype) -> None:
 
 def test_nothing_of_size_rows_times_columns_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
     f, counts = FUNCTIONS["all of it"]
     b = 512
     inputs, more = problem(b, b, counts)
