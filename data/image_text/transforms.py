@@ -185,12 +185,13 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
     batch, so that its bits do not depend on the other pictures.
     """
-    moves = augment.rotate or augment.aspect or augment.shift or augment.flip or tuple(augment.zoom) != (1, 1)
+    warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or augment.grey or tuple(augment.gain) != (1, 1)
     recolours = (any(augment.jitter) and augment.jitter_prob, augment.grey, augment.blur, augment.solarise)
-    if not (moves or colours or any(recolours)):
+    if not (warps or augment.flip or colours or any(recolours)):
         return batch
     inverse = torch.from_numpy(_inverse_maps(augment, draws)).float()
+    mirrored = torch.from_numpy(draws[:, 5] < augment.flip)
     brightness = 1 + augment.brightness * _between((-1, 1), draws[:, 9:10])
     gains = torch.from_numpy(_between(augment.gain, draws[:, 6:9]) * brightness).float()
     chosen = draws[:, RECOLOURS] < recolours
@@ -199,8 +200,10 @@ def add_noise(batch: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
     for start in range(0, len(batch), block):
         rows = slice(start, start + block)
         pixels = batch[rows].float()
-        if moves:
+        if warps:
             pixels = _warped(pixels, inverse[rows])
+        elif augment.flip:  # alone: sampling pixels would take twenty times as long
+            pixels = torch.where(mirrored[rows, None, None, None], pixels.flip(-1), pixels)
         pixels.mul_(gains[rows, :, None, None])
         for row in np.flatnonzero(chosen[rows].any(1)).tolist():
             pixels[row] = _recoloured(pixels[row], augment, chosen[start + row], draws[start + row])

@@ -18,7 +18,7 @@ from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.published import explained, listed
-from dyad.train.towers.tower import Tower, freeze, precision_of
+from dyad.train.towers.tower import Tower, convolves, freeze, precision_of
 from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_companion
 
 HALF = (0.5, 0.5, 0.5)
@@ -33,7 +33,8 @@ class NormalizePixels(nn.Module):
     """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in.
 
     That is the dtype of autocast, else of the buffers. Numbers are computed in the dtype of the buffers and rounded
-    once, and no such copy of the whole batch is made.
+    once, and no such copy of the whole batch is made. On a CPU in fp32 the result for a trunk that convolves is
+    channels-last: its convolutions take two thirds of the time then (tests/benchmarks/RESULTS.md); in bf16 they do not.
     """
 
     mean: Tensor
@@ -41,8 +42,9 @@ class NormalizePixels(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, spec: ImageSpec) -> None:
+    def __init__(self, spec: ImageSpec, *, convolves: bool = False) -> None:
         super().__init__()
+        self.convolves = convolves
         mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (spec.mean, spec.std))
         numbers = {"mean": mean, "std": std, "scale": 1 / (255 * std), "shift": -mean / std}
         for name, tensor in numbers.items():
@@ -53,7 +55,9 @@ class NormalizePixels(nn.Module):
         dtype = precision_of(pixels.device) or self.mean.dtype
         if torch.compiler.is_compiling():  # which makes one kernel of it
             return self._normalized(pixels).to(dtype)
-        result = torch.empty_like(pixels, dtype=dtype)
+        last = self.convolves and dtype == torch.float32 and pixels.device.type == "cpu"
+        layout = torch.channels_last if last else torch.preserve_format
+        result = torch.empty_like(pixels, dtype=dtype, memory_format=layout)
         if pixels.is_cuda:  # one kernel; on a CPU this would convert the whole batch first
             return torch.addcmul(self.shift, pixels, self.scale, out=result)
         rows = max(1, PART // max(1, pixels[:1].numel()))
@@ -97,7 +101,9 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     _set_patch_dropout(trunk, config.image.patch_dropout)
     if config.image.lora_rank:
         add_adapters(trunk, config.image, "model.image")
-    return Tower(trunk, projection, prepare=NormalizePixels(spec), cache_mb=config.frozen_cache_mb), spec
+    return Tower(
+        trunk, projection, prepare=NormalizePixels(spec, convolves=convolves(trunk)), cache_mb=config.frozen_cache_mb
+    ), spec
 
 
 def _set_patch_dropout(trunk: Any, share: float | None) -> None:

@@ -81,7 +81,7 @@ class Tower(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tower:
         """Apply `fn` to every tensor, as .to() and .cuda() do; off the CPU, trunks that convolve become channels-last.
 
-        cuDNN is much faster with that memory format. On CPUs nothing changes.
+        cuDNN is much faster with that memory format. On CPUs the pixels alone are channels-last, see NormalizePixels.
         """
 
         def placed(tensor: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Tower(nn.Module):
                 return moved
             return moved.contiguous(memory_format=torch.channels_last)
 
-        return super()._apply(placed if _convolves(self.trunk) else fn, recurse)
+        return super()._apply(placed if convolves(self.trunk) else fn, recurse)
 
 
 class TwoTower(nn.Module):
@@ -151,7 +151,7 @@ def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
             parameter.requires_grad_(True)
 
 
-def _convolves(trunk: nn.Module) -> bool:
+def convolves(trunk: nn.Module) -> bool:
     """Whether a trunk has convolutions of feature maps, and not just one that cuts the picture into patches."""
     return any(isinstance(module, nn.Conv2d) and module.in_channels > COLOURS for module in trunk.modules())
 

@@ -301,6 +301,11 @@ def test_noise_differs_by_seed_epoch_and_id_and_repeats() -> None:
     assert tuple(uniforms(0, 0, 0, 8)[:4]) == rows[0, 0, 0]
 
 
+def mirrored(count: int) -> Tensor:
+    """Which of the first pictures are mirrored where half of them are."""
+    return torch.from_numpy(draws(list(range(count)))[:, CROP_DRAWS + 5] < 0.5)
+
+
 def test_noise_leaves_the_global_generators_alone() -> None:
     torch_state, numpy_state = torch.get_rng_state(), pickle.dumps(np.random.get_state())
     trained(ImageSpec(32, HALF, HALF), NOISY, list(pictures()), draws(list(range(12))))
@@ -312,11 +317,13 @@ def test_noise_leaves_the_global_generators_alone() -> None:
     [
         (AugmentConfig(), lambda x: x),
         (AugmentConfig(flip=1.0), lambda x: x.flip(-1)),
+        (AugmentConfig(flip=1.0, zoom=[1.0, 1.0 + 1e-9]), lambda x: x.flip(-1)),  # by sampling
+        (AugmentConfig(flip=0.5), lambda x: torch.where(mirrored(6)[:, None, None, None], x.flip(-1), x)),
         (AugmentConfig(gain=[0.5, 0.5]), lambda x: (x.float() * 0.5 + 0.5).byte()),
         (AugmentConfig(gain=[3.0, 3.0]), lambda x: (x.float() * 3).clamp(max=255).byte()),
         (AugmentConfig(grey=1.0), lambda x: F.rgb_to_grayscale(x, 3)),
     ],
-    ids=["none", "flip", "darker", "brighter", "grey"],
+    ids=["none", "flip", "flip and zoom", "some flip", "darker", "brighter", "grey"],
 )
 def test_each_part_does_what_it_says(augment: AugmentConfig, expected: Callable[[Tensor], Tensor]) -> None:
     batch = pictures(6)
