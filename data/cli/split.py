@@ -125,7 +125,7 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
         packed = ["python", "-m", "data", "pack", "::".join(values), f"out={options.out}", f"val={options.val:g}"]
         raise ConfigError(
-            f"SOURCE has {', '.join(suffixes)} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "
+            f"SOURCE has {', '.join(sorted(suffixes))} files: split takes files of one kind, {', '.join(ROW_FILES)}, or a BEIR "
             f"folder. Others are split as they are packed: {shlex.join(packed)}"
         )
     return files

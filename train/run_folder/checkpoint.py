@@ -120,7 +120,7 @@ def capture(
     slots |= {
         f"{i}/{key}": group[key]
         for i, group in enumerate(optimizer.param_groups)
-        for key in group.keys() - optimizer.defaults.keys() - OF_CONFIG
+        for key in sorted(group.keys() - optimizer.defaults.keys() - OF_CONFIG)
     }
     scalars = {key: value for key, value in slots.items() if not isinstance(value, Tensor)}
     if foreign := [key for key, value in scalars.items() if not isinstance(value, int | float | None)]:
