@@ -34,12 +34,13 @@ def text_ends(tokens: Tensor, end: int | None) -> Lengths:
     return ((tokens if end is None else (tokens == end).int()).argmax(1) + 1).cpu().numpy()
 
 
-def padded_length(longest: int, limit: int) -> int:
-    """Return the length to which rows of up to `longest` tokens are padded: the next multiple of 8, at most `limit`.
+def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:
+    """Return the length to which rows of up to `longest` tokens are padded: the next multiple of `step`, at most
+    `limit`.
 
     Rounding keeps the number of different shapes small.
     """
-    return min(-(-longest // LENGTH_STEP) * LENGTH_STEP, limit)
+    return min(-(-longest // step) * step, limit)
 
 
 def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
@@ -66,7 +67,7 @@ class Grouped(nn.Module):
         if self.one_length:
             return self.encode_group(tokens)
         counts = self.count(tokens) if counts is None else counts
-        lengths = [padded_length(count, tokens.shape[1]) for count in counts.tolist()]
+        lengths = [padded_length(count, tokens.shape[1], self._step(tokens)) for count in counts.tolist()]
         groups = group_by_length(lengths, MIN_GROUP[tokens.device.type] if self.grouped else len(lengths))
         if len(groups) == 1:
             return self.encode_group(tokens[:, : max(lengths, default=1)].clone(memory_format=torch.contiguous_format))
@@ -75,6 +76,12 @@ class Grouped(nn.Module):
         # Copies, not views: strides and offsets would be further shapes to compile for
         embedded = [self.encode_group(tokens[:, : lengths[group[0]]][rows]) for rows, group in parts]
         return torch.cat(embedded)[order.argsort()]  # back in the order of the input
+
+    def _step(self, tokens: Tensor) -> int:
+        """Return of what lengths are multiples. Where a CPU encodes for an evaluation they are exact: texts are sorted
+        by length there, so shapes change slowly, and of short texts the padding would be a third.
+        """
+        return 1 if tokens.device.type == "cpu" and not torch.is_grad_enabled() else LENGTH_STEP
 
     def encode_group(self, tokens: Tensor) -> Tensor:
         """Embed token ids (b, L) of b texts as (b, H), by one call of the encoder, with L tokens a row."""

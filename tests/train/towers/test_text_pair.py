@@ -136,6 +136,20 @@ def test_embeddings_are_those_of_every_text_alone(
     torch.testing.assert_close(wider, alone, rtol=1e-4, atol=1e-5)
 
 
+def test_lengths_are_exact_where_a_cpu_evaluates(bert: str) -> None:
+    tower = build(bert).towers.y_tower
+    assert isinstance(tower, Tower) and isinstance(tower.trunk, Pooled)
+    seen: list[int] = []
+    tower.trunk.encoder.register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    tokens = torch.full((2, 24), PADDING).where(torch.arange(24) >= torch.tensor([[11], [5]]), 7)
+    for enabled in (False, True):
+        with torch.set_grad_enabled(enabled):
+            tower(tokens)
+    assert seen == [11, 16]
+
+
 def test_gradients_do_not_depend_on_the_groups(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for least in (1, 1000):
