@@ -5,13 +5,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from helpers.eval import LOCAL
 from helpers.towers import ARCHITECTURES, transformers_folder
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
 from dyad.data.batch import Lengths, lengths_by
+from dyad.data.image_text.dataset import Captions
+from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import ModelConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text
 from dyad.train.towers.rows import Grouped
@@ -111,6 +115,17 @@ def test_a_tokenizer_tells_no_lengths_of_texts_that_stay_whole(tmp_path: Path) -
 @pytest.mark.parametrize("pooler", ["mean_pooler", "cls_pooler", "cls_last_hidden_state_pooler"])
 def test_a_transformers_tower_is_cut_by_its_own_padding(tmp_path: Path, pooler: str) -> None:
     check_cut(transformers_model(tmp_path, pooler))
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked"])
+def test_a_text_has_its_embedding_whatever_stands_beside_it(tmp_path: Path, kind: str) -> None:
+    model = open_clip_model(tmp_path, {}) if kind == "causal" else transformers_model(tmp_path, "mean_pooler")
+    encode = Encoder({"y": model.towers.y_tower}, LOCAL, block=16)
+    whole = encode("y", Captions(TEXTS, model.tokenize))
+    for texts in (TEXTS[:1], TEXTS[:7], TEXTS[:33]):
+        found = encode("y", Captions(texts, model.tokenize))
+        np.testing.assert_allclose(found, whole[: len(texts)], rtol=0, atol=1e-6)
+    assert np.array_equal(whole[TEXTS.index(TEXTS[39])], whole[39]), "equal texts in different blocks"
 
 
 def test_half_precision_and_a_chunk_of_one_row(tmp_path: Path) -> None:
