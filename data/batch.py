@@ -117,7 +117,7 @@ def with_further(batch: Batch, *further: Batch) -> Batch:
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
     """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
 
-    tokenize: the tokenizer that made them. Returns None if it has no method `lengths`, as those of open_clip.
+    tokenize: the tokenizer that made them. Returns None if it has no method `lengths`, or its tower takes all tokens.
     """
     lengths = getattr(tokenize, "lengths", None)
     return lengths and lengths(tokens)

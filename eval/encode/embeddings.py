@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import sync, whole_file, writable, write_json
 from dyad.data.base.progress import print_line, progress
-from dyad.eval.encode.encoder import Encoder, check_finite
+from dyad.eval.encode.encoder import Encoder, check_finite, tied
 from dyad.eval.encode.process_memory import trim_heap
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
 from dyad.train.distributed.world import World
@@ -40,7 +40,7 @@ from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.run_state import locked
 
 VECTORS, IDS, STATE = "embeddings.npy", "ids.txt", "state.json"
-FORMAT = 1
+FORMAT = 2
 WINDOW = 16_384
 
 Ids = Callable[[int, int], Sequence[str]]  # (start, stop) → the ids of these items
@@ -176,21 +176,25 @@ def _windows(
     yield (index of the first item of the window, embeddings of the window).
 
     The embeddings are float32 (S, D) for the S items of the window, in the order of the items; every process gets every
-    window. side: the tower, "x" or "y". Raises DataError for values that are not finite.
+    window. Equal items of a window have equal embeddings. side: the tower, "x" or "y". Raises DataError for values that
+    are not finite.
     """
-    view, at, window = _Sorted(items, size, first), first, np.empty((0, 0), np.float32)
-    for vectors in encode.rounds(side, view):
+    view, at = _Sorted(items, size, first), first
+    window, keys_S = np.empty((0, 0), np.float32), np.empty(0, np.int64)
+    for vectors, keys in encode.rounds(side, view):
         while len(vectors):
             start = at // size * size
             stop = min(start + size, len(items))
             if at == start:
                 window = np.empty((stop - start, vectors.shape[1]), np.float32)
+                keys_S = np.empty(stop - start, np.int64)
             part, vectors = vectors[: stop - at], vectors[stop - at :]
-            window[view.order(start)[at - start :][: len(part)]] = part
+            rows = view.order(start)[at - start :][: len(part)]
+            window[rows], keys_S[rows], keys = part, keys[: len(part)], keys[len(part) :]
             at += len(part)
             if at == stop:
                 check_finite(window, side, start)
-                yield start, window
+                yield start, tied(window, keys_S)
 
 
 # ---- where they are stored -----------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 Shape letters: N items, E items in a block, W processes, D embedding width.
 
-Items are cut into blocks of E: block k has the items kE … (k+1)E − 1, and the last block is padded by repeating an
-item. In each round every process encodes one block: process r gets the blocks r, r + W, r + 2W, …. All processes make
-the same number of tower calls (a surplus call repeats the last block), and after each round all processes have the
-embeddings of this round. So a tower gets the same blocks for every W, every item counts once, and the device holds W
-blocks at a time.
+Items are cut into blocks of E: block k has the items kE … (k+1)E − 1, and the last block has the rest. In each round
+every process encodes one block: process r gets the blocks r, r + W, r + 2W, …. All processes make the same number of
+tower calls (a surplus call repeats the last block), and after each round all processes have the embeddings of this
+round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a time.
+
+The last bits of an embedding depend on the rows beside it. So that equal items have equal scores all the same, whatever
+blocks they are in, they all get the embedding of the first of them.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from dyad.data.base.errors import DataError
 from dyad.data.image_text.dataset import Items
 from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
+from dyad.data.shards.content_keys import content_key
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.signals import Stopped
@@ -48,7 +51,8 @@ class Encoder:
     projections instead, of feature maps the mean over their places. towers: by side, "x" and "y".
     block: items per tower call. workers: loader processes for each process, 0 for none. precision: autocast of the
     towers, fp32, bf16 or fp16. should_stop: called before each tower call, with the same result in all processes; if it
-    returns True, encoding raises Stopped.
+    returns True, encoding raises Stopped. few_shapes: whether a short block is filled up to a power of two of rows, as
+    every new shape costs a compiled tower and the kernels of a GPU much.
     timeout: seconds to wait for a block of a loader process; 0: no limit. weights(): a context in
     which the towers hold the weights to evaluate; the caller enters it.
     """
@@ -60,6 +64,7 @@ class Encoder:
     precision: str = "fp32"
     cosine: bool = True
     features: bool = False
+    few_shapes: bool = False
     should_stop: Callable[[], bool] = lambda: False
     timeout: float = 60.0
     weights: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -81,6 +86,7 @@ class Encoder:
             workers=worker_count(config.data.workers, world.device),
             precision=str(chosen_precision(config.precision, world.device)),
             cosine=config.objective.similarity is Similarity.cosine,
+            few_shapes=config.compile or world.device.type == "cuda",
             should_stop=should_stop,
             timeout=config.data.timeout,
         )
@@ -92,17 +98,19 @@ class Encoder:
         side: the tower, "x" or "y". items: the inputs of this tower, read by index. D: embedding width. Raises
         DataError if the tower returns a value that is not finite.
         """
-        embeddings = np.concatenate(list(self.rounds(side, items)))
+        embeddings, keys = map(np.concatenate, zip(*self.rounds(side, items), strict=True))
         check_finite(embeddings, side)
-        return embeddings
+        return tied(embeddings, keys)
 
     @torch.no_grad()  # not inference_mode: features that a frozen trunk caches here are used in training too
-    def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[np.ndarray]:
-        """Encode items with the tower of one side, "x" or "y", and yield their embeddings in order, round by round.
+    def rounds(self, side: Literal["x", "y"], items: Items) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Encode items with the tower of one side, "x" or "y", and yield their embeddings and content keys in order,
+        round by round.
 
-        In each round every one of W processes encodes one block of E items, and all processes get float32 (W·E, D)
-        embeddings (D: their width), fewer rows in the last round. Every process must iterate to the end. Raises Stopped
-        if the function should_stop of the encoder returns True before a round.
+        In each round every one of W processes encodes one block of E items, and all processes get embeddings, float32
+        (W·E, D) (D: their width), and keys, int64 (W·E,): equal inputs have equal keys. The last round has fewer rows.
+        Every process must iterate to the end. Raises Stopped if the function should_stop of the encoder returns True
+        before a round.
         """
         tower, world, left = self.towers[side], self.world, len(items)
         assert items, "nothing to encode"
@@ -119,19 +127,25 @@ class Encoder:
             pin=world.device.type == "cuda",
         )
         with _evaluating(tower):
-            for inputs in loaded:
+            for inputs, keys in loaded:
                 if self.should_stop():
                     raise Stopped
-                embeddings = _gathered(self._embed(tower, inputs), world)[:left]  # without surplus blocks and padding
+                embedding, rows = self._embed(tower, inputs), min(self.block, left)  # rows: of the round's first block
+                embeddings = _gathered(embedding, rows, world)[:left]  # without surplus blocks and padding
+                keys = _gathered(keys[:, None].to(world.device), rows, world)[:left, 0]
                 left -= len(embeddings)
-                yield embeddings
+                yield embeddings, keys
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
-        device = self.world.device
+        """Embed the b items of a block, whose inputs are (b, …), as (b, D)."""
+        device, count = self.world.device, len(inputs)
+        if self.few_shapes:
+            missing = min(1 << (count - 1).bit_length(), self.block) - count
+            inputs = torch.cat([inputs, inputs[-1:].expand(missing, *inputs.shape[1:])])
         dtype = AUTOCAST[Precision(self.precision)]
         with tf32_products(device), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             forward = cast(Tower, tower).features if self.features else tower
-            embedding = forward(inputs.to(device, non_blocking=True))
+            embedding = forward(inputs.to(device, non_blocking=True))[:count]
         if embedding.dim() == 4:  # the trunk's feature maps, which a projection would pool
             embedding = embedding.mean(dim=(2, 3), dtype=torch.float32)
         return F.normalize(embedding.float(), dim=-1) if self.cosine else embedding.float()
@@ -178,15 +192,20 @@ class Evaluator(ABC):
         """
 
 
-def _block(items: Items, size: int, start: int) -> Tensor:
-    """Load the items start … start + size − 1 as one tensor of tower inputs.
-
-    Indices past the end repeat the last item.
+def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
+    """Load the items start … start + size − 1, as far as there are so many: b of them. Return their tower inputs,
+    (b, …), and their content keys, int64 (b,). The padding of a text, which depends on its block, is no content.
     """
     begin_item(start)
-    rows = items.block(start, min(start + size, len(items)))
-    missing = size - len(rows)
-    return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
+    inputs = items.block(start, min(start + size, len(items)))
+    padding = b"\xff"  # the bytes of PADDING; no token ends with it, and pictures of one size stay different without it
+    return inputs, torch.tensor([content_key(row.tobytes().rstrip(padding)) for row in inputs.numpy()])
+
+
+def tied(embeddings: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Give every one of N items the embedding of the first item with the same key. embeddings: (N, D); keys: (N,)."""
+    _, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return embeddings if len(first) == len(keys) else embeddings[first[number]]
 
 
 @contextmanager
@@ -204,17 +223,19 @@ def _evaluating(tower: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def _gathered(embedding_ED: Tensor, world: World) -> np.ndarray:
-    """Collect the embeddings of one block from each of W processes, (E, D) each, into one array (W·E, D) in every
-    process, in the order of the processes.
+def _gathered(own_bD: Tensor, rows: int, world: World) -> np.ndarray:
+    """Collect the values of one block from each of W processes, (b, D) each, into one array in every process, in the
+    order of the processes.
 
-    This is also the order of the blocks. E: items in a block, D: embedding width.
+    This is also the order of the blocks. With several processes, each part is first padded to `rows` rows, the largest
+    b of the round.
     """
     if world.size > 1:
-        whole = embedding_ED.new_empty(world.size * embedding_ED.shape[0], embedding_ED.shape[1])
-        dist.all_gather_into_tensor(whole, embedding_ED.contiguous(), group=world.group)
-        embedding_ED = whole
-    return embedding_ED.cpu().numpy()
+        whole = own_bD.new_empty(world.size * rows, own_bD.shape[1])
+        padded = F.pad(own_bD, (0, 0, 0, rows - len(own_bD))).contiguous()
+        dist.all_gather_into_tensor(whole, padded, group=world.group)
+        own_bD = whole
+    return own_bD.cpu().numpy()
 
 
 def check_finite(embeddings: np.ndarray, side: str, first_id: int = 0) -> None:

@@ -75,11 +75,15 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     from dyad.train.run_folder.checkpoint import load_weights, step_of
     from dyad.train.run_folder.named_tensors import restore_weights
     from dyad.train.towers.build import PictureModel, build_model
+    from dyad.train.towers.tower import Tower
 
     config = read_config(run)
     weights = load_weights(checkpoint)
     model = build_model(config, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
+    for tower in model.towers.children():
+        if isinstance(tower, Tower):
+            tower.without_cache()  # it computes rows in blocks of one size, also for a single query
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))
     calibration = Calibration.of_run(str(checkpoint), weights, config.objective)

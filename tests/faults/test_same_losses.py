@@ -32,10 +32,11 @@ def normed(vision: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**SCRATCH, "model.name": path}
 
 
-def same(jobs: Jobs, keys: dict[str, Any], ways: list[tuple[int, object]]) -> list[Path]:
-    """Runs whose losses agree to 1e-5, for all (processes, chunk_size) of `ways`."""
+def same(jobs: Jobs, keys: dict[str, Any], ways: list[tuple[int, object]], dist: str = "ddp") -> list[Path]:
+    """Runs whose losses agree to 1e-5, for all (processes, chunk_size) of `ways`. dist: of several processes."""
     runs = [
-        jobs.run(world, {**keys, "chunk_size": chunk, "run.name": f"on-{world}-by-{chunk}"}) for world, chunk in ways
+        jobs.run(world, {**keys, "chunk_size": chunk, "dist.name": dist, "run.name": f"on-{world}-by-{chunk}"})
+        for world, chunk in ways
     ]
     for run in runs[1:]:
         assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5), run.name
@@ -43,7 +44,8 @@ def same(jobs: Jobs, keys: dict[str, Any], ways: list[tuple[int, object]]) -> li
 
 
 def test_the_recipe_from_scratch(jobs: Jobs) -> None:
-    same(jobs, {**SCRATCH, "steps": 3, "global_batch_size": 24}, [(1, "null"), (3, 4)])
+    """Its texts are cut to what a chunk holds, by sharded towers too."""
+    same(jobs, {**SCRATCH, "steps": 3, "global_batch_size": 24}, [(1, "null"), (3, 4)], dist="fsdp2")
 
 
 def test_batch_norms_in_one_chunk_also_after_a_resume(jobs: Jobs, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from dyad.train.plan.towers import planned_inputs
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_model
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import Grouped
 
 MODELS = {
     "tiny_clip_gn": "model=tiny_clip_gn global_batch_size=16",
@@ -52,7 +52,7 @@ def measured_step(config: TrainConfig, world: World) -> tuple[float, Counter[str
     inputs = planned_inputs(config, model, world.size, count)
     x, y = (torch.randint(200, rows.shape, dtype=rows.dtype) for rows in inputs)
     sides = ((model.towers.x_tower, x), (model.towers.y_tower, y))
-    lengths = [np.full(len(rows), rows.shape[1]) if isinstance(t.trunk, Pooled) else None for t, rows in sides]
+    lengths = [np.full(len(rows), rows.shape[1]) if isinstance(t.trunk, Grouped) else None for t, rows in sides]
     ids = torch.arange(count)
     batch = Batch(x, y, ids, ids, ids, x_lengths=lengths[0], y_lengths=lengths[1])
     step = TrainStep(

@@ -51,7 +51,8 @@ def main() -> None:
         encode = encoder(world=world, workers=size - 1)
         count: list[int] = []
         encode.towers["x"].register_forward_hook(lambda *_, count=count: count.append(1))
-        images = encode("x", Rows(pictures(100)))
+        images = encode("x", Rows(pictures(97)[np.arange(100) % 97]))
+        assert np.array_equal(images[97:], images[:3])
         matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
         ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)
         found[size] = [len(count), *(hashlib.sha256(a.tobytes()).hexdigest() for a in (images, *ranking))]

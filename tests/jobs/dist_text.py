@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import Pooling
 from dyad.train.distributed.world import World, init_world, shutdown
-from dyad.train.towers import pooled
+from dyad.train.towers import rows
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.tower import Tower, TwoTower
 from jobs.dist_step import PER_ROW, SIZES, B, compare, own
@@ -62,9 +62,9 @@ def check(shared: bool, further: bool, sizes: tuple[int, ...], chunk_size: int |
             whole.extra = None
         scale = step.objective.get_parameter("logit_scale").data
         scale.fill_(0.5 if further else LOGIT_SCALE)  # as in the references
-        pooled.MIN_GROUP["cpu"] = 1000
+        rows.MIN_GROUP["cpu"] = 1000
         want = (dense_gradients_over_all_columns if further else dense_gradients)(step.towers, whole)
-        pooled.MIN_GROUP["cpu"] = 1
+        rows.MIN_GROUP["cpu"] = 1
         compare(step, own(whole, sizes, world.rank), index, want, (shared, further, sizes, chunk_size), world)
 
 

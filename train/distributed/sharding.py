@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
 from dyad.train.distributed.world import World
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import Grouped
 from dyad.train.towers.tower import Tower
 
 T = TypeVar("T", bound=Tensor)
@@ -60,7 +60,7 @@ def shard(
     policy = MixedPrecisionPolicy(gathered, reduce_dtype=gathered and torch.float32, cast_forward_inputs=False)
     for tower in dict.fromkeys(towers):
         for module in tower.modules():
-            if isinstance(module, Pooled):
+            if isinstance(module, Grouped):
                 module.grouped = False
             elif isinstance(module, Tower):
                 module.without_cache()

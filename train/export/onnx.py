@@ -26,7 +26,7 @@ from dyad.train.export.to_tokenizers import padding_id, takes_any_length, to_tok
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import Grouped
 from dyad.train.towers.text import TextTokenizer
 from dyad.train.towers.tower import Tower
 
@@ -71,7 +71,7 @@ class InferenceTower(nn.Module):
 
         S: the side of a picture in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
         """
-        run = self.trunk.encode_group if isinstance(self.trunk, Pooled) else self.trunk
+        run = self.trunk.encode_group if isinstance(self.trunk, Grouped) else self.trunk
         inputs = with_padding(inputs, self.fills)
         embeddings = self.projection(run(self.prepare(inputs)))
         return F.normalize(embeddings, dim=-1) if self.unit else embeddings

@@ -8,7 +8,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.towers.build import TwoTowerModel
 from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.text import FixedLengthTokenizer, TextTokenizer
+from dyad.train.towers.text import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
@@ -35,7 +35,7 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
     The result pads to the longest row, or to the context length for a tower that takes rows of one length only. Raises
     ConfigError for a tokenizer that the tokenizers library cannot express.
     """
-    own: Any = model.tokenize
+    own: Any = model.tokenize.tokenizer if isinstance(model.tokenize, OpenClipTokenizer) else model.tokenize
     if hasattr(own, "bpe_ranks"):
         converted, pad = _clip(own), {}
     else:

@@ -16,8 +16,7 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.build import features_on_meta, on_meta
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.rows import padded_length, token_counts
+from dyad.train.towers.rows import Grouped, padded_length
 from dyad.train.towers.tower import TwoTower
 
 # Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
@@ -97,8 +96,8 @@ def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
     shape, copied = list(rows.shape[1:]), on_meta(tower)
     for norm in batch_norms(copied):
         norm.eval()  # in training it may wait for other ranks
-    if isinstance(copied.trunk, Pooled):
-        lengths = [padded_length(count, shape[0]) for count in token_counts(rows)]
+    if isinstance(copied.trunk, Grouped):
+        lengths = [padded_length(count, shape[0]) for count in copied.trunk.count(rows)]
         shape = [round(sum(lengths) / len(lengths))]
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         features = features_on_meta(copied, torch.empty(2, *shape, dtype=rows.dtype, device="meta"))

@@ -25,7 +25,7 @@ from dyad.train.run.classes import class_inputs
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import Grouped
 from dyad.train.towers.tower import COLOURS
 
 
@@ -117,7 +117,7 @@ def gathered_parts(tower: nn.Module) -> list[int]:
 
 def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return the embeddings of a tower under autocast; its texts count as of full length, which no token can tell."""
-    lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Pooled) else None
+    lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Grouped) else None
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         return tower(inputs, lengths)
 

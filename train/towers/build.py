@@ -22,6 +22,7 @@ from dyad.train.towers.image import build_image_tower
 from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
+from dyad.train.towers.rows import Grouped
 from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
@@ -345,7 +346,7 @@ def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
     """Return the features of a tower on the meta device. Texts count as of full length: no token can be read there."""
     if isinstance(tower.trunk, Pooled):
         return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
-    return tower.features(inputs)
+    return tower.trunk.encode_group(inputs) if isinstance(tower.trunk, Grouped) else tower.features(inputs)
 
 
 def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import PADDING, Lengths
-from dyad.train.towers.rows import index_on, padded_length, token_counts
+from dyad.data.batch import Lengths
+from dyad.train.towers.rows import index_on, padded_length
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
 CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, where the configuration leaves it open
@@ -28,12 +28,12 @@ class FrozenCache:
     """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
-    hashed or copied to the host. None: CAPACITY of the inputs' device. padded: whether inputs are rows of tokens with
-    PADDING on the right; such rows are cut to `padded_length` and computed with rows of equal length.
+    hashed or copied to the host. None: CAPACITY of the inputs' device. texts: count and fills of a Grouped trunk, for
+    inputs that are rows of tokens; they are cut to `padded_length` and computed with rows of equal length.
     """
 
-    def __init__(self, capacity: int | None, padded: bool = False) -> None:
-        self.capacity, self.padded = capacity, padded
+    def __init__(self, capacity: int | None, texts: tuple[Callable[[Tensor], Lengths], int] | None = None) -> None:
+        self.capacity, self.texts = capacity, texts
         self._cached: dict[bytes, Tensor] = {}
         self._free, self._depends_on = 0, None
 
@@ -48,8 +48,8 @@ class FrozenCache:
         (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
         read from `inputs`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
         """
-        if self.padded and counts is None:
-            counts = token_counts(inputs)
+        if self.texts and counts is None:
+            counts = self.texts[0](inputs)
         if not (capacity := self.capacity_on(inputs.device)):
             return compute(inputs) if counts is None else compute(inputs, counts)
         limit = inputs.shape[1]
@@ -86,9 +86,9 @@ class FrozenCache:
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])
-        if not self.padded:
+        if self.texts is None:
             return compute(block)[:count]
-        short = torch.full_like(inputs[:1], PADDING)
+        short = torch.full_like(inputs[:1], self.texts[1])
         short[:, 0] = inputs[:1, 0]
         block = torch.cat([block, short])
         return compute(block, np.full(len(block), block.shape[1]))[:count]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from safetensors.torch import load_file
@@ -16,7 +17,7 @@ from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import TWO_TOWERS, explained
-from dyad.train.towers.rows import padded_length, token_counts
+from dyad.train.towers.rows import Grouped, padded_length, text_ends, token_counts
 from dyad.train.towers.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.tower import Tower, freeze
 from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_companion
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from dyad.train.towers.open_clip import BuildContext
 
 LONGEST = 512  # tokens, for a model that names no limit
+# Of open_clip's text towers: pool_type of those that pool the state at the end of the text, and the poolers whose
+# result does not depend on states that are masked
+ENDS = ("argmax", "eos")
+MASKED = ("MeanPooler", "ClsPooler", "ClsLastHiddenStatePooler")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,24 @@ class FixedLengthTokenizer:
     def lengths(self, tokens: Tensor) -> Lengths:
         """Return the number of tokens of each row, without padding."""
         return token_counts(tokens)
+
+
+@dataclass(frozen=True)
+class OpenClipTokenizer:
+    """Converts n texts to token ids, int64 (n, context length), by a tokenizer of open_clip.
+
+    count: a function that counts those that the text tower needs; None for a tower that needs all.
+    """
+
+    tokenizer: Any
+    count: Callable[[Tensor], Lengths] | None
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        return self.tokenizer(texts)
+
+    def lengths(self, tokens: Tensor) -> Lengths | None:
+        """Return how many tokens of each row the tower needs; None: it needs all."""
+        return self.count and self.count(tokens)
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,50 @@ def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **
     return found.input_ids if mask is None else found.input_ids.where(mask.bool(), PADDING)
 
 
+class CausalText(Grouped):
+    """A text tower of open_clip of which no state depends on later tokens, and which pools the state at the end of the
+    text. open_clip itself runs every text at the full context, mostly 77 tokens."""
+
+    fills = 0
+
+    def encode_group(self, tokens: Tensor) -> Tensor:
+        return super(Grouped, self).forward(tokens)  # open_clip's
+
+    def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
+        states, mask = cast(Any, super())._embeds(text)  # the mask is of the full context
+        return states, mask[: text.shape[1], : text.shape[1]]
+
+
+class MaskedText(Grouped):
+    """An encoder of transformers inside open_clip, which masks its padding token."""
+
+    def encode_group(self, tokens: Tensor) -> Tensor:
+        return super(Grouped, self).forward(tokens)
+
+
+def cut_to_batch(trunk: Any) -> nn.Module:
+    """Let a text tower of open_clip run at the length of its batch, in place; return it. Names of weights stay.
+
+    Towers stay whole if every token reads all others (SigLIP), if they pool the first, the last or every state, and if
+    they have a class token at the end (CoCa).
+    """
+    kind = type(trunk)
+    if kind.__name__ == "TextTransformer" and trunk.pool_type in ENDS and not trunk.output_tokens:
+        if trunk.attn_mask is not None and trunk.cls_emb is None:
+            trunk.__class__ = _cut_kind(CausalText, kind)
+            trunk.count = partial(text_ends, end=trunk.eos_id if trunk.pool_type == "eos" else None)
+    elif kind.__name__ == "HFTextEncoder" and type(trunk.pooler).__name__ in MASKED and not trunk.output_tokens:
+        trunk.__class__, trunk.fills = _cut_kind(MaskedText, kind), trunk.config.pad_token_id
+        trunk.count = partial(token_counts, padding=trunk.fills)
+    return trunk
+
+
+@cache
+def _cut_kind(cut: type[Grouped], kind: type[nn.Module]) -> type[nn.Module]:
+    """Return a class that is `cut` and open_clip's `kind`, under the name of that, which says where its parts are."""
+    return type(kind.__name__, (cut, kind), {})
+
+
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
     """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
 
@@ -97,7 +164,9 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
     if config.text.kind is TextTower.open_clip:
         part = context.open_clip_model(*context.text_model).text
         trunk, projection = context.open_clip_parts(part, config.text.frozen, "model.text.unlocked_layers")
-        return Tower(trunk, projection, cache_mb=config.frozen_cache_mb), context.open_clip_tokenizer()
+        tower = Tower(cut_to_batch(trunk), projection, cache_mb=config.frozen_cache_mb)
+        count = trunk.count if isinstance(trunk, Grouped) else None
+        return tower, OpenClipTokenizer(context.open_clip_tokenizer(), count)
     tower, own = build_text_encoder(context)
     length = config.text.context_length or min(own.limit, own.tokenizer.model_max_length)
     return tower, FixedLengthTokenizer(own.tokenizer, length)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import Lengths
 from dyad.train.towers.frozen_cache import FrozenCache
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import Grouped
 
 COLOURS = 3  # channels of a picture
 
@@ -37,8 +37,8 @@ class Tower(nn.Module):
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
         capacity = None if cache_mb is None else cache_mb << 20
-        padded = isinstance(trunk, Pooled) and not trunk.one_length
-        self._frozen_cache = FrozenCache(capacity, padded) if _is_frozen(trunk) else None
+        texts = (trunk.count, trunk.fills) if isinstance(trunk, Grouped) and not trunk.one_length else None
+        self._frozen_cache = FrozenCache(capacity, texts) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
         """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""
@@ -73,9 +73,9 @@ class Tower(nn.Module):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the whole tower as one, with the arguments of torch.compile.
 
-        The cache of a frozen trunk and the groups of Pooled are plain Python: there only the trunk is compiled.
+        The cache of a frozen trunk and the groups of Grouped are plain Python: there only the trunk is compiled.
         """
-        whole = self._frozen_cache is None and not isinstance(self.trunk, Pooled)
+        whole = self._frozen_cache is None and not isinstance(self.trunk, Grouped)
         (super() if whole else self.trunk).compile(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tower:

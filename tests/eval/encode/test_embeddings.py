@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -161,6 +162,26 @@ def test_from_any_window_on_the_rest_is_the_same(count: int, block: int, window:
     assert list(rest) == list(range(first, count, size))
     for begin, vectors in rest.items():
         np.testing.assert_array_equal(vectors, whole[begin])
+
+
+class Twins(Glosses):
+    """Every tenth text is the same."""
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows)[:, None].remainder(10).expand(-1, 3)
+
+
+class Uneven(nn.Module):
+    """Gives every row of a block other last bits."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + 1 + 1e-6 * torch.arange(len(inputs))[:, None]
+
+
+def test_equal_items_of_a_window_have_equal_embeddings() -> None:
+    encode = Encoder({"y": Uneven()}, LOCAL, block=8, cosine=False)
+    found = encode_corpus(encode, "y", Twins(96), None, window=48)
+    assert [len(np.unique(part, axis=0)) for part in (found[:48], found[48:])] == [10, 10]
 
 
 def test_what_is_whole_is_only_opened(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Encoding in fixed blocks: one process, several, with and without loader processes: the same bits."""
+"""Encoding in blocks: one process, several, with and without loader processes: the same bits."""
 
 import json
 import multiprocessing
@@ -16,6 +16,7 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError, HardwareError
+from dyad.data.batch import PADDING
 from dyad.data.image_text.dataset import Captions
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.distributed.signals import Stopped
@@ -49,16 +50,49 @@ def test_dot_products_stay_unnormalised() -> None:
     assert norms.std() > 1e-3
 
 
-def test_the_last_block_is_as_large_as_the_others() -> None:
-    """Padding is by repetition and cut off: items keep their bits wherever the set ends."""
+def test_an_item_costs_one_item_and_what_stands_beside_it_changes_roundings_alone() -> None:
+    """Blocks are full but for the last, which has the rest."""
     shapes: list[int] = []
     encode = encoder()
     encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
     whole = encode("x", Rows(pictures(32)))
-    part = encode("x", Rows(pictures(32)[:17]))
-    assert shapes == [16, 16, 16, 16]
-    np.testing.assert_array_equal(part[:16], whole[:16])
-    np.testing.assert_allclose(part[16], whole[16], rtol=1e-6)
+    for count in (1, 5, 17):
+        np.testing.assert_allclose(encode("x", Rows(pictures(32)[:count])), whole[:count], rtol=0, atol=1e-6)
+    assert shapes == [16, 16, 1, 5, 16, 1]
+
+
+@pytest.mark.parametrize(("count", "rows"), [(1, [1]), (5, [8]), (12, [12]), (25, [12, 12, 1])])
+def test_compiled_towers_and_gpus_see_few_shapes(count: int, rows: list[int]) -> None:
+    shapes: list[int] = []
+    encode = encoder(few_shapes=True, block=12)
+    encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
+    np.testing.assert_allclose(encode("x", Rows(pictures(count))), encoder()("x", Rows(pictures(count))), atol=1e-6)
+    assert shapes == rows
+
+
+class Uneven(nn.Module):
+    """Gives equal rows other last bits in each block, and in each of its rows, as kernels may."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1)[:, :6].double() + 2
+        return (rows * (1 + 1e-7 * torch.arange(1, len(rows) + 1)[:, None] / len(rows))).float()
+
+
+def test_equal_items_have_equal_embeddings_whatever_blocks_they_are_in() -> None:
+    """A text is equal to itself with more padding, and a picture that ends in white is not one that ends earlier."""
+    encode = Encoder(dict.fromkeys("xy", Uneven()), LOCAL, block=4, cosine=False)
+    found = encode("x", Rows(pictures(9)[[0, 1, 2, 3, 4, 1, 5, 0, 6, 1]]))
+    assert np.array_equal(found[[7, 5, 9]], found[[0, 1, 1]]) and len(np.unique(found, axis=0)) == 7
+    white = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
+    white[0, 0, 0, 0] = 254
+    assert len(np.unique(encode("x", Rows(white)), axis=0)) == 2
+
+    class Padded(Rows):
+        def block(self, start: int, stop: int) -> Tensor:
+            return nn.functional.pad(self.rows[start:stop], (0, start), value=PADDING)
+
+    texts = encode("y", Padded(torch.arange(6).repeat(9, 1)))
+    assert len(np.unique(texts, axis=0)) == 1
 
 
 def test_modes_come_back_part_by_part() -> None:
@@ -143,7 +177,7 @@ def test_encoding_is_given_up_between_two_blocks() -> None:
     answers = iter([False, False, True])
     encode = Encoder(towers(), LOCAL, block=4, should_stop=lambda: next(answers))
     rounds = encode.rounds("x", Rows(pictures(20)))
-    assert len(next(rounds)) == len(next(rounds)) == 4
+    assert len(next(rounds)[0]) == len(next(rounds)[0]) == 4
     with pytest.raises(Stopped):
         next(rounds)
     assert encode.towers["x"].training

@@ -175,7 +175,7 @@ def test_one_file_tokenizes_as_open_clip_does(cleaning: str, tmp_path: Path) -> 
 def test_a_tokenizer_that_no_file_holds_is_refused(bert: str, tmp_path: Path) -> None:
     model = ModelConfig(name=config_file(tmp_path))
     of = source(tmp_path, model, Task.image_text)
-    own: Any = of.model.tokenize
+    own: Any = of.model.tokenize.tokenizer
     own.clean_fn = lambda text: text[::-1]
     with raises(ConfigError, "<lambda>"):
         export(export_onnx.LIBRARY, of, tmp_path / "out")

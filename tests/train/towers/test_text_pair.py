@@ -23,10 +23,11 @@ from dyad.train.losses import build_objective
 from dyad.train.run.components import build_data
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step.step import TrainStep
-from dyad.train.towers import pooled
+from dyad.train.towers import rows
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import TwoTowerModel, build_model, build_text_pair
-from dyad.train.towers.pooled import Pooled, group_by_length
+from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.rows import group_by_length, token_counts
 from dyad.train.towers.tower import Tower
 
 TEXTS = ["a", "a red cat", "b " * 9, "c d e " * 6, "x y", "f " * 60, "", "g h i j"] * 6
@@ -125,7 +126,7 @@ def test_groups_have_few_rows_less_padding_and_all_rows_once() -> None:
 def test_embeddings_are_those_of_every_text_alone(
     bert: str, pooling: Pooling, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(pooled.MIN_GROUP, "cpu", least)
+    monkeypatch.setitem(rows.MIN_GROUP, "cpu", least)
     model = build(bert, {"pooling": pooling}, embed_dim=8)
     tower, tokens = model.towers.y_tower.eval(), model.tokenize(TEXTS, 64)
     with torch.no_grad():
@@ -135,10 +136,24 @@ def test_embeddings_are_those_of_every_text_alone(
     torch.testing.assert_close(wider, alone, rtol=1e-4, atol=1e-5)
 
 
+def test_lengths_are_exact_where_a_cpu_evaluates(bert: str) -> None:
+    tower = build(bert).towers.y_tower
+    assert isinstance(tower, Tower) and isinstance(tower.trunk, Pooled)
+    seen: list[int] = []
+    tower.trunk.encoder.register_forward_pre_hook(
+        lambda _, args, options: seen.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    tokens = torch.full((2, 24), PADDING).where(torch.arange(24) >= torch.tensor([[11], [5]]), 7)
+    for enabled in (False, True):
+        with torch.set_grad_enabled(enabled):
+            tower(tokens)
+    assert seen == [11, 16]
+
+
 def test_gradients_do_not_depend_on_the_groups(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for least in (1, 1000):
-        monkeypatch.setitem(pooled.MIN_GROUP, "cpu", least)
+        monkeypatch.setitem(rows.MIN_GROUP, "cpu", least)
         model = build(bert)
         model.towers.eval()
         model.towers.y_tower(model.tokenize(TEXTS, 64)).square().sum().backward()
@@ -163,7 +178,7 @@ def test_a_frozen_text_has_the_same_bits_however_it_is_filled_up(bert: str) -> N
     first = tower(narrow)
     assert narrow.shape[1] < rows.shape[1] and torch.equal(tower(rows)[:3], first)
     assert tower._frozen_cache is not None and len(tower._frozen_cache._cached) == len(set(TEXTS))
-    tower._frozen_cache = type(tower._frozen_cache)(1 << 20, padded=True)
+    tower._frozen_cache = type(tower._frozen_cache)(1 << 20, (token_counts, PADDING))
     assert torch.equal(tower(rows)[:3], first)
 
 
@@ -253,7 +268,7 @@ def text_batch(model: TwoTowerModel) -> Batch:
 @pytest.mark.parametrize("shared", [True, False])
 def test_dropout_is_replayed_in_any_groups(bert: str, shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second pass has the noise of the first: kept graphs or none, the same gradient to the bit."""
-    monkeypatch.setitem(pooled.MIN_GROUP, "cpu", 1)
+    monkeypatch.setitem(rows.MIN_GROUP, "cpu", 1)
     found: list[dict[str, Tensor]] = []
     for keep in (1, 9):
         model = build(bert, shared=shared)
