@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
@@ -33,8 +34,7 @@ class NormalizePixels(nn.Module):
     """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in.
 
     That is the dtype of autocast, else of the buffers. Numbers are computed in the dtype of the buffers and rounded
-    once, and no such copy of the whole batch is made. On a CPU in fp32 the result for a trunk that convolves is
-    channels-last: its convolutions take two thirds of the time then (tests/benchmarks/RESULTS.md); in bf16 they do not.
+    once, and no such copy of the whole batch is made. channels_last: of the result on a CPU in fp32.
     """
 
     mean: Tensor
@@ -42,9 +42,9 @@ class NormalizePixels(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, spec: ImageSpec, *, convolves: bool = False) -> None:
+    def __init__(self, spec: ImageSpec, *, channels_last: bool = False) -> None:
         super().__init__()
-        self.convolves = convolves
+        self.channels_last = channels_last
         mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (spec.mean, spec.std))
         numbers = {"mean": mean, "std": std, "scale": 1 / (255 * std), "shift": -mean / std}
         for name, tensor in numbers.items():
@@ -55,7 +55,7 @@ class NormalizePixels(nn.Module):
         dtype = precision_of(pixels.device) or self.mean.dtype
         if torch.compiler.is_compiling():  # which makes one kernel of it
             return self._normalized(pixels).to(dtype)
-        last = self.convolves and dtype == torch.float32 and pixels.device.type == "cpu"
+        last = self.channels_last and dtype == torch.float32 and pixels.device.type == "cpu"
         layout = torch.channels_last if last else torch.preserve_format
         result = torch.empty_like(pixels, dtype=dtype, memory_format=layout)
         if pixels.is_cuda:  # one kernel; on a CPU this would convert the whole batch first
@@ -101,9 +101,17 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
     _set_patch_dropout(trunk, config.image.patch_dropout)
     if config.image.lora_rank:
         add_adapters(trunk, config.image, "model.image")
-    return Tower(
-        trunk, projection, prepare=NormalizePixels(spec, convolves=convolves(trunk)), cache_mb=config.frozen_cache_mb
-    ), spec
+    prepare = NormalizePixels(spec, channels_last=_faster_channels_last(trunk))
+    return Tower(trunk, projection, prepare=prepare, cache_mb=config.frozen_cache_mb), spec
+
+
+def _faster_channels_last(trunk: nn.Module) -> bool:
+    """Whether a trunk takes less time on a CPU in fp32 if its pixels are channels-last, and is as exact.
+
+    Convolutions take two thirds of the time then (tests/benchmarks/RESULTS.md); in bf16 they do not. The mean and
+    variance of torch's batch norms have six times the error.
+    """
+    return convolves(trunk) and not any(isinstance(module, _BatchNorm) for module in trunk.modules())
 
 
 def _set_patch_dropout(trunk: Any, share: float | None) -> None:
