@@ -34,7 +34,6 @@ class WandbRun(Tracker):
         clean_logs(folder)
         os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # W&B stages tables and the report here
         self._wandb = wandb_package()
-        self._wandb.setup(self._wandb.Settings(silent=True))
         self._run = self._wandb.init(
             project=run.config.project,
             name=run.folder.name,

@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import import_module
@@ -67,18 +68,22 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 
 
 def wandb_package() -> Any:
-    """Import and return the package wandb, with its error reports switched off.
+    """Import and return the package wandb, set up, with its error reports switched off.
 
-    These reports would use the network even offline, and wait 10 s at exit.
+    These reports would use the network even offline, and wait 10 s at exit. A file wandb/settings of the working
+    folder is not read, because it could name another server, to which W&B would then send the API key.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    return import_module("wandb")
+    wandb = import_module("wandb")
+    with chdir("/"):
+        wandb.setup(wandb.Settings(silent=True))
+    return wandb
 
 
 def server() -> str:
     """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote."""
     wanted = os.environ.get("WANDB_BASE_URL")
-    return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
+    return wanted or wandb_package().setup().settings.base_url
 
 
 def _has_key() -> bool:
