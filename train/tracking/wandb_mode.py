@@ -68,13 +68,21 @@ def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str
 
 
 def wandb_package() -> Any:
-    """Import and return the package wandb, set up, with its error reports switched off.
+    """Import and return the package wandb, with its error reports switched off.
 
-    These reports would use the network even offline, and wait 10 s at exit. A file wandb/settings of the working
-    folder is not read, because it could name another server, to which W&B would then send the API key.
+    These reports would use the network even offline, and wait 10 s at exit.
     """
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    wandb = import_module("wandb")
+    return import_module("wandb")
+
+
+def set_up_wandb() -> Any:
+    """Return the package wandb after its set-up, in which it reads its settings.
+
+    A file wandb/settings of the working folder is not among them, because it could name another server, to which W&B
+    would then send the API key.
+    """
+    wandb = wandb_package()
     with chdir("/"):
         wandb.setup(wandb.Settings(silent=True))
     return wandb
@@ -83,7 +91,7 @@ def wandb_package() -> Any:
 def server() -> str:
     """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote."""
     wanted = os.environ.get("WANDB_BASE_URL")
-    return wanted or wandb_package().setup().settings.base_url
+    return wanted or set_up_wandb().setup().settings.base_url
 
 
 def _has_key() -> bool:
