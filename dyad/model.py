@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import whole_folder, writable, write_json
+from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Captions, Items, Pictures
@@ -39,15 +38,25 @@ from dyad.eval.run.load_run import LoadedModel
 from dyad.eval.run.main import with_command
 from dyad.eval.run.suite import build_evaluators, check_suite
 from dyad.eval.search import index as search
+from dyad.eval.search.index_spec import Spec
+from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
+from dyad.inputs import (
+    PassageLike,
+    count_of,
+    embeddings_of,
+    is_picture,
+    listed,
+    passages_of,
+    picture_files,
+    pictures_of,
+    queries_of,
+    texts_of,
+)
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.run.components import build_data
 from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel, representation
-
-PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
-VECTORS, ITEMS = "embeddings.npy", "items.json"
 
 
 class Hit(NamedTuple):
@@ -66,13 +75,19 @@ class Index:
     """Embeddings of n items, prepared for search; `Model.index` makes it, and `Model.search` reads it.
 
     items: what a Hit shows, n JSON values. embeddings: float32 (n, D). model: digest of the model that embedded them.
-    spec: a FAISS index; "Flat" is exact.
+    spec: a FAISS index; "Flat" is exact. Raises ConfigError for embeddings that are not n rows of finite numbers.
     """
 
     items: Sequence[Any]
     embeddings: np.ndarray
     model: str
     spec: str = "Flat"
+
+    def __post_init__(self) -> None:
+        try:
+            check_embeddings(self.embeddings, len(self.items))
+        except ValueError as error:
+            raise ConfigError(f"index: {error}") from error
 
     def __repr__(self) -> str:
         count, width = self.embeddings.shape
@@ -87,22 +102,15 @@ class Index:
         """Write the index into the new folder `folder`, as embeddings.npy and items.json, without pickle. Raises
         HardwareError if the folder exists and is not empty, or cannot be written.
         """
-        path = Path(folder).absolute()
-        with writable(path), whole_folder(path) as temporary:
-            np.save(temporary / VECTORS, self.embeddings, allow_pickle=False)
-            write_json(temporary / ITEMS, {"model": self.model, "spec": self.spec, "items": list(self.items)})
+        save_index(Path(folder).absolute(), self.items, self.embeddings, self.model, self.spec)
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Index:
-        """Read an index that `save` wrote. Raises DataError if it is damaged or missing."""
+        """Read an index that `save` wrote, perhaps for somebody else. Raises DataError if it is damaged or missing."""
         try:
-            saved = json.loads((Path(folder) / ITEMS).read_bytes())
-            embeddings = np.load(Path(folder) / VECTORS, allow_pickle=False)
-            if (embeddings.ndim, embeddings.dtype, len(embeddings)) != (2, np.float32, len(saved["items"])):
-                raise ValueError(f"embeddings {embeddings.shape} for {len(saved['items'])} items")
-            return cls(saved["items"], embeddings, str(saved["model"]), str(saved["spec"]))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{folder} is no index of ours, or damaged: {error}") from error
+            return cls(*load_index(Path(folder)))
+        except (OSError, ValueError, TypeError, ConfigError) as error:
+            raise DataError(f"{folder!s:.200} is no index of ours, or damaged: {first_line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -113,9 +121,10 @@ class Model:
     loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
 
     Pictures are paths, bytes of files, PIL pictures, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
-    are texts, pairs (title, text), or mappings with "text" and perhaps "title". normalize: whether embeddings get
-    length 1; None: if the model compares by cosine. Methods raise ConfigError for an empty list and for what this model
-    does not embed, DataError for a picture that cannot be read.
+    are texts, pairs (title, text), or mappings with "text" and perhaps "title". As in sentence-transformers, a list of
+    n is embedded as (n, D), and one that is no list as (D,): "a frog" is one text. normalize: whether embeddings get
+    length 1; None: if the model compares by cosine. Methods raise ConfigError for an empty list, for what is no text,
+    picture or passage, and for what this model does not embed, DataError for a picture that cannot be read.
     """
 
     loaded: LoadedModel
@@ -129,30 +138,41 @@ class Model:
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
-    def encode_image(self, images: Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n pictures as float32 (n, D)."""
-        return self._encode("x", self._given(images), normalize)
+    def encode_image(self, images: Picture | Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n pictures as float32 (n, D), or one as (D,)."""
+        rows = self._encode("x", self._given(pictures_of(images)), normalize)
+        return rows[0] if is_picture(images) else rows
 
-    def encode_text(self, texts: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n texts as float32 (n, D)."""
+    def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n texts as float32 (n, D), or one as (D,)."""
         if not isinstance(self.loaded.model, ImageTextModel):
             raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
-        return self._encode("y", Captions(texts, self.tokenize), normalize)
+        rows = self._encode("y", Captions(texts_of(texts), self.tokenize), normalize)
+        return rows[0] if isinstance(texts, str) else rows
 
-    def encode_question(self, questions: Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
-        inputs = self._texts([Question("", text) for text in questions], self.config.data.question)
-        return self._encode("x", inputs, normalize)
+    def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n questions as float32 (n, D), or one as (D,), with the prefix and the length of the model."""
+        given = [Question("", text) for text in texts_of(questions, "questions")]
+        rows = self._encode("x", self._texts(given, self.config.data.question), normalize)
+        return rows[0] if isinstance(questions, str) else rows
 
-    def encode_passage(self, passages: Sequence[PassageLike], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
-        inputs = self._texts([_as_passage(passage) for passage in passages], self.config.data.passage)
-        return encode_corpus(self._encoder(inputs, normalize), "y", inputs, None, log=lambda line: None)
+    def encode_passage(
+        self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
+    ) -> np.ndarray:
+        """Embed n passages as float32 (n, D), or one, a str or a mapping, as (D,), with the prefix, the length and the
+        use of titles of the model."""
+        inputs = self._texts(passages_of(passages), self.config.data.passage)
+        rows = encode_corpus(self._encoder(normalize), "y", inputs, None, log=lambda line: None)
+        return rows[0] if isinstance(passages, str | Mapping) else rows
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
-        the model compares by those. Divided by `temperature`, plus `bias`, they are the logits of training.
+        the model compares by those. Divided by `temperature`, plus `bias`, they are the logits of training. One
+        embedding (D,) counts as (1, D). Raises ConfigError for embeddings of two widths.
         """
+        x, y = embeddings_of(x, "x"), embeddings_of(y, "y")
+        if x.shape[1] != y.shape[1]:
+            raise ConfigError(f"x has embeddings of width {x.shape[1]}, y of {y.shape[1]}: they must be equal")
         if self.encoder.cosine:
             x, y = (e / np.maximum(np.linalg.norm(e, axis=-1, keepdims=True), 1e-12) for e in (x, y))
         return x @ y.T
@@ -163,9 +183,12 @@ class Model:
         """Embed pictures or passages for search.
 
         items: pictures or passages in a list; or, by path, a folder of pictures, shards, or a corpus by id (.jsonl,
-        .tsv, a BEIR folder). spec: a FAISS index and its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact.
+        .tsv, a BEIR folder). Of a folder of pictures, links that lead out of it are left out. spec: a FAISS index and
+        its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. Raises ConfigError for another spec.
         """
-        path, given = (str(items), []) if isinstance(items, str | PathLike) else (None, list(items))
+        Spec.parsed(spec)
+        path = str(items) if isinstance(items, str | PathLike) else None
+        given = listed(items, "items") if path is None else []
         if isinstance(self.loaded.model, TextPairModel):
             if path is not None:
                 corpus = open_corpus(path, "items")
@@ -174,7 +197,7 @@ class Model:
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
         if path is not None:
-            given = sorted(p for p in Path(path).rglob("*") if p.suffix.lower() in SUFFIXES)
+            given = picture_files(Path(path))
         if path is not None and not given:
             pictures = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
             keys = [pictures.key(i) for i in range(len(pictures))]
@@ -189,17 +212,20 @@ class Model:
     def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
         """Return the k best items of an index, best first; for a list of queries, a list of such results.
 
-        query: a text, which is a question for a model of those, or a picture, of which a path must be a Path. Raises
-        ConfigError for an index of another model.
+        query: a text, which is a question for a model of those, or a picture, of which a path must be a Path. k: at
+        least 1. Raises ConfigError for an index of another model.
         """
+        k = count_of(k)
+        queries, are_texts = queries_of(query)
         if index.model != self.identity:
             raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
-        queries = query if isinstance(query, list) else [query]
         of_texts = self.encode_text if isinstance(self.loaded.model, ImageTextModel) else self.encode_question
-        embeddings = (of_texts if isinstance(queries[0], str) else self.encode_image)(queries)
+        embeddings = (of_texts if are_texts else self.encode_image)(queries)
+        if embeddings.shape[1] != index.embeddings.shape[1]:
+            raise ConfigError(f"the index has width {index.embeddings.shape[1]}, this model {embeddings.shape[1]}")
         found = index.faiss.search(embeddings, k)
         hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
-        return hits if queries is query else hits[0]
+        return hits if isinstance(query, list) else hits[0]
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 
@@ -251,18 +277,12 @@ class Model:
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
     def _encode(self, side: Literal["x", "y"], items: Items, normalize: bool | None) -> np.ndarray:
-        return self._encoder(items, normalize)(side, items)
-
-    def _encoder(self, items: Items, normalize: bool | None) -> Encoder:
         if not len(items):
-            raise ConfigError("nothing to embed: the list is empty")
+            raise ConfigError("nothing to embed: no sample is there")
+        return self._encoder(normalize)(side, items)
+
+    def _encoder(self, normalize: bool | None) -> Encoder:
         return self.encoder if normalize is None else replace(self.encoder, cosine=normalize)
-
-
-def _as_passage(given: PassageLike) -> Passage:
-    if isinstance(given, str):
-        return Passage(given)
-    return Passage(given[1], given[0]) if isinstance(given, tuple) else Passage(given["text"], given.get("title", ""))
 
 
 def load(name: str, device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0) -> Model:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 OLDEST, NEWEST = (3, 11), (3, 13)  # requires-python of pyproject.toml
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 IN_CHECKOUT = os.path.exists(os.path.join(ROOT, "launch", "setup.sh"))
+OURS = {ROOT, os.path.dirname(os.path.realpath(os.__file__))}  # and Python's own: modules are looked for there
 
 
 def start(module: str) -> None:
@@ -20,6 +21,7 @@ def start(module: str) -> None:
         text = f"Dyad needs Python {oldest} to {newest}; {sys.executable} is {found}. {_advice()}"
         print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
+    leave_working_folder()
     from dyad.data.base.errors import ConfigError, run
 
     def main() -> None:
@@ -32,6 +34,24 @@ def start(module: str) -> None:
             raise ConfigError(f"{sys.executable} has no package {package!r}. {_advice()}") from error
 
     run(main)
+
+
+def leave_working_folder() -> None:
+    """Take the working folder off the path of modules, of this interpreter and of all that it or a library starts.
+
+    It may hold a stranger's data, and a file torch.py beside them would run in place of torch. `python -m` and an empty
+    entry of PYTHONPATH put it there. The checkout stays, as `python -m train` needs it.
+    """
+    os.environ["PYTHONSAFEPATH"] = "1"
+    sys.path[:] = filter(_is_safe, sys.path)
+    if "PYTHONPATH" in os.environ:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(_is_safe, os.environ["PYTHONPATH"].split(os.pathsep)))
+
+
+def _is_safe(folder: str) -> bool:
+    """Whether modules of a folder of the path may be imported: it is not the working folder, or it is one of ours."""
+    real = os.path.realpath(folder)
+    return real in OURS or (folder != "" and real != os.path.realpath(os.curdir))
 
 
 def _advice() -> str:

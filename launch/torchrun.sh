@@ -69,6 +69,7 @@ train() { # prepares, and becomes torchrun's agent
     : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
     DYAD_CORES=$(env -u OMP_NUM_THREADS nproc) # of all processes; each may be bound to those beside its GPU
     export OMP_NUM_THREADS DYAD_CORES DYAD_AGENT=$BASHPID # see data/base/child_processes.py
+    export PYTHONSAFEPATH=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} # modules come from here, whatever folder is entered
     kill -0 $$ 2>/dev/null || exit # this script was killed meanwhile
     # A scheduler signals every process of a job. torchrun would die of SIGUSR1, and kills its trainers 30 s after SIGTERM:
     # it never gets either, see stop. Trainers hear signals as soon as they can answer, see train/distributed/signals.py.

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -93,6 +94,37 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     if replace:
         _sync_names(path.parent)  # before the old folder goes: a power cut must leave one of the two
         remove(old)
+
+
+def open_foreign(path: Path, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
+    """Open a file of somebody else for reading: a regular file of at most `largest` bytes, which lies in `folder` after
+    symbolic links are resolved. None: any size, anywhere.
+
+    A pipe would wait for a writer and a device may never end, so the file is opened without waiting, and then looked at
+    by its descriptor. Raises OSError, which names the path, for what cannot be opened, is no regular file or lies
+    elsewhere, ValueError for a file that is too large.
+    """
+    if folder is not None and not leads_inside(path, folder):
+        raise OSError(errno.EPERM, "a link leads out of the folder", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        if largest is not None and found.st_size > largest:
+            raise ValueError(f"more than {largest:,} bytes")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def leads_inside(file: Path, folder: Path) -> bool:
+    """Whether `file` lies in `folder` after symbolic links are resolved. In the cache of the Hugging Face hub a folder
+    below `snapshots` has links to the folder `blobs` beside it, which count as inside."""
+    root, leads_to = (Path(os.path.realpath(path)) for path in (folder, file))  # of a circle of links: the link
+    blobs = (each.parent / "blobs" for each in (root, *root.parents) if each.name == "snapshots")
+    return any(leads_to.is_relative_to(allowed) for allowed in (root, *blobs))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

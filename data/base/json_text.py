@@ -12,6 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dyad.data.base.files import open_foreign
+
 MOST = 1 << 19  # commas and opening brackets outside texts
 DEEPEST = 100  # lists and objects inside each other
 LARGEST = 1 << 26  # bytes of a file
@@ -19,14 +21,13 @@ SEPARATORS = ",[{"
 TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so that matching takes linear time
 
 
-def read_json(path: Path, largest: int = LARGEST, most: int = MOST) -> Any:
-    """Parse a JSON file of at most `largest` bytes and return its value. Raises OSError when the file cannot be read.
-    Raises ValueError when it is too large, is not JSON, has more than `most` commas and opening brackets outside
-    strings, or is nested more than DEEPEST times."""
-    with path.open("rb") as file:
-        if (size := os.fstat(file.fileno()).st_size) > largest:
-            raise ValueError(f"more than {largest:,} bytes")
-        content = file.read(size)  # read(largest) would allocate so many bytes
+def read_json(path: Path, largest: int = LARGEST, most: int = MOST, folder: Path | None = None) -> Any:
+    """Parse a JSON file of at most `largest` bytes that lies in `folder` (None: anywhere) and return its value.
+
+    Raises OSError when the file cannot be read, as `open_foreign` does. Raises ValueError when it is too large, is
+    not JSON, has more than `most` commas and opening brackets outside strings, or is nested more than DEEPEST times."""
+    with open_foreign(path, largest, folder) as file:
+        content = file.read(os.fstat(file.fileno()).st_size)  # read(largest) would allocate so many bytes
     return parse_json(content, most)
 
 

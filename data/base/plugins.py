@@ -68,10 +68,11 @@ def _import(name: str) -> ModuleType:
     if path is not None and not path.is_file():
         raise ConfigError(f"{PLUGINS}=[{name}]: no such file")
     folder, module = (Path.cwd(), name) if path is None else (path.parent, path.stem)
-    if str(folder) not in sys.path:  # at the end: no file of the folder hides a package that others import
-        sys.path.append(str(folder))
     root = folder
     try:
+        # At the end: no file of the folder hides a package that others import. Not at all for an installed module
+        if str(folder) not in sys.path and (path is not None or find_spec(module.partition(".")[0]) is None):
+            sys.path.append(str(folder))
         if (spec := find_spec(module.partition(".")[0])) is None:
             raise ConfigError("no such module in the working folder, in PYTHONPATH or installed")
         root = Path(spec.origin or folder / module).absolute().parent

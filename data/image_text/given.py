@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 
 from dyad.data.base.errors import DataError
+from dyad.data.base.files import open_foreign
 from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_batch, to_rgb
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 
 # A path, the bytes of a file, a PIL picture, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
 Picture: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
@@ -42,15 +42,18 @@ def pixels(picture: Picture, max_pixels: int) -> Tensor:
         return decode(picture, max_pixels)
     if isinstance(picture, str | PathLike):
         try:
-            return decode(Path(picture).read_bytes(), max_pixels)
-        except (OSError, DataError) as error:
+            with open_foreign(Path(picture), MAX_BYTES[PICTURES[0]]) as file:
+                return decode(file.read(), max_pixels)
+        except (OSError, ValueError, DataError) as error:
             raise DataError(f"{picture}: {error}") from error
     if isinstance(picture, Tensor):
         found = picture.cpu()
+    elif not isinstance(picture, np.ndarray | Image):
+        raise DataError(f"a picture must be a path, the bytes of a file, a PIL picture or pixels, not {picture!r:.50}")
     else:
         array = np.array(picture if isinstance(picture, np.ndarray) else to_rgb(picture))
         found = torch.from_numpy(array).movedim(-1, 0)
-    if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3:
+    if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3 or not found.numel():
         form = f"{found.dtype} {tuple(found.shape)}"
         raise DataError(f"a picture must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")
     return found

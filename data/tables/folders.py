@@ -9,6 +9,7 @@ from pathlib import Path
 from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError
+from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
@@ -140,11 +141,8 @@ def _stem(file: Path) -> str:
 
 def refuse_link(file: Path, folder: Path) -> None:
     """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
-    no file from outside the folder may get into a shard. In the cache of the Hugging Face hub a folder below
-    `snapshots` has links to the folder `blobs` beside it."""
-    root, leads_to = folder.resolve(), file.resolve()
-    blobs = (each.parent / "blobs" for each in (root, *root.parents) if each.name == "snapshots")
-    if not any(leads_to.is_relative_to(allowed) for allowed in (root, *blobs)):
+    no file from outside the folder may get into a shard."""
+    if not leads_inside(file, folder):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.files import open_foreign
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.pictures import read_header
@@ -193,12 +194,10 @@ def content(path: Path, limit: int) -> bytes:
     """Read a file and return its bytes. Raises BadRow when it is missing, not a regular file, or larger than `limit`
     bytes."""
     try:
-        if not path.exists():
-            raise BadRow("missing file", str(path))
-        if not path.is_file():  # reading a pipe could block
-            raise BadRow("unreadable file", f"{path} is no file")
-        with path.open("rb") as file:
+        with open_foreign(path) as file:
             data = file.read(limit + 1)
+    except FileNotFoundError:
+        raise BadRow("missing file", str(path)) from None
     except (OSError, ValueError) as error:
         raise BadRow("unreadable file", f"{path} ({error})") from None
     if len(data) > limit:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -53,6 +54,8 @@ def open_table(path: str) -> Table:
     """Open the table in the file (or URL) `path`. Raises ConfigError for a file that is no table, DataError for one
     that cannot be read."""
     columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
+    if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
+        raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
     folder = None if "://" in path else os.path.dirname(path)
     queries = [_queries_beside(path)] if columns is TRIPLES else []
     return Table(path, columns, rows, folder, lambda: [path, *queries])

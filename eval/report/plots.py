@@ -8,7 +8,7 @@ import io
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from itertools import pairwise
 from typing import Any
 from xml.sax.saxutils import quoteattr
@@ -16,11 +16,13 @@ from zlib import crc32
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from dyad.eval.report.curves import Chart, Series
+
+with chdir("/"):  # Matplotlib takes settings from a file matplotlibrc of the working folder, which a stranger may own
+    from matplotlib import rc_context
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 INK, SOFT, GRID, ON_FULL = "#010101", "#020202", "#030303", "#040404"
 # Blue, vermilion and green of Okabe and Ito, which colour-blind people can discern

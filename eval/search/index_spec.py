@@ -6,6 +6,10 @@
     HNSW32;efSearch=128       a graph with 32 neighbours per vector; a query follows 128 candidates
 
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
+
+A specification may come with a stranger's index. FAISS ends the interpreter for some texts, such as many brackets, and
+allocates what a number says. So a text is first held against FACTORY, a part of FAISS's grammar without brackets, and
+its numbers against LIMITS.
 """
 
 import re
@@ -18,6 +22,20 @@ from typing import Any
 from dyad.data.base.errors import ConfigError
 
 EXACT = "Flat"
+CODE = r"Flat|PQ\d+(?:x\d+)?(?:fs)?(?:np)?|SQ(?:4|6|8|fp16|bf16)"
+FACTORY = re.compile(
+    rf"""(?:(?:PCAR?|PCAWR?|RR)\d+,|OPQ\d+(?:_\d+)?,|ITQ\d*,|L2norm,){{0,2}}  # turns vectors or shortens them
+    (?:IVF\d+(?:_HNSW\d+)?,(?:{CODE})|HNSW\d+(?:,Flat|_PQ\d+|,SQ8|_SQ8)?|NSG\d+(?:,Flat)?|{CODE})
+    (?:,RFlat|,Refine\((?:Flat|SQ8|SQfp16)\))?""",
+    re.VERBOSE | re.ASCII,
+)
+LIMITS = {"IVF": 1 << 20, "HNSW": 512, "NSG": 512, "x": 12}  # number after a name; 12 bits: 4,096 vectors in a codebook
+LARGEST = 1 << 12  # any other number: a width, bytes of a vector
+LONGEST = 200  # characters
+OPTIONS = {  # the largest value of each
+    **{"nprobe": 1 << 20, "quantizer_nprobe": 1 << 20, "max_codes": 1 << 40, "ht": 1 << 16, "k_factor_rf": 1000},
+    **{"efSearch": 1 << 16, "quantizer_efSearch": 1 << 16, "efConstruction": 1 << 12},
+}
 EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;efSearch=128"'
 
 
@@ -42,12 +60,23 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        factory, *options = (part.strip() for part in text.split(";"))
+        """Parse a specification. Raises ConfigError for what is outside the grammar and the limits of this file."""
+        shown = f"index '{text:.{LONGEST}}'"
+        factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
+        if len(text) > LONGEST or not FACTORY.fullmatch(factory):
+            raise ConfigError(f"{shown}: no index that we take of FAISS. Examples: {EXAMPLES}")
+        for name, number in re.findall(r"([A-Za-z_]+)(\d+)", factory):
+            if int(number) > (most := LIMITS.get(name.strip("_"), LARGEST)):
+                raise ConfigError(f"{shown}: {name}{number} is more than {most}. Examples: {EXAMPLES}")
         try:
             pairs = [option.split("=") for option in options if option]
-            return Spec(text, factory, {name.strip(): float(value) for name, value in pairs})
+            values = {name.strip(): float(value) for name, value in pairs}
         except ValueError:
-            raise ConfigError(f"index '{text}': options are name=number. Examples: {EXAMPLES}") from None
+            raise ConfigError(f"{shown}: options are name=number. Examples: {EXAMPLES}") from None
+        for name, value in values.items():
+            if name in OPTIONS and not 0 <= value <= OPTIONS[name]:
+                raise ConfigError(f"{shown}: {name} must be 0 to {OPTIONS[name]}. Examples: {EXAMPLES}")
+        return Spec(text, factory, values)
 
     def built(self, faiss: ModuleType, width: int) -> Any:
         """Build the untrained FAISS index that this specification describes, for vectors of the given width, with its

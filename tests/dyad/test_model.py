@@ -146,6 +146,16 @@ def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
     assert model.preprocess(file).shape == (3, 64, 64) and model.preprocess(file).dtype == torch.uint8
 
 
+def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, pictures: Path) -> None:
+    """As in sentence-transformers: never the letters of a text."""
+    model, of_texts, file = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu"), pictures / "3.webp"
+    cases: list[tuple[Any, Any]] = [(model.encode_text, "a frog"), (model.encode_image, file)]
+    cases += [(of_texts.encode_question, "a frog"), (of_texts.encode_passage, {"text": "a frog"})]
+    for embed, one in cases:
+        assert embed(one).ndim == 1 and np.array_equal(embed(one), embed([one])[0])
+    assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
+
+
 def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, tmp_path: Path) -> None:
     model, of_texts = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu")
     (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
@@ -160,6 +170,11 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, t
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
+        (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
+        (dyad.ConfigError, "width 3", lambda: model.similarity(np.ones((1, 3)), np.ones((1, 2)))),
+        (dyad.ConfigError, "k=0", lambda: model.search(model.index(pictures), "a", k=0)),
+        (dyad.ConfigError, "'LSH'", lambda: model.index(pictures, spec="LSH")),
+        (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
     ]
     for kind, named, mistake in mistakes:
         with raises(kind, named) as caught:

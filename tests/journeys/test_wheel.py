@@ -5,11 +5,12 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from helpers.shadow import imported, write_large_shards, write_shadows
 
 ROOT = Path(__file__).parents[2]
 EMOJI = ROOT / "data/samples/emoji"
@@ -42,12 +43,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def strangers(tmp_path: Path) -> Path:
-    """A folder with modules that have the names of our folders and end the process when they are imported."""
-    for path in ("train.py", "configs.py", "data/__init__.py", "eval/__init__.py"):
-        (tmp_path / "own" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "own" / path).write_text("raise SystemExit('a module of the stranger')\n")
-    return tmp_path / "own"
+def strangers(tmp_path: Path) -> Iterator[Path]:
+    """A folder of modules with the names of ours, of dependencies and of Python's own; none of them is imported."""
+    write_shadows(folder := tmp_path / "own")
+    yield folder
+    assert imported(folder) == []
 
 
 def run(environment: Path, folder: Path, *command: str) -> str:
@@ -60,8 +60,8 @@ def run(environment: Path, folder: Path, *command: str) -> str:
 
 def test_the_package_is_imported_beside_modules_of_the_same_names(environment: Path, strangers: Path) -> None:
     code = "import dyad.train.losses, dyad.data.config, dyad.eval.config; print(dyad.__file__)"
-    imported = run(environment, strangers, "python", "-c", code).strip()
-    assert imported.startswith(str(environment)) and Path(imported).with_name("py.typed").exists()
+    found = run(environment, strangers, "python", "-P", "-c", code).strip()
+    assert found.startswith(str(environment)) and Path(found).with_name("py.typed").exists()
     for command in ("train", "data", "eval", "mine", "report", "export", "doctor"):
         assert command in run(environment, strangers, "dyad")
         assert len(run(environment, strangers, "dyad", command, "--help").splitlines()) > 3
@@ -69,13 +69,15 @@ def test_the_package_is_imported_beside_modules_of_the_same_names(environment: P
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_a_run_is_trained_examined_and_reported(environment: Path, strangers: Path, processes: int) -> None:
-    """Of trainers that torchrun starts, the first folder of the path is that of the stranger."""
-    shards = {"data.train": EMOJI / "fxemoji-trained.tar", "data.val": EMOJI / "twemoji-unseen.tar", "eval.suite": "[]"}
+    """By every command in an interpreter of its own, with a pool, loaders, the doctor's processes and torchrun."""
+    write_large_shards(strangers)
+    run(environment, strangers, "dyad", "data", "index", ".")
+    shards = {"data.train": strangers, "data.val": EMOJI / "twemoji-unseen.tar", "eval.suite": "[]"}
     preset = ["experiment=emoji_scratch", "debug=smoke", "steps=2", "global_batch_size=32", "run.name=preset"]
-    preset += [f"{key}={value}" for key, value in shards.items()]
+    preset += [f"{key}={value}" for key, value in shards.items()] + ["data.workers=1"]
     assert "steps of 32 pairs" in run(environment, strangers, "dyad", "doctor", *preset)
-    torchrun = ("python", "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "-m", "dyad", "train")
-    run(environment, strangers, *torchrun, *preset)
+    torchrun = ("python", "-P", "-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--no-python")
+    run(environment, strangers, *torchrun, str(environment / "bin/dyad"), "train", *preset)
     (folder,) = (path.parent for path in strangers.rglob("metrics.jsonl"))
     page = (folder / "report.html").read_text()
     run(environment, strangers, "dyad", "report", f"run={folder}")

@@ -31,8 +31,12 @@ class CommandLine:
     def runs(self) -> list[list[str]]:
         """Return one list of key=value arguments for each run of the command line: several for a sweep (-m), else one.
 
-        Raises ConfigError for an invalid sweep.
+        Raises ConfigError for an invalid sweep, and with --cfg runs for a value of several lines.
         """
+        for word in self.words if self.show == "runs" else ():
+            if len(f"{word}.".splitlines()) > 1:  # each line of the output is a run
+                key = word.partition("=")[0]
+                raise ConfigError(f"{key}: --cfg runs cannot show a value of several lines. Put it in a recipe")
         if not self.sweep:
             return [self.words]
         return [list(words) for words in itertools.product(*map(_swept, self.words))]

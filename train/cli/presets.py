@@ -14,6 +14,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import leads_inside
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import flat, read_yaml
 
@@ -38,12 +39,14 @@ def groups(recipe: Path | None = None) -> dict[str, list[str]]:
 def recipe_of(words: Sequence[str]) -> Path | None:
     """Return the recipe file that an argument experiment=PATH.yaml names, None without one.
 
-    Raises ConfigError if there is no such file.
+    Raises ConfigError if there is no such file, or it is a link to another folder.
     """
     values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
     path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
     if path is not None and not path.is_file():
         raise ConfigError(f"experiment={path}: no such file. Paths are relative to the working folder, {Path.cwd()}")
+    if path is not None:
+        _refuse_link(path)
     return path
 
 
@@ -55,9 +58,10 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
     files += [CONFIG_DIR / f"model/{word.partition('=')[2]}.yaml" for word in words if word.startswith("model=")]
     files += [recipe, *(path for _, path in _chosen_beside(recipe, words))] if recipe else []
     for path in filter(Path.is_file, files):
+        tree = _checked(path)
         package = PACKAGE.match(path.read_text(encoding="utf-8"))
         is_whole = path == recipe or path.parent.name == "local" or (package and package[1] == "_global_")
-        keys |= {*flat(_checked(path), "" if is_whole else f"{path.parent.name}.")} - {"defaults"}
+        keys |= {*flat(tree, "" if is_whole else f"{path.parent.name}.")} - {"defaults"}
     return keys - {*groups()}
 
 
@@ -103,6 +107,7 @@ def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]
 
 
 def _checked(path: Path) -> dict[str, Any]:
+    _refuse_link(path)
     tree = read_yaml(path)
     try:
         refuse_resolvers(tree)
@@ -111,3 +116,10 @@ def _checked(path: Path) -> dict[str, Any]:
     if "hydra" in str(tree.get("defaults", "")):
         raise ConfigError(f"{path}: defaults cannot name Hydra's own groups")
     return tree
+
+
+def _refuse_link(path: Path) -> None:
+    """Raise ConfigError for a recipe or a preset that is a link to a file elsewhere. It may be private, and messages
+    about its keys would show them."""
+    if CONFIG_DIR not in path.parents and not leads_inside(path, path.parent):
+        raise ConfigError(f"{path} is a link that leads out of its folder: copy what it leads to (cp -L)")

@@ -23,6 +23,7 @@ from dyad.train.distributed.signals import STARTUP_SIGNALS
 from dyad.train.distributed.world import World, abort_group, init_world, shutdown
 
 # Seconds to wait for other ranks to register. A broken collective fails on all ranks at about the same time.
+CLOSING_SECONDS = 0.2  # a process that dies closes its connections one after the other, that of the store perhaps last
 REGISTER_SECONDS = 2.0
 # Seconds in which a process leaves its groups after an error; NCCL may take longer, and the error is printed only then.
 SHUTDOWN_SECONDS = 5.0
@@ -142,6 +143,8 @@ def _exchange_reports(world: World, cause: Cause | None = None) -> RankReports:
     def exchange() -> None:
         with suppress(RuntimeError, ValueError, OSError):  # the store is gone: `registered` stays empty
             try:
+                if cause is None:
+                    time.sleep(CLOSING_SECONDS)
                 store = ReportStore(CONNECT_SECONDS)
                 store.raise_alarm(cause)
             finally:

@@ -8,6 +8,7 @@ the n-th group of the job.
 
 import json
 import os
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -49,6 +50,10 @@ class ReportStore(PrefixStore):
 
     def __init__(self, seconds: float) -> None:
         host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=seconds)
+        try:  # first by a socket of our own: torch tells of a store that is gone on 20 lines of C++
+            socket.create_connection((host, port), timeout=seconds).close()
+        except OSError as error:
+            raise RuntimeError(f"no store at {host}:{port}: {error}") from error
         store = dist.TCPStore(host, port, timeout=limit, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
         # torchrun keeps one store over its restarts: keys of an earlier attempt must not be read
         super().__init__(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)

@@ -1,7 +1,7 @@
 """Check that processes can form a torch.distributed process group, and how fast they add up a tensor.
 
-`python -m dyad.train.doctor.group BACKEND COUNT` starts COUNT processes, each of which prints the result on one line.
-Under torchrun the processes are torchrun's, on all machines.
+`main`, called in a fresh interpreter, starts the processes, each of which prints the result on one line. Under torchrun
+the processes are torchrun's, on all machines.
 """
 
 import os
@@ -32,7 +32,9 @@ class ProcessGroup:
 
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
-        command, output = [sys.executable, "-m", "dyad.train.doctor.group", backend, str(count)], subprocess.PIPE
+        # Not by -m, which would look for modules in the working folder, where a stranger's data may lie
+        code = f"import sys; sys.path[:] = {sys.path}; import {__name__} as group; group.main({backend!r}, {count})"
+        command, output = [sys.executable, "-P", "-c", code], subprocess.PIPE
         # a torchrun around this process has a store of its own, to which torch 2.8 would connect
         own = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_USE_AGENT_STORE"}
         self._process = subprocess.Popen(
@@ -155,7 +157,3 @@ def agree(backend: str, rank: int, count: int, address: str, local_rank: int) ->
         return str(error).splitlines()[0]
     speed = 2 * (count - 1) / count * BYTES[backend] / seconds / 1e9
     return f"{AGREED} {speed:.3g}" if int(number) == count else f"{int(number)} instead of {count}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -60,6 +60,9 @@ def main() -> None:
     """Run the command: read the options, load the run, export it, and print how to load the export."""
     command = command_options(ExportCommand, "python -m train.export", PURPOSE, EXAMPLES, lambda: NOTES)
 
+    if command.push:
+        check_repository(command.push)
+
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
     from dyad.eval.run.load_run import find_run, load_run
@@ -81,6 +84,20 @@ def main() -> None:
     print(library.snippet(out, source))
     if command.push:
         print(f"\nUploaded to {pushed(out, command.push, not command.public, f'{name}, step {trained.step}')}")
+
+
+def check_repository(name: str) -> None:
+    """Raise ConfigError unless `name` is what the Hub takes as ORG/NAME. It is known before minutes of export."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        if "/" not in name:
+            raise HFValidationError("the organisation or user is missing")
+    except HFValidationError as error:
+        raise ConfigError(
+            f"push={name}: must be ORG/NAME, as the Hub names repositories: {first_line(error)}"
+        ) from error
 
 
 def pushed(folder: Path, repository: str, private: bool, message: str) -> str:

@@ -19,7 +19,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import write_bytes
+from dyad.data.base.files import open_foreign, write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.base.untrusted_paths import file_inside
@@ -172,9 +172,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises ConfigError when it cannot be read, is larger than LARGEST or nested too deep, or has no keys.
     """
     try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"more than {LARGEST:,} bytes")
-        text = path.read_text(encoding="utf-8")
+        with open_foreign(path, LARGEST) as file:
+            text = file.read().decode()
         _check_nesting(text)
         tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
         OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written

@@ -19,7 +19,7 @@ from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
 from dyad.train.tracking.progress import WHEN, Record, RecordPosition, position
-from dyad.train.tracking.wandb_mode import PROBE, answers, server, wandb_mode, wandb_package
+from dyad.train.tracking.wandb_mode import PROBE, answers, server, set_up_wandb, wandb_mode
 
 START, FINISH = 10.0, 12.0  # seconds that W&B itself waits for its server
 AXIS = "trainer/global_step"
@@ -33,8 +33,7 @@ class WandbRun(Tracker):
         folder = self._folder = run.folder / "wandb"
         clean_logs(folder)
         os.environ["WANDB_DATA_DIR"] = str(folder.resolve())  # W&B stages tables and the report here
-        self._wandb = wandb_package()
-        self._wandb.setup(self._wandb.Settings(silent=True))
+        self._wandb = set_up_wandb()
         self._run = self._wandb.init(
             project=run.config.project,
             name=run.folder.name,

@@ -6,6 +6,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import chdir
 from dataclasses import replace
 from http.client import HTTPException
 from importlib import import_module
@@ -75,10 +76,22 @@ def wandb_package() -> Any:
     return import_module("wandb")
 
 
+def set_up_wandb() -> Any:
+    """Return the package wandb after its set-up, in which it reads its settings.
+
+    A file wandb/settings of the working folder is not among them, because it could name another server, to which W&B
+    would then send the API key.
+    """
+    wandb = wandb_package()
+    with chdir("/"):
+        wandb.setup(wandb.Settings(silent=True))
+    return wandb
+
+
 def server() -> str:
     """Return the address of the W&B server, from WANDB_BASE_URL or the settings that `wandb login --host` wrote."""
     wanted = os.environ.get("WANDB_BASE_URL")
-    return wanted or wandb_package().setup(wandb_package().Settings(silent=True)).settings.base_url
+    return wanted or set_up_wandb().setup().settings.base_url
 
 
 def _has_key() -> bool:

@@ -41,6 +41,7 @@ from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables import prepare
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.data.tables.readers import open_table
 
 ROWS = [(row["anchor"], (row["positive"],), (row["negative"], row["negative_1"])) for row in TEXTS]
 BY_FOLDER = [(data, f"a photo of a {LABELS[i % 2].replace('_', ' ')}") for i, (data, _) in enumerate(PICTURES)]
@@ -286,3 +287,15 @@ def test_json_lines_of_texts_are_read_in_place(tmp_path: Path) -> None:
 
 def test_templates_take_the_names_of_classes() -> None:
     assert BY_FOLDER[0][1] == "a photo of a red thing" and TEMPLATE == "a photo of a {}"
+
+
+def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Otherwise the last one would win, without a word."""
+    (tmp_path / "two.csv").write_text("image,caption,caption\na.png,one,two\n")
+    twice = pa.table([pa.array(["a.png"]), pa.array(["one"]), pa.array(["two"])], names=["image", "caption", "caption"])
+    pq.write_table(twice, tmp_path / "two.parquet")
+    for path in tmp_path.iterdir():
+        with raises(DataError, path, "'caption'"):
+            open_table(str(path))
+    (tmp_path / "unnamed.csv").write_text("image,caption,,\na.png,one,,\n")  # commas at the end of each line
+    assert open_table(str(tmp_path / "unnamed.csv")).head()[0]["caption"] == "one"

@@ -132,3 +132,29 @@ def test_launchers_of_hydra_are_answered_with_a_command(recipe: Path) -> None:
     with raises(ConfigError, "optim.lr=1e-3,1e-4", "launch/slurm.sbatch"):
         read_line(line)
     assert read_line(["hydra/launcher=basic", *line[1:]]).sweep
+
+
+def test_a_recipe_that_leads_elsewhere_shows_nothing_of_it(
+    recipe: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    private = tmp_path_factory.mktemp("private")
+    (private / "file").write_text("secret_key: 'canary'\ndefaults: []\n")
+    for path in (recipe, recipe.parent / "model/tiny.yaml"):
+        kept = path.read_text()
+        path.unlink()
+        path.symlink_to(private / "file")
+        with raises(ConfigError, path) as caught:
+            compose_config([f"experiment={recipe}"])
+        assert "canary" not in str(caught.value) and "secret_key" not in str(caught.value)
+        path.unlink()
+        path.write_text(kept)
+    linked = tmp_path / "linked.yaml"
+    linked.symlink_to("mine.yaml")
+    assert compose_config([f"experiment={linked}"]).steps == 5
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\rb", "a\n", "a\u2028b"])
+def test_a_run_is_shown_on_one_line_or_not(value: str) -> None:
+    words = ["-m", "experiment=emoji_scratch", "seed=1,2", f'tracking.project="{value}"', "--cfg", "runs"]
+    with raises(ConfigError, "tracking.project"):
+        check_arguments(words)

@@ -341,7 +341,7 @@ def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
 def test_each_process_of_a_group_writes_its_line_at_once() -> None:
     """They share a pipe: two writes per line mix the lines. A datagram socket keeps the writes apart."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    command = [sys.executable, "-m", "dyad.train.doctor.group", "gloo", "2"]
+    command = [sys.executable, "-c", "from dyad.train.doctor import group; group.main('gloo', 2)"]
     with here, there:
         subprocess.run(
             command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True

@@ -8,12 +8,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.export.main import pushed
+from dyad.train.export.main import check_repository, pushed
 
 TOKEN = "hf_of_nobody_but_this_test"
 
@@ -100,3 +100,10 @@ def test_without_a_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
         with raises(ConfigError, "push=me/model"):
             pushed(folder, "me/model", private=True, message="x")
+
+
+def test_what_is_no_repository_is_known_before_the_export() -> None:
+    check_repository("me/model-1.0")
+    for name in ("../../x", "a b/c", "me", "me/", "/x", "a/b/c", "me/x--y", ""):
+        with raises(ConfigError, f"push={name}", "ORG/NAME"):
+            check_repository(name)

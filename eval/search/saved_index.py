@@ -1,0 +1,79 @@
+"""An index in a folder: embeddings.npy and items.json, without pickle.
+
+The folder may be a stranger's: sizes are compared with those of the files before memory is taken, and values are
+checked before they are used.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import psutil
+
+from dyad.data.base.files import open_foreign, whole_folder, writable, write_json
+from dyad.data.base.json_text import LARGEST, MOST, read_json
+from dyad.eval.search.index_spec import Spec
+
+VECTORS, ITEMS = "embeddings.npy", "items.json"
+PER_ITEM = 16  # commas and opening brackets of an item, such as a passage
+PART = 1 << 16  # rows that are looked through at a time
+
+
+def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model: str, spec: str) -> None:
+    """Write an index into the new folder `folder`. Raises HardwareError if the folder exists and is not empty, or
+    cannot be written."""
+    with writable(folder), whole_folder(folder) as temporary:
+        np.save(temporary / VECTORS, embeddings, allow_pickle=False)
+        write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})
+
+
+def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
+    """Read the items, the embeddings, the digest of the model and the specification that `save_index` wrote.
+
+    Raises OSError for files that are missing, lead out of the folder or are no files, ValueError or ConfigError for
+    what is damaged or larger than memory.
+    """
+    memory = psutil.virtual_memory().total
+    with open_foreign(folder / VECTORS, memory, folder) as file:
+        rows, width = _shape(file)
+        largest = max(LARGEST, memory // 16)
+        saved = read_json(folder / ITEMS, largest, MOST + PER_ITEM * rows, folder)
+        if not isinstance(saved, dict) or not {"items", "model", "spec"} <= saved.keys():
+            raise ValueError(f"{ITEMS} has no items, model and spec")
+        items, model, spec = saved["items"], saved["model"], saved["spec"]
+        if not isinstance(items, list) or not {*map(type, items)} <= {str, int, list, dict}:
+            raise ValueError(f"items of {ITEMS} must be a list of texts, whole numbers, or passages")
+        if not isinstance(model, str) or not isinstance(spec, str):
+            raise ValueError(f"model and spec of {ITEMS} must be texts")
+        Spec.parsed(spec)
+        if len(items) != rows:
+            raise ValueError(f"{rows} embeddings for {len(items)} items")
+        embeddings = np.fromfile(file, np.dtype("<f4"), rows * width).reshape(rows, width)
+    return items, embeddings, model, spec
+
+
+def check_embeddings(embeddings: np.ndarray, items: int) -> None:
+    """Raise ValueError unless the embeddings are a matrix of finite floats with a row for each of the items."""
+    if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or 0 in embeddings.shape:
+        raise ValueError(f"embeddings must be floats (n, D), not {embeddings.dtype} {embeddings.shape}")
+    if len(embeddings) != items:
+        raise ValueError(f"{len(embeddings)} embeddings for {items} items")
+    if not all(np.isfinite(embeddings[row : row + PART]).all() for row in range(0, len(embeddings), PART)):
+        raise ValueError("embeddings hold values that are not finite")
+
+
+def _shape(file: BinaryIO) -> tuple[int, int]:
+    """Read the header of a .npy file; return the rows and the width of its matrix of float32, for which the file has
+    exactly the bytes. The file is then at its first value."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    left = os.fstat(file.fileno()).st_size - file.tell()
+    if len(shape) != 2 or fortran or dtype != np.float32 or not dtype.isnative:
+        raise ValueError(f"{VECTORS} is {dtype} {shape}, no float32 (n, D)")
+    rows, width = shape
+    if min(rows, width) < 1 or 4 * rows * width != left:
+        raise ValueError(f"{VECTORS} has {left:,} bytes for {rows} × {width} numbers")
+    return rows, width

@@ -1,0 +1,101 @@
+"""Odd inputs of the Python API are refused in one line, by the error that the docstrings name. With a model:
+test_model.py."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.messages import raises
+from PIL import Image
+
+import dyad
+from dyad import inputs
+from dyad.data.image_text.given import pixels
+from dyad.data.question_passage.passages import Passage
+
+TEXTS: dict[str, Any] = {"None": None, "7": 7, "bytes": b"x", "generator": iter(["a"]), "set": {"a"}, "empty": []}
+TEXTS |= {"a number in it": ["a", 7], "bytes in it": [b"x"], "None in it": ["x", None], "array": np.zeros(3)}
+TEXTS |= {"empty array": np.array([], str), "no axis": np.array("a"), "a list in it": [["a"]]}
+
+
+@pytest.mark.parametrize("given", TEXTS.values(), ids=TEXTS)
+def test_what_is_no_text(given: Any) -> None:
+    with raises(dyad.ConfigError, "questions"):
+        inputs.texts_of(given, "questions")
+
+
+def test_what_is_a_text() -> None:
+    assert inputs.texts_of("a frog") == ["a frog"]
+    for given in (("a", "b"), ["a", "b"], np.array(["a", "b"])):
+        assert inputs.texts_of(given) == ["a", "b"]
+
+
+@pytest.mark.parametrize("given", [None, [None], [("a", "b", "c")], [("a", 7)], [{"title": "a"}], [{"text": 7}], []])
+def test_what_is_no_passage(given: Any) -> None:
+    with raises(dyad.ConfigError, "passages"):
+        inputs.passages_of(given)
+
+
+def test_what_is_a_passage() -> None:
+    assert inputs.passages_of("a") == inputs.passages_of({"text": "a"}) == [Passage("a")]
+    assert inputs.passages_of([("t", "a"), "a", {"text": "b", "id": 7}]) == [
+        Passage("a", "t"),
+        Passage("a"),
+        Passage("b"),
+    ]
+
+
+def test_one_picture_and_several() -> None:
+    one = [np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8), Image.new("RGB", (2, 2)), "a.png", Path("a.png"), b"x"]
+    assert all(inputs.pictures_of(each)[0] is each for each in one)
+    assert len(inputs.pictures_of(np.zeros((4, 8, 8, 3), np.uint8))) == 4
+    for given in (None, 7, [], {"a.png"}):
+        with raises(dyad.ConfigError, "pictures"):
+            inputs.pictures_of(given)
+
+
+@pytest.mark.parametrize("given", [None, 7, np.zeros((0, 0, 3), np.uint8), np.zeros((8, 8, 4), np.uint8), "/dev/zero"])
+def test_what_is_no_picture(given: Any) -> None:
+    with raises(dyad.DataError):
+        pixels(given, 1000)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.5, None, True, "3", float("nan")])
+def test_what_is_no_number_of_results(k: Any) -> None:
+    with raises(dyad.ConfigError, f"k={k!r}"):
+        inputs.count_of(k)
+
+
+def test_queries_are_of_one_kind() -> None:
+    assert inputs.queries_of("a") == (["a"], True) and inputs.queries_of([Path("a")]) == ([Path("a")], False)
+    assert inputs.count_of(np.int64(3)) == 3
+    with raises(dyad.ConfigError):
+        inputs.queries_of(["a", Path("b.png")])
+    with raises(dyad.ConfigError, "queries"):
+        inputs.queries_of([])
+
+
+@pytest.mark.parametrize("given", [None, [[1.0]], np.zeros((2, 2, 2)), np.array(["a"]), np.float32(1)])
+def test_what_are_no_embeddings(given: Any) -> None:
+    with raises(dyad.ConfigError, "x"):
+        inputs.embeddings_of(given, "x")
+
+
+@pytest.mark.parametrize(
+    "rows", [np.full((2, 3), np.nan), np.zeros((3, 3)), np.zeros((2, 0)), np.zeros(2), np.zeros((2, 3), int)]
+)
+def test_an_index_has_finite_numbers_for_each_item(rows: np.ndarray) -> None:
+    with raises(dyad.ConfigError, "index"):
+        dyad.Index(["a", "b"], rows, "digest")
+
+
+def test_of_a_folder_no_link_leads_out_and_no_device_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "c.png").mkdir(parents=True)
+    (folder / "a.png").touch()
+    (tmp_path / "secret.png").touch()
+    for name, target in {"out": "../secret.png", "zero": "/dev/zero", "in": "a.png", "circle": "circle.png"}.items():
+        (folder / f"{name}.png").symlink_to(target)
+    assert inputs.picture_files(folder) == [folder / "a.png", folder / "in.png"]
