@@ -35,7 +35,8 @@ def passages_of(given: Any) -> list[Passage]:
 def pictures_of(given: Any) -> list[Any]:
     """Return the list of pictures; one picture becomes a list of it. Raises ConfigError for an empty list and for what
     is neither. What a list holds is checked when it is read."""
-    return [given] if is_picture(given) else listed(given, "pictures")
+    pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
+    return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "pictures")
 
 
 def listed(given: Any, what: str) -> list[Any]:
@@ -45,12 +46,6 @@ def listed(given: Any, what: str) -> list[Any]:
     if not getattr(given, "ndim", 1) or not len(given):
         raise ConfigError(f"nothing to embed: the list of {what} is empty")
     return list(given)
-
-
-def is_picture(given: Any) -> bool:
-    """Whether `given` is one picture, or the path of one, and no list of pictures."""
-    pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
-    return pixels or isinstance(given, str | PathLike | bytes | Image)
 
 
 def queries_of(given: Any) -> tuple[list[Any], bool]:

@@ -8,7 +8,7 @@ bit on the same device with the same `block`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -44,7 +44,6 @@ from dyad.inputs import (
     PassageLike,
     count_of,
     embeddings_of,
-    is_picture,
     listed,
     passages_of,
     picture_files,
@@ -121,9 +120,9 @@ class Model:
     loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
 
     Pictures are paths, bytes of files, PIL pictures, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
-    are texts, pairs (title, text), or mappings with "text" and perhaps "title". As in sentence-transformers, a list of
-    n is embedded as (n, D), and one that is no list as (D,): "a frog" is one text. normalize: whether embeddings get
-    length 1; None: if the model compares by cosine. Methods raise ConfigError for an empty list, for what is no text,
+    are texts, pairs (title, text), or mappings with "text" and perhaps "title". One that is no list counts as a list of
+    it: "a frog" is one text, embedded as (1, D). normalize: whether embeddings get length 1; None: if the model
+    compares by cosine. Methods raise ConfigError for an empty list, for what is no text,
     picture or passage, and for what this model does not embed, DataError for a picture that cannot be read.
     """
 
@@ -139,31 +138,26 @@ class Model:
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
     def encode_image(self, images: Picture | Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n pictures as float32 (n, D), or one as (D,)."""
-        rows = self._encode("x", self._given(pictures_of(images)), normalize)
-        return rows[0] if is_picture(images) else rows
+        """Embed n pictures as float32 (n, D)."""
+        return self._encode("x", self._given(pictures_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n texts as float32 (n, D), or one as (D,)."""
+        """Embed n texts as float32 (n, D)."""
         if not isinstance(self.loaded.model, ImageTextModel):
             raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
-        rows = self._encode("y", Captions(texts_of(texts), self.tokenize), normalize)
-        return rows[0] if isinstance(texts, str) else rows
+        return self._encode("y", Captions(texts_of(texts), self.tokenize), normalize)
 
     def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n questions as float32 (n, D), or one as (D,), with the prefix and the length of the model."""
+        """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
         given = [Question("", text) for text in texts_of(questions, "questions")]
-        rows = self._encode("x", self._texts(given, self.config.data.question), normalize)
-        return rows[0] if isinstance(questions, str) else rows
+        return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
     def encode_passage(
         self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
     ) -> np.ndarray:
-        """Embed n passages as float32 (n, D), or one, a str or a mapping, as (D,), with the prefix, the length and the
-        use of titles of the model."""
+        """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
         inputs = self._texts(passages_of(passages), self.config.data.passage)
-        rows = encode_corpus(self._encoder(normalize), "y", inputs, None, log=lambda line: None)
-        return rows[0] if isinstance(passages, str | Mapping) else rows
+        return encode_corpus(self._encoder(normalize), "y", inputs, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
