@@ -40,10 +40,10 @@ Method = Callable[[Tensor, Tensor], object]  # one forward and backward
 
 @dataclass(frozen=True)
 class Family:
-    """Several ways to one loss, and how often a tile of scores is computed (forward, and again in backward)."""
+    """Several ways to one loss, and how many columns it has for each row of the batch."""
 
     methods: dict[str, Callable[[], Method]]
-    score_matmuls: int
+    columns: int = 1
 
 
 def ours(name: str, **options: Any) -> Callable[[], Method]:
@@ -133,12 +133,11 @@ FAMILIES = {
             "ClipLoss": clip_loss,
             "MNRL": ranking_loss,
             "CachedMNRL": cached_ranking_loss,
-        },
-        2,
+        }
     ),
-    "sigmoid": Family({"ours": ours("siglip"), "SigLipLoss": siglip_loss}, 1),
-    "negatives": Family({"ours": ours_with_negatives, "dense": dense_with_negatives}, 1),
-    "robust": Family({"ours": ours("coce", temperature=TAU), "dense": dense_coce}, 1),
+    "sigmoid": Family({"ours": ours("siglip"), "SigLipLoss": siglip_loss}),
+    "negatives": Family({"ours": ours_with_negatives, "dense": dense_with_negatives}, columns=2),
+    "robust": Family({"ours": ours("coce", temperature=TAU), "dense": dense_coce}),
 }
 
 
@@ -149,19 +148,17 @@ def embeddings(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
 
 
-def tile_matmuls(size: int, score_matmuls: int) -> Callable[[], None]:
-    """The flops that the scores and the two gradients need, and nothing else, tile by tile."""
-    x, y = (torch.randn(size, D) for _ in range(2))
-    dx, dy, a = torch.zeros_like(x), torch.zeros_like(y), torch.empty(TILE, TILE)
-    strips = [slice(start, start + TILE) for start in range(0, size, TILE)]
+def tile_matmuls(rows: int, columns: int) -> Callable[[], None]:
+    """The flops that scores, computed once, and the two gradients need, and nothing else, tile by tile."""
+    x, y = (torch.randn(size, D) for size in (rows, columns))
+    dx, dy, a = torch.zeros_like(x), torch.zeros_like(y), torch.empty(min(rows, TILE), min(columns, TILE))
 
     def run() -> None:
-        for rows in strips:
-            for columns in strips:
-                for _ in range(score_matmuls):
-                    torch.mm(x[rows], y[columns].T, out=a)
-                dx[rows].addmm_(a, y[columns], beta=0)
-                dy[columns].addmm_(a.T, x[rows], beta=0)
+        for r in tiles.slices(rows):
+            for c in tiles.slices(columns):
+                torch.mm(x[r], y[c].T, out=a)
+                dx[r].addmm_(a, y[c], beta=0)
+                dy[c].addmm_(a.T, x[r], beta=0)
 
     return run
 
@@ -175,7 +172,7 @@ def cpu_seconds(run: Callable[[], object]) -> float:
 def times(family: Family, size: int, turns: int, dtype: torch.dtype) -> dict[str, float]:
     """Median CPU seconds of a forward and backward per method, and of the bare matmuls in float32."""
     x, y = embeddings(size, dtype)
-    runs: dict[str, Callable[[], object]] = {"matmuls": tile_matmuls(size, family.score_matmuls)}
+    runs: dict[str, Callable[[], object]] = {"matmuls": tile_matmuls(size, family.columns * size)}
     for name, build in family.methods.items():
         runs[name] = partial(build(), x, y)
     measured: dict[str, list[float]] = {name: [] for name in runs}
@@ -191,7 +188,9 @@ def times(family: Family, size: int, turns: int, dtype: torch.dtype) -> dict[str
 def peak_megabytes(*arguments: str) -> float:
     """Measured in a process of its own, so that nothing earlier has left memory to reuse."""
     command = [sys.executable, "-m", "tests.benchmarks.loss", *arguments]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return float(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    )  # wandb may speak first
 
 
 def print_peak(method: Method, size: int, dtype: torch.dtype) -> None:
@@ -213,7 +212,7 @@ def _status(key: str) -> int:
 def table(name: str, sizes: list[int], only: list[str] | None, dtype: torch.dtype) -> None:
     family = FAMILIES[name]
     family = replace(family, methods={m: build for m, build in family.methods.items() if not only or m in only})
-    print(f"| B | method | CPU s | ours / it | share of the {4 + 2 * family.score_matmuls}B²D floor | peak MB |")
+    print("| B | method | CPU s | ours / it | share of the 6·B·M·D floor | peak MB |")
     print("|---|---|---|---|---|---|")
     for size in sizes:
         seconds = times(family, size, 7 if size <= 1024 else 5 if size <= 4096 else 1, dtype)

@@ -241,7 +241,9 @@ class KL(RowOCE):
     metric = "weights_kl"
 
     def conjugate(self, u: Tensor) -> Tensor:
-        return u.clamp(max=STEEPEST).expm1() + math.exp(STEEPEST) * F.relu(u - STEEPEST)
+        at = u.detach().clamp(max=STEEPEST)
+        value = at.expm1()
+        return value + (value + 1) * (u - at)  # the tangent at the point itself: its backward is one product
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
         # one pass: the running maximum top, and Σ e and Σ e log e of e = exp((ℓ − top)/τ)
