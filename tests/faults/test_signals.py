@@ -20,12 +20,18 @@ Tiny = Callable[[dict[str, Any]], list[str]]
 LISTENING, CONNECTED = "0A", "01"
 
 
-def test_asked_while_it_waits_for_the_others(jobs: Jobs) -> None:
-    job = jobs.start(2, {}, coming=[0])
-    job.until(lambda: has_socket(job.ranks()[0], LISTENING), "the wait")
-    job.signal(SIGTERM)
-    outcome = job.ends(within=25)
-    assert outcome.codes == [75] and not outcome.orphans, outcome
+def test_asked_while_it_waits_for_the_others(jobs: Jobs, tmp_path: Path) -> None:
+    """By a scheduler, or by torchrun because the other was killed, which has left no exit code."""
+    of_all = tmp_path / "code"
+    of_all.touch()
+    waiting = {75: jobs.start(2, {}, coming=[0]), 4: jobs.start(9, {}, coming=[0], DYAD_EXIT_CODE=str(of_all))}
+    for job in waiting.values():
+        job.until(lambda job=job: has_socket(job.ranks()[0], LISTENING), "the wait")
+        job.signal(SIGTERM)
+    for code, job in waiting.items():
+        outcome = job.ends(within=25)
+        assert outcome.codes == [code] and not outcome.orphans, outcome
+    assert of_all.read_text() == "4"
 
 
 def catches(pid: int, number: Signals) -> bool:

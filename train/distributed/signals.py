@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
 from typing import Any, NoReturn
@@ -153,7 +154,20 @@ class StartupStop:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:
                 pass
         if number and not over.wait(GRACE_SECONDS):
-            leave_now(ExitCode.REQUEUE)
+            leave_now(ExitCode.HARDWARE if _sibling_was_killed() else ExitCode.REQUEUE)
+
+
+def _sibling_was_killed() -> bool:
+    """Whether a trainer of this machine, started by launch/torchrun.sh, ended without an exit code: it was killed.
+
+    torchrun then asks the others to stop, as a scheduler would; but to run the command again may not help.
+    """
+    try:
+        code = Path(os.environ["DYAD_EXIT_CODE"]).read_text()
+        alive = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()
+        return not code and len(alive) < int(os.environ["LOCAL_WORLD_SIZE"])
+    except (OSError, KeyError):
+        return False
 
 
 STARTUP = StartupStop()
