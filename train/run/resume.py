@@ -22,10 +22,12 @@ from dyad.data.base.files import writable
 from dyad.data.shards import manifest
 from dyad.eval.run.load_run import read_config
 from dyad.train.config import TrainConfig
+from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.components import Parts
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.digests import once_a_machine
 from dyad.train.run_folder.folder import check_run, run_of
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
@@ -94,6 +96,21 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     if resume or config.init_from is None:
         return ResumeSource(resume)
     return ResumeSource(weights=checkpoint.locate(Path(config.init_from), print))
+
+
+def verify_source(source: ResumeSource, world: World) -> None:
+    """Verify the checkpoint of `source` once on each machine, so that `restore_parts` need not on each rank.
+
+    Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
+    """
+
+    def verify() -> None:
+        if source.resume:
+            checkpoint.verify(source.resume)
+        elif source.weights:
+            checkpoint.verify(source.weights, checkpoint.OF_WEIGHTS)
+
+    once_a_machine(world, verify)
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:

@@ -46,7 +46,7 @@ from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
-from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts
+from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts, verify_source
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import (
     STEP_FILES,
@@ -101,6 +101,7 @@ def train_run(world: World, config: TrainConfig) -> None:
     with ExitStack() as stack:
         # Where the run begins
         source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
+        verify_source(source, world)
         restored = raise_on_all(world, lambda: restore_parts(source, parts, config))
         run = TrainingRun(config, world, folder, parts, source, restored)
         plan = run.plan

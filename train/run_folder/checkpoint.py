@@ -27,7 +27,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -43,6 +43,7 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.digests import digest_of
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 from dyad.train.run_folder.parts import PARTS, Part, collect, parts_folder
 from dyad.train.run_folder.tensor_files import SavedTensors, save_tensors
@@ -52,6 +53,7 @@ MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
 OPTIONAL = (MEMORY, AVERAGE, TARGET)
 FILES = (MODEL, OPTIMIZER, *OPTIONAL, STATE)
+OF_WEIGHTS = (MODEL, AVERAGE)
 SCALARS = "optimizer_scalars"  # key of state.json
 # entries of an optimiser's groups that follow from the configuration
 OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
@@ -284,7 +286,7 @@ def load_weights(folder: Path) -> SavedTensors:
     With optim.ema those that train are their moving average. Raises DataError naming the damaged file, ConfigError
     for another format version.
     """
-    with _verified(folder, MODEL, AVERAGE):
+    with _verified(folder, *OF_WEIGHTS):
         return _tensors(folder, MODEL) | _tensors(folder, AVERAGE)
 
 
@@ -327,7 +329,7 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
             raise DataError(f"{path} is missing")
         if path.stat().st_size != expected.get("bytes"):
             raise DataError(f"{path} has {path.stat().st_size} bytes, not {expected.get('bytes')}")
-        if sha256_of(path) != expected.get("sha256"):
+        if digest_of(path) != expected.get("sha256"):
             raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
 
 
@@ -365,25 +367,28 @@ def _listed(folder: Path) -> dict[str, Any]:
 def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
     """Write the files of a checkpoint that this rank has; return the manifest's entries of them."""
     number, count, _ = state.part or (0, 1, "")
-    names = []
-    for name, tensors in state.tensors.items():
-        cut = {key: own.start for key, tensor in tensors.items() if (own := _rows(state, key, tensor)) is not None}
-        own = {key: tensor for key, tensor in tensors.items() if key in cut or number == 0}
-        if not own and number:
-            continue
-        names.append(name if state.part is None else f"{Path(name).stem}-{number + 1:05}-of-{count:05}.safetensors")
-        save_tensors(folder / names[-1], own, cut)
-    if number == 0:
-        (folder / STATE).write_text(json.dumps({"step": state.step, **state.facts, SCALARS: state.scalars}, indent=1))
-        names.append(STATE)
+    entries: dict[str, dict[str, Any]] = {}
 
-    def described(name: str) -> dict[str, Any]:
-        path = folder / name
-        sync(path)
-        return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    def written(name: str, sha256: str) -> None:
+        entries[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256}
+        synced.append(pool.submit(sync, folder / name))
 
-    with ThreadPoolExecutor() as pool:  # hashing one file overlaps with waiting for the disk to take another
-        return dict(zip(names, pool.map(described, names), strict=True))
+    synced: list[Future[None]] = []
+    with ThreadPoolExecutor() as pool:  # writing one file overlaps with waiting for the disk to take another
+        for name, tensors in state.tensors.items():
+            cut = {key: own.start for key, tensor in tensors.items() if (own := _rows(state, key, tensor)) is not None}
+            own = {key: tensor for key, tensor in tensors.items() if key in cut or number == 0}
+            if not own and number:
+                continue
+            file = name if state.part is None else f"{Path(name).stem}-{number + 1:05}-of-{count:05}.safetensors"
+            written(file, save_tensors(folder / file, own, cut))
+        if number == 0:
+            facts = {"step": state.step, **state.facts, SCALARS: state.scalars}
+            (folder / STATE).write_text(json.dumps(facts, indent=1))
+            written(STATE, sha256_of(folder / STATE))
+    for done in synced:
+        done.result()
+    return entries
 
 
 def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:

@@ -21,7 +21,7 @@ from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.tasks.linear_probe import ROUGH, TOLERANCE, fit, held_out, linear_probe, logits
+from dyad.eval.tasks.linear_probe import ROUGH, fit, held_out, linear_probe, logits
 from dyad.eval.tasks.probe import Probe
 from dyad.eval.tasks.prompts import read_probe
 from dyad.train.distributed.world import World
@@ -103,7 +103,7 @@ def test_probabilities_are_scikit_learns(classes: int, c: float) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(3.0, np.linspace(0.5, 2, 20), (300, 20)).astype(np.float32)  # not centred, of several scales
     target = (x[:, :classes] - 3 + rng.gumbel(size=(300, classes))).argmax(axis=1)
-    z = logits(x, fit(x, target, c, torch.device("cpu"), TOLERANCE))
+    z = logits(x, fit(x, target, c, torch.device("cpu"), 1e-8))
     found = np.exp(z - z.max(axis=1, keepdims=True))
     expected = reference(C=c, **EXACT).fit(x.astype(np.float64), target)
     np.testing.assert_allclose(
