@@ -96,9 +96,21 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
         remove(old)
 
 
-def open_foreign(path: Path, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
-    """Open a file of somebody else for reading: a regular file of at most `largest` bytes, which lies in `folder` after
-    symbolic links are resolved. None: any size, anywhere.
+def open_foreign(path: Path | str, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
+    """Open a file of somebody else for reading. Arguments and errors as of `foreign_descriptor`."""
+    return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
+
+
+def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
+    """Return the path of a file of somebody else, for a library that opens it itself, after a look at the file.
+    Arguments and errors as of `foreign_descriptor`."""
+    os.close(foreign_descriptor(path, largest, folder))
+    return str(path)
+
+
+def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Path | None = None) -> int:
+    """Open a file of somebody else for reading, and return its descriptor: a regular file of at most `largest` bytes,
+    which lies in `folder` after symbolic links are resolved. None: any size, anywhere.
 
     A pipe would wait for a writer and a device may never end, so the file is opened without waiting, and then looked at
     by its descriptor. Raises OSError, which names the path, for what cannot be opened, is no regular file or lies
@@ -110,16 +122,16 @@ def open_foreign(path: Path, largest: int | None = None, folder: Path | None = N
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if largest is not None and found.st_size > largest:
             raise ValueError(f"more than {largest:,} bytes")
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def leads_inside(file: Path, folder: Path) -> bool:
+def leads_inside(file: Path | str, folder: Path) -> bool:
     """Whether `file` lies in `folder` after symbolic links are resolved. In the cache of the Hugging Face hub a folder
     below `snapshots` has links to the folder `blobs` beside it, which count as inside."""
     root, leads_to = (Path(os.path.realpath(path)) for path in (folder, file))  # of a circle of links: the link
@@ -156,7 +168,7 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
     newline, which a killed process leaves, is not reported.
     """
     damaged: list[int] = []
-    with path.open("rb") as file:
+    with open_foreign(path) as file:
         for number, line in enumerate(file, 1):
             record = None
             with suppress(ValueError, RecursionError):

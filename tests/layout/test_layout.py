@@ -51,7 +51,7 @@ train/export train/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 6480, "train": 13180, "eval": 4700, "dyad": 377}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 6509, "train": 13180, "eval": 4704, "dyad": 377}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/calibration.py | Calibration
@@ -133,7 +133,8 @@ def test_our_packages_have_one_name(path: Path) -> None:
 
 
 def test_losses_import_only_torch_and_their_configuration() -> None:
-    allowed = ("dyad.train.losses", "dyad.data.base.errors", "dyad.data.config", "dyad.data.batch")
+    allowed = ("dyad.train.losses", "dyad.data.base.errors", "dyad.data.base.arrays")
+    allowed += ("dyad.data.config", "dyad.data.batch")
     for path in (ROOT / "train/losses").rglob("*.py"):
         ours = {module for module in imported(path) if module.startswith("dyad.")}
         assert all(module.startswith(allowed) for module in ours), (path, ours)

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import checked_path
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
     WRAPPERS,
@@ -179,7 +180,7 @@ def _weights_of(name: str) -> tuple[torch.dtype, bool]:
     first = "model.safetensors" if index is None else min(read_json(index)["weight_map"].values())
     if (path := file_of(name, first, fetch=True)) is None:
         return torch.float32, False
-    with safe_open(path, "pt") as opened:
+    with safe_open(checked_path(path), "pt") as opened:
         kinds = {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
     prefixed = any(re.match(WRAPPERS, key) for key in kinds)
     return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join({*kinds.values()}), torch.float32), prefixed
