@@ -108,7 +108,7 @@ def encode_corpus(
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.open(ids, stack, log or print_line)) * size
+            first = from_rank_0(world, lambda: store.opened(ids, stack, log or print_line)) * size
         if first < len(items):
             on_rank_0 = log if world.rank == 0 else lambda line: None
             on_progress = stack.enter_context(progress(f"Encode {side}", len(items), first, on_rank_0))
@@ -228,7 +228,7 @@ class _Folder:
     settings: dict[str, Any]
     world: World
 
-    def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
+    def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
         """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (parts that
         are saved one by one) are already on disk.
 
