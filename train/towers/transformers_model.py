@@ -21,6 +21,7 @@ from dyad.data.base.files import checked_path
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
     WRAPPERS,
+    check_files,
     check_settings,
     explained,
     file_of,
@@ -154,6 +155,7 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
+    check_files(key, name)
     check_settings(key, file_of(name, "config.json", fetch=True))
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
