@@ -4,10 +4,12 @@ Folders are written atomically too, except at a power cut.
 """
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -18,6 +20,7 @@ from typing import Any, BinaryIO
 from dyad.data.base.errors import HardwareError
 
 NAMED = 8  # damaged lines that a message names
+SETTLED = 60.0  # seconds
 UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file system or rights allow no fsync of it
 
 
@@ -42,7 +45,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
         temporary.unlink(missing_ok=True)  # a symbolic link there would lead the writer elsewhere
-        with temporary.open("xb") as file:
+        with temporary.open("xb") as file, alive(temporary):
             yield file
         sync(temporary)
         os.replace(temporary, path)
@@ -72,14 +75,18 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
     `.NAME.old`; it stays there if the process is killed between the two renames. Without `replace`, OSError is raised
-    when `path` exists and is not empty. A power cut may lose the bytes of files that the block did not sync.
+    when `path` exists and is not empty; always while another process has the temporary folder. A power cut may lose the
+    bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
+    if is_held(temporary):
+        raise OSError(errno.EBUSY, "another process is writing it", str(path))
     remove(temporary)
     try:
         temporary.mkdir(parents=True)
-        yield temporary
+        with alive(temporary):
+            yield temporary
         if replace and path.is_dir():
             remove(old)
             os.replace(path, old)
@@ -94,6 +101,45 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     if replace:
         _sync_names(path.parent)  # before the old folder goes: a power cut must leave one of the two
         remove(old)
+
+
+@contextmanager
+def alive(temporary: Path) -> Iterator[None]:
+    """Context manager that locks a temporary file or folder, so that nobody takes it for one of a dead writer. The lock
+    ends with the process. A file system without locks has none."""
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # of forked processes too, which have the descriptor
+        os.close(descriptor)
+
+
+def is_held(temporary: Path) -> bool | None:
+    """Whether a living process holds a temporary file or folder by `alive`; None where that cannot be known, as on a
+    file system without such locks."""
+    with suppress(OSError):
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def remove_dead(folder: Path, names: str) -> None:
+    """Delete the temporary files and folders that dead writers left in `folder`. names: a glob of their names. Those
+    of the last minute stay, as their writer may be about to lock them, or to rename them."""
+    for left in folder.glob(names):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > SETTLED and is_held(left) is False:
+                remove(left) if left.is_dir() else left.unlink()
 
 
 def open_foreign(path: Path | str, largest: int | None = None, folder: Path | None = None) -> BinaryIO:

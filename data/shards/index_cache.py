@@ -27,7 +27,7 @@ import numpy as np
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import DataError
-from dyad.data.base.files import leads_inside, open_foreign, whole_file
+from dyad.data.base.files import alive, leads_inside, open_foreign, remove_dead, whole_file
 from dyad.data.base.json_text import read_json
 from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
@@ -90,7 +90,8 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # as open to others as the data beside it
-            with temporary.open("xb") as file:
+            remove_dead(folder, f".{'[0-9a-f]' * 16}")
+            with temporary.open("xb") as file, alive(temporary):
                 os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
                 write(file)
                 file.flush()
