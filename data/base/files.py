@@ -4,10 +4,12 @@ Folders are written atomically too, except at a power cut.
 """
 
 import errno
+import fcntl
 import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -18,6 +20,7 @@ from typing import Any, BinaryIO
 from dyad.data.base.errors import HardwareError
 
 NAMED = 8  # damaged lines that a message names
+SETTLED = 60.0  # seconds
 UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file system or rights allow no fsync of it
 
 
@@ -42,7 +45,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
     temporary = temporary or path.with_name(f".{path.name}.partial")
     try:
         temporary.unlink(missing_ok=True)  # a symbolic link there would lead the writer elsewhere
-        with temporary.open("xb") as file:
+        with temporary.open("xb") as file, alive(temporary):
             yield file
         sync(temporary)
         os.replace(temporary, path)
@@ -72,14 +75,18 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
     `.NAME.old`; it stays there if the process is killed between the two renames. Without `replace`, OSError is raised
-    when `path` exists and is not empty. A power cut may lose the bytes of files that the block did not sync.
+    when `path` exists and is not empty; always while another process has the temporary folder. A power cut may lose the
+    bytes of files that the block did not sync.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
+    if is_held(temporary):
+        raise OSError(errno.EBUSY, "another process is writing it", str(path))
     remove(temporary)
     try:
         temporary.mkdir(parents=True)
-        yield temporary
+        with alive(temporary):
+            yield temporary
         if replace and path.is_dir():
             remove(old)
             os.replace(path, old)
@@ -96,9 +103,60 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
         remove(old)
 
 
-def open_foreign(path: Path, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
-    """Open a file of somebody else for reading: a regular file of at most `largest` bytes, which lies in `folder` after
-    symbolic links are resolved. None: any size, anywhere.
+@contextmanager
+def alive(temporary: Path) -> Iterator[None]:
+    """Context manager that locks a temporary file or folder, so that nobody takes it for one of a dead writer. The lock
+    ends with the process. A file system without locks has none."""
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # of forked processes too, which have the descriptor
+        os.close(descriptor)
+
+
+def is_held(temporary: Path) -> bool | None:
+    """Whether a living process holds a temporary file or folder by `alive`; None where that cannot be known, as on a
+    file system without such locks."""
+    with suppress(OSError):
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+    return None
+
+
+def remove_dead(folder: Path, names: str) -> None:
+    """Delete the temporary files and folders that dead writers left in `folder`. names: a glob of their names. Those
+    of the last minute stay, as their writer may be about to lock them, or to rename them."""
+    for left in folder.glob(names):
+        with suppress(OSError):
+            if time.time() - left.lstat().st_mtime > SETTLED and is_held(left) is False:
+                remove(left) if left.is_dir() else left.unlink()
+
+
+def open_foreign(path: Path | str, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
+    """Open a file of somebody else for reading. Arguments and errors as of `foreign_descriptor`."""
+    return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
+
+
+def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
+    """Return the path of a file of somebody else, for a library that opens it itself, after a look at the file.
+    Arguments and errors as of `foreign_descriptor`."""
+    os.close(foreign_descriptor(path, largest, folder))
+    return str(path)
+
+
+def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Path | None = None) -> int:
+    """Open a file of somebody else for reading, and return its descriptor: a regular file of at most `largest` bytes,
+    which lies in `folder` after symbolic links are resolved. None: any size, anywhere.
 
     A pipe would wait for a writer and a device may never end, so the file is opened without waiting, and then looked at
     by its descriptor. Raises OSError, which names the path, for what cannot be opened, is no regular file or lies
@@ -110,16 +168,16 @@ def open_foreign(path: Path, largest: int | None = None, folder: Path | None = N
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if largest is not None and found.st_size > largest:
             raise ValueError(f"more than {largest:,} bytes")
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def leads_inside(file: Path, folder: Path) -> bool:
+def leads_inside(file: Path | str, folder: Path) -> bool:
     """Whether `file` lies in `folder` after symbolic links are resolved. In the cache of the Hugging Face hub a folder
     below `snapshots` has links to the folder `blobs` beside it, which count as inside."""
     root, leads_to = (Path(os.path.realpath(path)) for path in (folder, file))  # of a circle of links: the link
@@ -156,7 +214,7 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
     newline, which a killed process leaves, is not reported.
     """
     damaged: list[int] = []
-    with path.open("rb") as file:
+    with open_foreign(path) as file:
         for number, line in enumerate(file, 1):
             record = None
             with suppress(ValueError, RecursionError):

@@ -2,13 +2,11 @@
 
 import os
 from collections.abc import Sequence
-from io import BufferedReader
 
 from dyad.data.question_passage.judgements import is_qrels, judgements
 from dyad.data.shards.index import scan_stream, stored_index
 from dyad.data.shards.scan_rows import RowScan
-from dyad.data.shards.storage import open_stream, scheme_of
-from dyad.data.shards.text_files import BUFFER
+from dyad.data.shards.storage import open_buffered, scheme_of
 from dyad.data.tables.folders import tables_of
 
 SMALL = 16 << 20  # bytes that are read for a count
@@ -35,7 +33,7 @@ def _count(file: str, columns: Sequence[str]) -> int | None:
         return None
     if tables:
         return sum(1 for table in tables for _ in table.rows())
-    with BufferedReader(open_stream(file), BUFFER) as stream:  # type: ignore[arg-type]
+    with open_buffered(file) as stream:
         scan = scan_stream(stream, file)
     if scan.problems.count:
         return None

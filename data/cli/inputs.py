@@ -10,7 +10,6 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from io import BufferedReader
 from itertools import chain, islice, pairwise
 from typing import Any, TypeVar
 
@@ -27,7 +26,7 @@ from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.scan_tar import PICTURES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, local_path, parse_sources, written_sources
-from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.shards.storage import open_buffered, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
 from dyad.data.tables.pictures import TableOptions, picture_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
@@ -188,7 +187,7 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
     `recognised`."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
-        with BufferedReader(open_stream(file)) as stream:  # type: ignore[arg-type]
+        with open_buffered(file) as stream:
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
         kind = InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
         return kind, f"members {formats.named(sorted(members))}"

@@ -1,6 +1,7 @@
 """Helpers of `python -m data pack` that write: a folder that appears only when complete, shards, counts of skipped
 rows."""
 
+import glob
 import os
 import shlex
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
-from dyad.data.base.files import whole_folder
+from dyad.data.base.files import remove_dead, whole_folder
 from dyad.data.base.progress import print_line
 from dyad.data.cli.options import OnError, PictureTask, ReadOptions, WriteOptions
 from dyad.data.config import CaptionPer, DataConfig
@@ -44,6 +45,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     """
     try:
         beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
+        remove_dead(beside.parent, f".{glob.escape(out.name)}.*.partial")
         with whole_folder(out, beside) as folder:
             yield folder
     except OSError as error:

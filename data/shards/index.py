@@ -14,17 +14,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from io import BufferedReader, RawIOBase
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index_cache import cache_folders, read_cached, write_cached
 from dyad.data.shards.scan_rows import RowScan, scan_array, scan_lines, scan_table
 from dyad.data.shards.scan_tar import MAX_BYTES, Problem, Scan, scan_tar
-from dyad.data.shards.storage import Stat, open_stream, shard_name, stat
+from dyad.data.shards.storage import Stat, open_buffered, shard_name, stat
 from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 2
@@ -105,7 +107,7 @@ class ShardIndex:
         """Memory-map the stored table of the byte offsets of all samples of this shard and return it. Raises DataError
         when the table's file is damaged or missing."""
         try:
-            raw = np.asarray(np.load(self.table_file, mmap_mode="r", allow_pickle=False))
+            raw = np.asarray(map_array(self.table_file, Path(self.table_file).parent))
             end = (self.samples + 1) * ROW.itemsize
             rows, members, keys = np.split(raw, [end, end + self.members * MEMBER.itemsize])
             return OffsetTable(self, rows.view(ROW), members.view(MEMBER), keys)
@@ -180,7 +182,7 @@ def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
 def _scan(path: str, found: Stat) -> ShardIndex:
     """Scan the shard at `path`, store its index and return the index. found: size and time stamp of the shard before
     the scan, stored in the index to notice later changes of the shard. Raises DataError for text that is not UTF-8."""
-    with open_stream(path) as raw:
+    with open_buffered(path) as raw:
         hashing = _Hashing(raw)
         stream = BufferedReader(hashing, BUFFER)
         scan = scan_stream(stream, path)

@@ -25,8 +25,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import DataError
-from dyad.data.base.files import whole_file
+from dyad.data.base.files import alive, leads_inside, open_foreign, remove_dead, whole_file
 from dyad.data.base.json_text import read_json
 from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.shards.storage import scheme_of, sha256_of, shard_name
@@ -61,7 +62,7 @@ def read_cached(path: str, name: str, wanted: dict[str, Any]) -> Iterator[tuple[
         facts, seals = _read(folder / f"{name}.json")
         with suppress(OSError, KeyError, TypeError):  # there is no array
             array = folder / facts["table_file"]
-            if (facts | wanted == facts and array.is_file()) and (
+            if (facts | wanted == facts and array.is_file() and leads_inside(array, folder)) and (
                 _folders_seal(folder, facts) in seals
                 or (_users_seal(facts) in seals and sha256_of(array) == facts["table_sha256"])
             ):
@@ -89,7 +90,8 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 folder.chmod(0o755)  # as open to others as the data beside it
-            with temporary.open("xb") as file:
+            remove_dead(folder, f".{'[0-9a-f]' * 16}")
+            with temporary.open("xb") as file, alive(temporary):
                 os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
                 write(file)
                 file.flush()
@@ -124,7 +126,7 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]]:
     """Read a JSON file of the cache and return its facts and its seals. Both are empty when the file does not exist or
     is no cache entry."""
     try:
-        facts = read_json(path)
+        facts = read_json(path, folder=path.parent)
         return facts, [seal for seal in facts.pop("seals")[:MOST_SEALS] if isinstance(seal, str)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}, []
@@ -140,8 +142,9 @@ def _users_seal(facts: dict[str, Any]) -> str | None:
     """Return the seal which proves that this user wrote a cache entry: an HMAC of `facts`, the entry's JSON
     description, with the user's secret key. It is valid in any folder. Return None when the user has no key."""
     try:
-        key = (_cache() / KEY).read_bytes()
-    except OSError:
+        with open_foreign(_cache() / KEY, KEY_BYTES) as file:
+            key = file.read()
+    except (OSError, ValueError):
         return None
     return hmac.new(key, json.dumps(facts).encode(), "sha256").hexdigest() if len(key) == KEY_BYTES else None
 
@@ -168,7 +171,7 @@ class MemmapArray:
         another type."""
         self.path = path
         try:
-            self.array: Int64s = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+            self.array: Int64s = np.asarray(map_array(path, path.parent))
             if self.array.dtype != np.int64:
                 raise ValueError(f"it holds {self.array.dtype}")
         except (OSError, ValueError) as error:

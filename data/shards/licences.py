@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dyad.data.base.files import open_foreign
 from dyad.data.base.untrusted_paths import file_inside
 from dyad.data.shards.sources import local_path, written_sources
 from dyad.data.shards.storage import scheme_of
@@ -45,7 +46,7 @@ def notices(values: Sequence[str | Path]) -> list[Notice]:
         kind = SUITE_KIND.match(value)
         for source in written_sources(value[kind.end() :] if kind and not os.path.exists(value) else value, "data"):
             for file in _notice_files(source.path):
-                with file.open("rb") as stream:
+                with open_foreign(file) as stream:
                     content = stream.read(LARGEST + 1)
                 text = content[:LARGEST].decode(errors="replace").strip()
                 if len(content) > LARGEST:

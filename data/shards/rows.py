@@ -15,7 +15,7 @@ from dyad.data.shards.index import ROW_SCANS
 from dyad.data.shards.scan_rows import cells, header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource
-from dyad.data.shards.storage import open_stream, sha256_of, stat
+from dyad.data.shards.storage import open_buffered, sha256_of, stat
 
 T = TypeVar("T")
 
@@ -93,5 +93,5 @@ def _header(path: str, sha256: str, *size_and_mtime: int | str) -> tuple[list[st
     """
     if stat(path) != size_and_mtime and sha256_of(path) != sha256:
         raise DataError(f"{path} has changed since it was indexed. Start again to index it anew.")
-    with open_stream(path) as stream:
+    with open_buffered(path) as stream:
         return header(stream.readline())

@@ -8,9 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import EINVAL, EPERM
 from functools import lru_cache
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -18,6 +20,7 @@ from urllib.request import Request, urlopen
 from weakref import finalize
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
+from dyad.data.base.files import foreign_descriptor
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -121,6 +124,8 @@ def read_stat(path: str) -> Stat:
     server does not tell the size."""
     if not scheme_of(path):
         found = os.stat(path)
+        if not (S_ISREG(found.st_mode) or S_ISDIR(found.st_mode)):
+            raise OSError(EINVAL, "not a regular file", path)
         return Stat(found.st_size, str(found.st_mtime_ns))
     fs, inner = filesystem(path)
     with as_os_errors():
@@ -133,9 +138,20 @@ def read_stat(path: str) -> Stat:
 def open_stream(path: str) -> BinaryIO:
     """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered."""
     if not scheme_of(path):
-        return open(path, "rb", buffering=0)
+        return os.fdopen(foreign_descriptor(path), "rb", buffering=0)  # type: ignore[return-value]
     fs, inner = filesystem(path)
     return cast(BinaryIO, fs.open(inner, "rb", block_size=8 << 20))
+
+
+def open_buffered(path: str) -> io.BufferedReader:
+    """Open a file, local or remote, as a buffered stream at its start. Raises ConfigError when it does not exist,
+    DataError when it cannot be opened."""
+    try:
+        return io.BufferedReader(open_stream(path), PIECE)  # type: ignore[arg-type]
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist.") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def sha256_of(path: str | Path) -> str:
@@ -149,7 +165,7 @@ def open_ranges(path: str) -> ReadRange:
     bytes where the file ends, and raises OSError when a read fails and three retries fail too."""
     if not scheme_of(path):
         # a memory-mapped file would be faster, but SIGBUS kills the process when it is truncated or its disk fails
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = foreign_descriptor(path)
 
         def read(start: int, end: int) -> bytes:
             return with_retries(lambda: os.pread(descriptor, end - start, start))
@@ -168,14 +184,16 @@ def open_ranges(path: str) -> ReadRange:
 def with_retries(read: Callable[[], T]) -> T:
     """Call read() and return its result. After an OSError call it again, after each pause listed in RETRY_SECONDS.
 
-    FileNotFoundError is raised at once, another OSError after the last retry.
+    FileNotFoundError, and that a file is no regular one, is raised at once, another OSError after the last retry.
     """
     for pause in RETRY_SECONDS:
         try:
             return read()
         except FileNotFoundError:
             raise
-        except OSError:
+        except OSError as error:
+            if error.errno in (EINVAL, EPERM):  # of a pipe, a device or a link in its place
+                raise
             time.sleep(pause)
     return read()
 

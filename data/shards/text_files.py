@@ -10,7 +10,7 @@ from io import BufferedReader
 from typing import Any
 
 from dyad.data.base.errors import DataError
-from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.shards.storage import open_buffered, shard_name
 
 BUFFER = 1 << 20  # bytes; the encoding is judged by as many at the start of the file
 MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
@@ -22,9 +22,9 @@ MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
 
 
 def open_text(path: str) -> BufferedReader:
-    """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark. Raises DataError for a
-    file that is not UTF-8."""
-    stream = BufferedReader(open_stream(path), BUFFER)  # type: ignore[arg-type]
+    """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark. Raises ConfigError when it
+    does not exist, DataError when it cannot be opened or is not UTF-8."""
+    stream = open_buffered(path)
     try:
         skip_mark(stream, path)
     except DataError:

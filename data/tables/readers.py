@@ -1,28 +1,28 @@
 """Read the rows of a table from first to last: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
 
 import csv
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import BufferedReader, TextIOWrapper
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.json_text import parse_json
-from dyad.data.shards.scan_rows import ID_TRIPLES, cells, header
+from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
-from dyad.data.shards.storage import open_stream, shard_name
+from dyad.data.shards.storage import open_buffered, shard_name
 from dyad.data.shards.text_files import open_text
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns, of ids
+MOST_OF_COCO = 1 << 26  # commas and opening brackets of a .json file: a million captions have some millions
 BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
 
 Fields = dict[str, Any]
@@ -153,8 +153,7 @@ def _cells(line: bytes) -> list[str]:
 
 
 def _triples(path: str, queries: str) -> TableRows:
-    with open_text(queries) as file:
-        texts = dict(cells(line.rstrip(b"\r\n"), quoted=False)[:2] for line in file if line.strip())
+    texts = dict(_questions(queries))
 
     def row(line: bytes) -> Row:
         match _cells(line):
@@ -164,6 +163,17 @@ def _triples(path: str, queries: str) -> TableRows:
                 return BadRow("no triple of ids", f"{found!r:.80}; questions are in {queries}")
 
     return _lines(path, row)
+
+
+def _questions(path: str) -> Iterator[tuple[str, str]]:
+    """Yield the id and the text of each question in a file of MS MARCO. Raises DataError for a line without both."""
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            match line.decode(errors="replace").rstrip("\r\n").split("\t"):
+                case [question, text, *_]:
+                    yield question, text
+                case [other] if other.strip():
+                    raise DataError(f"{path}: line {number} is {other!r:.80}, not id and text with a tab between")
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------
@@ -201,7 +211,7 @@ def _batches(path: str) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with BufferedReader(open_stream(path), 1 << 20) as raw:  # type: ignore[arg-type]
+    with open_buffered(path) as raw:
         if shard_name(path).endswith(".parquet"):
             file = pq.ParquetFile(raw)
             yield file.schema_arrow
@@ -257,9 +267,9 @@ def _json(path: str) -> Opened:
     def rows() -> TableRows:
         with open_text(path) as file:
             try:
-                value = json.load(file)
+                value = parse_json(file.read(), MOST_OF_COCO)
                 found = _captions(value, os.path.dirname(path)) if isinstance(value, dict) else value
-            except (ValueError, RecursionError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{path} is no array of objects, and has no captions as COCO: {error}") from error
         for number, fields in enumerate(found, start=1):
             yield f"row {number}", fields if isinstance(fields, dict) else BadRow("no JSON object")

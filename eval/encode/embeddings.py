@@ -29,8 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import sync, whole_file, writable, write_json
+from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite, tied
 from dyad.eval.encode.process_memory import trim_heap
@@ -106,7 +108,7 @@ def encode_corpus(
         else:
             assert ids is not None, "a folder needs ids"
             store = _Folder(folder, settings, world)
-            first = from_rank_0(world, lambda: store.open(ids, stack, log or print_line)) * size
+            first = from_rank_0(world, lambda: store.opened(ids, stack, log or print_line)) * size
         if first < len(items):
             on_rank_0 = log if world.rank == 0 else lambda line: None
             on_progress = stack.enter_context(progress(f"Encode {side}", len(items), first, on_rank_0))
@@ -226,7 +228,7 @@ class _Folder:
     settings: dict[str, Any]
     world: World
 
-    def open(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
+    def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
         """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (parts that
         are saved one by one) are already on disk.
 
@@ -251,8 +253,8 @@ class _Folder:
     def matrix(self) -> np.ndarray:
         path = self.folder / VECTORS
         try:
-            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+            vectors = map_array(path, self.folder)
+        except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged ({error}): delete {self.folder} to encode anew") from error
         if (vectors.ndim, *vectors.shape[:1], vectors.dtype) != (2, self.settings["items"], self.settings["dtype"]):
             raise DataError(f"{path} is not what {STATE} says: delete {self.folder} to encode anew")
@@ -273,10 +275,10 @@ class _Folder:
                 )
             return {"settings": self.settings, "windows": 0}
         try:
-            state = json.loads(path.read_bytes())
+            state = read_json(path, folder=self.folder)
             if not isinstance(state["settings"], dict) or not isinstance(state["windows"], int) or state["windows"] < 0:
                 raise ValueError("unknown fields")
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is damaged: delete {self.folder} to encode anew") from error
         return state
 

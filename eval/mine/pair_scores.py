@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import DataError
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.sources import local_path
 from dyad.data.shards.text_files import open_text
@@ -49,21 +49,19 @@ def read_pair_scores(path: str) -> PairScores:
     """Read a file of question–passage scores. Its lines are JSON {"query_id", "docid", "score"}, or question id,
     passage id and score with tabs between.
 
-    Raises ConfigError if the file cannot be read, DataError with the number of the first line that has another format.
+    Raises ConfigError if there is no such file, DataError if it cannot be read, with the number of the first line that
+    has another format.
     """
     keys, scores = array("q"), array("f")
-    try:
-        with open_text(local_path(path)) as file:
-            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
-                where = f"{path}, line {number}"
-                if len(line) > LONGEST_LINE:
-                    raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
-                if line.strip() and not (number == 1 and line.rstrip(b"\r\n").endswith(b"\tscore")):
-                    question, passage, score = _fields(line, where)
-                    keys.append(_key(question, passage))
-                    scores.append(score)
-    except OSError as error:
-        raise ConfigError(f"scores={path}: cannot be read: {error.strerror}") from error
+    with open_text(local_path(path)) as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), start=1):
+            where = f"{path}, line {number}"
+            if len(line) > LONGEST_LINE:
+                raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
+            if line.strip() and not (number == 1 and line.rstrip(b"\r\n").endswith(b"\tscore")):
+                question, passage, score = _fields(line, where)
+                keys.append(_key(question, passage))
+                scores.append(score)
     return PairScores(np.frombuffer(keys, dtype=np.int64), np.frombuffer(scores, dtype=np.float32))
 
 

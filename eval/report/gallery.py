@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dyad.data.base.files import open_foreign
 from dyad.eval.results.cases import Case, Item, excerpt
 from dyad.eval.results.summary import SYSTEMS, finite, marked, part, picture
 
@@ -74,10 +75,15 @@ def _item_view(item: Item, path: Path | None) -> View:
         "title": item.get("title") or "",
         "text": "".join(text for text, _ in parts),
         "parts": parts,
-        "picture": path and f"data:image/webp;base64,{base64.b64encode(path.read_bytes()).decode()}",
+        "picture": path and f"data:image/webp;base64,{_base64(path)}",
         "score": finite(item.get("score")),
         "right": bool(item.get("right")),
     }
+
+
+def _base64(path: Path) -> str:
+    with open_foreign(path) as file:
+        return base64.b64encode(file.read()).decode()
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:

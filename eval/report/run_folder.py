@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from dyad.data.base.files import open_foreign
 from dyad.data.base.json_text import LARGEST, parse_json
 from dyad.data.base.secrets import without_secrets
 from dyad.data.base.untrusted_paths import file_inside, inside
@@ -90,7 +91,7 @@ def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]
     larger, `log` is called with a line of text.
     """
     if file := file_inside(path, name):
-        with file.open("rb") as lines:
+        with open_foreign(file) as lines:
             begins = True
             while lines.tell() < LARGEST and (line := lines.readline(LONGEST)):
                 ends = line.endswith(b"\n")

@@ -18,7 +18,6 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from io import TextIOWrapper
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -224,16 +223,17 @@ def read_answers_table(path: Path) -> Iterator[Question]:
 
     The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
     """
-    try:
-        with TextIOWrapper(open_text(str(path)), encoding="utf-8", newline="") as file:
-            table = csv.reader(file, delimiter="\t")
+    with open_text(str(path)) as file:
+        table = csv.reader((line.decode("utf-8") for line in file), delimiter="\t")
+        try:
             for number, fields in enumerate(filter(None, table)):  # blank lines have no field
                 if len(fields) != 2 or not fields[0].strip():
                     raise DataError(f"{path}, line {table.line_num}: needs a question, a tab and a list of answers")
                 answers = parse_answers(fields[1], f"{path}, line {table.line_num}")
                 yield Question(str(number), fields[0].strip().replace("’", "'"), answers)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no table in UTF-8 with tabs: {error}") from error
+        except (csv.Error, UnicodeDecodeError) as error:
+            where = f"{path}, line {table.line_num + 1}"
+            raise DataError(f"{where}: not of a table in UTF-8 with tabs: {error}") from error
 
 
 def parse_answers(text: str, where: str) -> tuple[str, ...]:

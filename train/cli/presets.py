@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import leads_inside
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.folder import flat, read_yaml
+from dyad.train.run_folder.folder import config_text, flat, read_yaml
 
 CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 SUFFIXES = (".yaml", ".yml")
@@ -59,7 +59,7 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
     files += [recipe, *(path for _, path in _chosen_beside(recipe, words))] if recipe else []
     for path in filter(Path.is_file, files):
         tree = _checked(path)
-        package = PACKAGE.match(path.read_text(encoding="utf-8"))
+        package = PACKAGE.match(config_text(path))
         is_whole = path == recipe or path.parent.name == "local" or (package and package[1] == "_global_")
         keys |= {*flat(tree, "" if is_whole else f"{path.parent.name}.")} - {"defaults"}
     return keys - {*groups()}
@@ -78,7 +78,7 @@ def store_recipe(path: Path, words: Sequence[str]) -> None:
         if preset.stem in ours[group]:
             raise ConfigError(f"{preset}: {group}={preset.stem} is a preset of Dyad. Give the file another name")
         node = OmegaConf.create(_checked(preset))
-        package = PACKAGE.match(preset.read_text(encoding="utf-8"))
+        package = PACKAGE.match(config_text(preset))
         store.store(name=preset.stem, group=group, node=node, package=package[1] if package else None)
 
 

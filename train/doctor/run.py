@@ -3,8 +3,6 @@
 The public functions yield findings: lines marked ok, warn or fail, with a fix.
 """
 
-import io
-import json
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from torch import nn
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
+from dyad.data.base.json_text import parse_json
 from dyad.data.config import Mode
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
@@ -33,7 +32,7 @@ from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource, WrittenSource, written_sources
-from dyad.data.shards.storage import open_ranges, open_stream, scheme_of, stat
+from dyad.data.shards.storage import open_buffered, open_ranges, scheme_of, stat
 from dyad.data.tables.folders import tables_of
 from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
@@ -165,7 +164,7 @@ def _scan(path: str, config: TrainConfig) -> int:
 
     No index is written. Raises DataError for the first problem.
     """
-    with io.BufferedReader(open_stream(path), 1 << 20) as stream:  # type: ignore[arg-type]
+    with open_buffered(path) as stream:
         scan = scan_stream(stream, path)
     _refuse(path, scan.problems.first)
     read = open_ranges(path)
@@ -176,7 +175,11 @@ def _scan(path: str, config: TrainConfig) -> int:
         return len(scan.samples)
     for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
         content = read(scan.offset[row], scan.offset[row] + scan.size[row])
-        _check_row(json.loads(content), f"{path}: {scan.key[row]}", config)
+        where = f"{path}: {scan.key[row]}"
+        try:
+            _check_row(parse_json(content), where, config)
+        except ValueError as error:
+            raise DataError(f"{where}: unreadable row: {error}") from error
     return len(scan.key)
 
 

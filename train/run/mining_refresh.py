@@ -12,7 +12,6 @@ checkpoint.every, a run that is killed during encoding continues with the embedd
 checkpoint of the run needs are deleted.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from time import perf_counter
 
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import remove, writable
+from dyad.data.base.json_text import read_json
 from dyad.data.base.untrusted_paths import file_inside
 from dyad.data.batch import Batch
 from dyad.data.question_passage.dataset import QuestionPassage
@@ -140,7 +140,7 @@ class NegativeRefresh:
 def _problem(folder: Path) -> str:
     """Describe why the file of mined negatives in `folder` cannot be used; "" if it can."""
     try:
-        expected = json.loads((folder / SUMMARY).read_bytes())["sha256"]
+        expected = read_json(folder / SUMMARY)["sha256"]
         return "" if sha256_of(folder / MINED) == expected else f"has changed since it was mined ({SUMMARY}: SHA-256)"
     except FileNotFoundError as error:
         return "is missing" if Path(error.filename).name == MINED else f"has lost its {SUMMARY}"

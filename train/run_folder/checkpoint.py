@@ -41,6 +41,7 @@ from torch.optim import Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
+from dyad.data.base.json_text import read_json
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.digests import digest_of
@@ -263,7 +264,7 @@ def load(folder: Path) -> CheckpointState:
     Raises DataError naming the damaged file, ConfigError for another format version.
     """
     with _verified(folder):
-        facts = json.loads((folder / STATE).read_text())
+        facts = read_json(folder / STATE)
         step = int(facts.pop("step"))
         scalars = dict(facts.pop(SCALARS))
         names = {"model": MODEL, "optimizer": OPTIMIZER, "memory": MEMORY, "average": AVERAGE, "target": TARGET}
@@ -277,7 +278,7 @@ def step_of(folder: Path) -> int:
     Raises DataError for a damaged checkpoint, ConfigError for another format version.
     """
     with _verified(folder, STATE):
-        return int(json.loads((folder / STATE).read_text())["step"])
+        return int(read_json(folder / STATE)["step"])
 
 
 def load_weights(folder: Path) -> SavedTensors:
@@ -354,7 +355,7 @@ def _listed(folder: Path) -> dict[str, Any]:
     """
     manifest = folder / MANIFEST
     try:
-        content = json.loads(manifest.read_text())
+        content = read_json(manifest)
         version, files = int(content["format"]), {name: dict(file) for name, file in content["files"].items()}
     except (OSError, *OTHER_SHAPE) as error:
         raise DataError(f"{manifest} cannot be read: {error}") from error

@@ -172,8 +172,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises ConfigError when it cannot be read, is larger than LARGEST or nested too deep, or has no keys.
     """
     try:
-        with open_foreign(path, LARGEST) as file:
-            text = file.read().decode()
+        text = config_text(path)
         _check_nesting(text)
         tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
         OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
@@ -182,6 +181,12 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} is no configuration: it has no keys")
     return {str(key): value for key, value in tree.items()}
+
+
+def config_text(path: Path) -> str:
+    """Return the text of a YAML file of somebody else. Raises OSError, and ValueError for one larger than LARGEST."""
+    with open_foreign(path, LARGEST) as file:
+        return file.read().decode()
 
 
 def _check_nesting(text: str) -> None:
@@ -320,7 +325,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
     for folder in [] if config.run.name or _has_checkpoint(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
         with suppress(OSError, ValueError, TypeError, YAMLError):
             # two lines, without parsing the YAML of every run
-            found = dict(re.findall(r"^(steps|epochs): (\S+)$", (folder / CONFIG).read_text(), re.MULTILINE))
+            found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
             length = {key: yaml.safe_load(found[key]) or 0 for key in found}
             other = replace(config, **{key: value or None for key, value in length.items()})
             shorter = all(length[key] <= (getattr(config, key) or 0) for key in LENGTH)
@@ -332,7 +337,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
 def recorded_state(folder: Path) -> dict[str, Any]:
     """Read run_state.json of a run folder; {} if it is missing or damaged."""
     try:
-        state = read_json(folder / STATE) if file_inside(folder, STATE) else {}
+        state = read_json(folder / STATE, folder=folder)
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}

@@ -1,12 +1,12 @@
 """The files of a checkpoint that ranks other than 0 write, in a folder beside it; rank 0 moves them to its own."""
 
-import json
 import os
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from dyad.data.base.files import remove
+from dyad.data.base.json_text import read_json
 
 Part = tuple[int, int, str]  # which of how many parts, and a name of the attempt that all ranks share
 PARTS = ".parts"  # suffix of the folder
@@ -28,7 +28,7 @@ def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dic
             if monotonic() > end:
                 raise OSError(f"rank {number} has not written its part after {wait:g} s")
             sleep(0.05)
-        entries |= json.loads(listed.read_text())
+        entries |= read_json(listed)
     for name in entries:
         os.rename(parts / name, folder / name)
     remove(parts)

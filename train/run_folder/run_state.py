@@ -90,7 +90,9 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
     holds the lock. other: the configuration key that the error message advises to change.
     """
-    with (run_dir / LOCK).open("a+") as file:
+    with writable(run_dir):  # of a link there, the file that it leads to would be emptied
+        descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    with os.fdopen(descriptor, "a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink == 0:

@@ -11,6 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import _TYPES
 from torch import Tensor
 
+from dyad.data.base.files import checked_path
+from dyad.data.base.json_text import parse_json
+
 PIECE = 1 << 20  # bytes that are hashed and then written while a cache still has them
 DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # of each dtype the name in the file
 STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of the whole at which the file's part begins
@@ -22,8 +25,8 @@ class SavedTensors(Mapping[str, Tensor]):
     def __init__(self, files: Iterable[Path] = ()) -> None:
         self._parts: dict[str, list[tuple[int, Any]]] = {}
         for path in files:
-            file = safe_open(path, "pt")
-            starts = json.loads((file.metadata() or {}).get(STARTS, "{}"))
+            file = safe_open(checked_path(path), "pt")
+            starts = parse_json((file.metadata() or {}).get(STARTS, "{}"))
             for name in file.keys():  # noqa: SIM118  it is no mapping
                 self._parts.setdefault(name, []).append((starts.get(name, 0), file))
         for parts in self._parts.values():

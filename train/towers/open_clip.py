@@ -27,6 +27,7 @@ from dyad.train.towers.adapters import merged
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
     WRAPPERS,
+    check_files,
     check_open_clip,
     explained,
     of_one_model,
@@ -170,7 +171,10 @@ class BuildContext:
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
         advice = "Without a network give weights as a .safetensors or .pt file"
         with explained(f"model.name={name}{weights} cannot be created", advice), _heard(), _without_prefixes():
-            check_open_clip(f"model.name={name}", open_clip.get_model_config(registered))  # before anything is loaded
+            key = f"model.name={name}"
+            if registered.startswith("local-dir:"):
+                check_files(key, registered.removeprefix("local-dir:"))
+            check_open_clip(key, open_clip.get_model_config(registered), ":" in registered)  # before anything is loaded
             model = open_clip.create_model(
                 registered,
                 pretrained if self.load_pretrained else None,
@@ -181,7 +185,7 @@ class BuildContext:
                 force_context_length=self.config.text.context_length,
                 force_preprocess_cfg=published.preprocess,
                 force_quick_gelu=published.quick_gelu,
-                pretrained_text=self.load_pretrained,
+                pretrained_text=self.load_pretrained and ":" not in registered,  # of another model
                 require_pretrained=brings_weights,
                 weights_only=True,
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 from dyad.data.base import json_text
 from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.files import leads_inside
 from dyad.train.config import ImageTower, ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
@@ -24,6 +25,7 @@ MAX_COUNT = 10_000  # of layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
 TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of pictures and texts
+LEADS = ("backbone", "architecture", "timm_model_name")  # settings that name a model of timm, and could name others
 WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or torch.compile held
 
 
@@ -85,17 +87,23 @@ def offline_without_hub() -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def check_open_clip(key: str, model_cfg: Any) -> None:
-    """Raise ConfigError for an open_clip model configuration with sizes above our limits, or with foreign code to run.
+def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
+    """Raise ConfigError for an open_clip model configuration with sizes above our limits, with foreign code to run, or
+    that leads to another model.
 
+    brings_weights: whether it comes with the weights of a model from elsewhere, and so names no folder of this disk.
     Foreign code is a tokenizer with trust_remote_code, or an attention kernel named in the settings of the text model.
     key: the configuration key of the model, for messages. model_cfg: the parsed JSON.
     """
     if not isinstance(model_cfg, dict):
         return  # open_clip raises for it
     check_numbers(key, model_cfg)
+    refuse_leads(key, model_cfg)
     text = model_cfg.get("text_cfg")
     text = text if isinstance(text, dict) else {}
+    named = [str(text[name]) for name in ("hf_model_name", "hf_tokenizer_name") if text.get(name)]
+    if brings_weights and (paths := [name for name in named if _is_path(name)]):
+        raise ConfigError(f"{key}: its text_cfg names a folder of this disk, {paths[0]}: never followed")
     options = text.get("tokenizer_kwargs")
     if isinstance(options, dict) and options.get("trust_remote_code"):
         raise ConfigError(f"{key}: its tokenizer_kwargs ask to run code that comes with the model, which is never done")
@@ -103,6 +111,51 @@ def check_open_clip(key: str, model_cfg: Any) -> None:
         wanted = check_settings(key, file_of(str(name), "config.json", fetch=True)).get("_attn_implementation")
         if wanted not in PLAIN_ATTENTION:
             raise ConfigError(f"{key}: {name}/config.json asks for the attention kernel {wanted!r}: never loaded")
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~", "pkg:")) or os.path.exists(name)
+
+
+def refuse_leads(where: str, settings: Any) -> None:
+    """Raise ConfigError for settings that lead to another model: the weights of a backbone, or a model of timm that
+    another folder or the hub has. settings: any JSON value, checked recursively."""
+    for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
+        refuse_leads(where, value)
+    if isinstance(settings, dict):
+        wrong = {
+            key: named for key in LEADS if isinstance(named := settings.get(key), str) and re.search("[:/]", named)
+        }
+        wrong |= {key: True for key in ("use_pretrained_backbone",) if settings.get(key)}
+        for key, value in wrong.items():
+            raise ConfigError(f"{where}: {key}={value!r:.80} leads to another model, which is never followed")
+
+
+def check_files(key: str, name: str) -> None:
+    """Raise ConfigError if a file of the model `name` is none, or leads out of the model: a pipe or a link in its
+    folder, weights or words elsewhere that its settings name. key: the configuration key of the model, for messages."""
+    folder = Path(location_of(name))
+    for pattern in ALLOWED_FILES if folder.is_dir() else ():
+        for file in folder.glob(pattern):
+            if not file.is_dir() and not file.is_file():
+                raise ConfigError(f"{key}: {file} is not a regular file")
+            _inside(folder, file.name)
+    parts = _settings(name, "model.safetensors.index.json").get("weight_map")
+    for part in parts.values() if isinstance(parts, dict) else ():
+        if Path(str(part)).name != part:
+            raise ConfigError(f"{key}: model.safetensors.index.json names {part!r:.80}, no file of its folder")
+    for setting, value in _settings(name, "tokenizer_config.json").items():
+        there = setting.endswith("_file") and isinstance(value, str) and os.path.exists(value)  # mostly it is a rest
+        if there and not (folder.is_dir() and leads_inside(value, folder)):
+            raise ConfigError(f"{key}: {setting} of tokenizer_config.json is {value!r:.80}, no file of its folder")
+
+
+def _settings(name: str, file: str) -> dict[str, Any]:
+    path = file_of(name, file, fetch=True)
+    found = {} if path is None else read_json(path)
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: must be a JSON object")
+    return found
 
 
 def may_download(config: ModelConfig) -> bool:
@@ -226,11 +279,10 @@ def _inside(folder: Path, file: str) -> Path | None:
     Raises ConfigError for a path or a link that leads out of the folder. Links of the hub's cache lead to its folder
     blobs/ and are followed.
     """
-    path, root = folder / file, folder.resolve()
+    path = folder / file
     if not path.is_file():
         return None
-    cached = [root.parent.parent / "blobs"] if root.parent.name == "snapshots" else []
-    if not any(path.resolve().is_relative_to(parent) for parent in [root, *cached]):
+    if not leads_inside(path, folder):
         raise ConfigError(f"{path} leads out of its folder, which is never followed. Put the file itself there")
     return path
 
@@ -262,6 +314,7 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     if settings.get("quantization_config"):
         raise ConfigError(f"{key}: {path} has a quantization_config: quantised weights do not train. Take full ones")
     check_numbers(f"{key}: {path}", settings)
+    refuse_leads(f"{key}: {path}", settings)
     return settings
 
 

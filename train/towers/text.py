@@ -12,6 +12,7 @@ from tokenizers.normalizers import Lowercase, Sequence
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import checked_path
 from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
@@ -238,7 +239,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     layers: list[nn.Module] = []
     for file, activation in folder.dense:
         with explained(str(file)):
-            weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(file).items()}
+            weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(checked_path(file)).items()}
             layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
             if pretrained:
                 layer.load_state_dict(weights)

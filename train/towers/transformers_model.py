@@ -17,9 +17,11 @@ from safetensors import safe_open
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import checked_path
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
     WRAPPERS,
+    check_files,
     check_settings,
     explained,
     file_of,
@@ -153,6 +155,7 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
+    check_files(key, name)
     check_settings(key, file_of(name, "config.json", fetch=True))
     if file_of(name, "adapter_config.json", fetch=False):
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
@@ -179,7 +182,7 @@ def _weights_of(name: str) -> tuple[torch.dtype, bool]:
     first = "model.safetensors" if index is None else min(read_json(index)["weight_map"].values())
     if (path := file_of(name, first, fetch=True)) is None:
         return torch.float32, False
-    with safe_open(path, "pt") as opened:
+    with safe_open(checked_path(path), "pt") as opened:
         kinds = {key: opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
     prefixed = any(re.match(WRAPPERS, key) for key in kinds)
     return {"BF16": torch.bfloat16, "F16": torch.float16}.get("".join({*kinds.values()}), torch.float32), prefixed

@@ -4,7 +4,6 @@ Records carry a step metric of our own, AXIS, instead of step=, because W&B drop
 are in the run folder. W&B's service process may outlive a run by FINISH seconds when its server does not answer.
 """
 
-import json
 import os
 import sys
 import threading
@@ -13,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.files import write_json
+from dyad.data.base.files import open_foreign, write_json
+from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.panels import Cell, Grid, Panels, Picture
@@ -147,12 +147,13 @@ def clean_logs(folder: Path) -> None:
     """
     for path in folder.glob("*run-*/logs/*.log"):
         with suppress(OSError):
-            content = clean = b"" if path.is_symlink() else path.read_bytes()  # a link leads out of the run folder
+            with open_foreign(path, folder=folder) as file:
+                content = clean = file.read()
             for secret in map(str.encode, known_secrets()):
                 clean = clean.replace(secret, b"*" * len(secret))
             if clean != content:
-                with path.open("r+b") as file:
-                    file.write(clean)
+                with path.open("r+b") as log:
+                    log.write(clean)
 
 
 def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
@@ -169,5 +170,5 @@ def _sent(path: Path, taken_back: set[RecordPosition]) -> set[RecordPosition]:
 def _read(path: Path) -> Any:
     """Return the parsed content of a JSON file, None if it does not exist or is damaged."""
     with suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
+        return read_json(path)
     return None

@@ -1,11 +1,18 @@
 """Files and folders are written completely or not at all."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.messages import raises
 
-from dyad.data.base.files import whole_file, whole_folder, write_bytes
+from dyad.data.base.files import remove_dead, whole_file, whole_folder, write_bytes
+from dyad.data.cli.outputs import new_folder
+from dyad.data.shards.index_cache import write_cached
 
 
 def names(folder: Path) -> list[str]:
@@ -77,3 +84,54 @@ def test_a_folder_makes_room_for_the_new_one(tmp_path: Path) -> None:
     with raises(OSError), whole_folder(tmp_path / "out", replace=True) as folder:
         folder.rmdir()  # so that it cannot be renamed
     assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["new"]
+
+
+# ---- what dead writers leave -----------------------------------------------------------------------------------------
+
+WRITER = """import sys; from pathlib import Path; from dyad.data.base.files import whole_file, whole_folder
+write, out, beside = sys.argv[1:]
+with {"file": whole_file, "folder": whole_folder}[write](Path(out), Path(beside)):
+    print("ready", flush=True); sys.stdin.read()
+"""
+
+
+def age(path: Path) -> None:
+    os.utime(path, (0, 0), follow_symlinks=False)
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_has_is_not(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, kind, str(tmp_path / "out"), str(tmp_path / ".out.7.partial")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout and writer.stdout.readline() == "ready\n"
+        age(tmp_path / ".out.7.partial")
+        remove_dead(tmp_path, ".out.*.partial")
+        if kind == "folder":
+            with raises(OSError, tmp_path / "out"), whole_folder(tmp_path / "out", tmp_path / ".out.7.partial"):
+                pass
+        assert names(tmp_path) == [".out.7.partial"]
+        writer.send_signal(signal.SIGKILL)
+    remove_dead(tmp_path, ".out.*.partial")
+    assert names(tmp_path) == []
+
+
+def test_what_may_be_of_a_living_writer_stays(tmp_path: Path) -> None:
+    (tmp_path / ".out.1.partial").mkdir()
+    (tmp_path / "mine").write_text("text")
+    (tmp_path / ".out.2.partial").symlink_to(tmp_path / "mine")
+    age(tmp_path / ".out.2.partial")
+    remove_dead(tmp_path, ".out.*.partial")
+    assert names(tmp_path) == [".out.1.partial", ".out.2.partial", "mine"]
+
+
+def test_the_next_writer_of_an_index_or_a_folder_removes_them(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").touch()
+    left = [tmp_path / ".index" / f".{'0' * 16}", tmp_path / ".index" / "kept", tmp_path / ".packed.7.partial"]
+    (tmp_path / ".index").mkdir()
+    for path in left:
+        path.touch()
+        age(path)
+    write_cached(str(tmp_path / "a.tar"), "a.tar", {"name": "a.tar"}, np.zeros(1))
+    with new_folder(tmp_path / "packed"):
+        pass
+    assert [path.exists() for path in left] == [False, True, False]

@@ -295,6 +295,6 @@ def test_a_long_line_is_not_read_byte_by_byte(tmp_path: Path, monkeypatch: pytes
             reads.append(len(buffer))
             return super().readinto(buffer)
 
-    monkeypatch.setattr("dyad.data.shards.text_files.open_stream", Counted)
+    monkeypatch.setattr("dyad.data.shards.storage.open_stream", Counted)
     assert kind_of([str(source)], CheckOptions()) is InputKind.questions
     assert 0 < len(reads) < 1000

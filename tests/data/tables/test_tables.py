@@ -248,6 +248,12 @@ def marco(tmp_path: Path) -> Path:
     return folder
 
 
+def test_a_question_without_text_is_named_with_its_line(marco: Path) -> None:
+    (marco / "queries.train.tsv").write_text("100\twhat is 0\n\n102\n")
+    with raises(DataError, marco / "queries.train.tsv", "line 3", "'102'"):
+        texts(marco / "qidpidtriples.tsv")
+
+
 def test_ms_marco(marco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     judged = texts(marco)
     assert judged[3] == ("what is 3", ('"Passage" 3 says that it is number 3',), ()) and len(judged) == 10

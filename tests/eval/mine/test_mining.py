@@ -153,7 +153,7 @@ def test_a_bad_line_of_scores_is_named(tmp_path: Path, line: str) -> None:
 
 
 def test_scores_that_are_not_there(tmp_path: Path) -> None:
-    with raises(ConfigError, "scores=", "none.tsv"):
+    with raises(ConfigError, "none.tsv"):
         read_pair_scores(str(tmp_path / "none.tsv"))
     (tmp_path / "bytes.tsv").write_bytes(b"q\tp\xc3\xa9\xff\t1\n")
     with raises(DataError, "line 1", "UTF-8"):

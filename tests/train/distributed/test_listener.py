@@ -1,11 +1,33 @@
-"""A store that is gone with rank 0 is one error, without lines of C++."""
+"""The listener of each rank: the orderly end, and a store that is gone with rank 0."""
+
+from __future__ import annotations
 
 import socket
+import time
 
 import pytest
+import torch
+import torch.distributed as dist
 from helpers.messages import raises
 
-from dyad.train.distributed.listener import ReportStore
+from dyad.train.distributed import listener
+from dyad.train.distributed.listener import Listener, ReportStore
+from dyad.train.distributed.world import World
+
+
+def test_a_rank_that_left_late_does_not_count_for_the_next_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a sweep share the store."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # pyright: ignore[reportPrivateImportUsage]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setattr(listener, "STUCK_SECONDS", 0.5)
+    world = World(0, 2, torch.device("cpu"))
+    first = Listener(world, 5)
+    first.stop_together()
+    ReportStore(5).add(first._left, 1)  # rank 1, after rank 0 has gone on
+    second, begun = Listener(world, 5), time.monotonic()
+    second.stop_together()
+    assert time.monotonic() - begun >= 0.5
 
 
 def test_a_store_that_is_gone_is_one_error(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

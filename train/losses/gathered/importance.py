@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.train.losses.gathered.batch import GatheredBatch
 
@@ -22,7 +23,7 @@ class SampleTable:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         try:
-            values = np.load(self._path, allow_pickle=False, mmap_mode="r")
+            values = map_array(self._path)
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read as .npy: {error}") from error
         if values.ndim != 1 or values.dtype.kind != "f":
