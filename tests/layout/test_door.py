@@ -20,6 +20,7 @@ OTHERS = {
     "train/step/graph_cache.py": "of Linux: /proc and /sys",
     "data/shards/storage.py": "of a server",
     "train/distributed/consistency.py": "the program's own files",
+    "train/distributed/signals.py": "of Linux: /proc, and the file of the exit code",
     "train/doctor/machine.py": "the program's own files",
     "train/export/dpr.py": "the export that is being written",
     "train/export/library.py": "results of the child process that checks an export, in a new folder",
