@@ -36,10 +36,11 @@ def write(folder: Path, source: ExportSource) -> None:
     torch.save({"state_dict": tensors}, folder / CHECKPOINT)
     preprocess: dict[str, Any] = {"size": image.size, "mean": list(image.mean), "std": list(image.std)}
     preprocess |= {"interpolation": image.interpolation, "resize_mode": image.resize}
-    write_json(folder / CONFIG, {"model_cfg": config, "preprocess_cfg": preprocess})
     write_json(folder / f"{source.name}.json", config)
-    if config["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files in the folder
+    if words := config["text_cfg"].get("hf_tokenizer_name"):  # open_clip looks for its files in the folder
         model.tokenize.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+        config = {**config, "text_cfg": {**config["text_cfg"], "hf_tokenizer_name": Path(words).name}}
+    write_json(folder / CONFIG, {"model_cfg": config, "preprocess_cfg": preprocess})
 
 
 def calls(source: ExportSource) -> list[Call]:

@@ -147,7 +147,7 @@ def check_files(key: str, name: str) -> None:
     for setting, value in _settings(name, "tokenizer_config.json").items():
         there = setting.endswith("_file") and isinstance(value, str) and os.path.exists(value)  # mostly it is a rest
         if there and not (folder.is_dir() and leads_inside(value, folder)):
-            raise ConfigError(f"{key}: {setting} of tokenizer_config.json is {value!r:.80}, no file of its folder")
+            raise ConfigError(f"{key}: {setting} of tokenizer_config.json is {value!r:.200}, no file of its folder")
 
 
 def _settings(name: str, file: str) -> dict[str, Any]:

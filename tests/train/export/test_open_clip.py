@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.eval import ROOT
@@ -17,6 +18,7 @@ from helpers.messages import raises
 from helpers.runs import TINY, distinct_emoji, make_run, write_wds
 from torch.nn.functional import normalize
 
+import dyad
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.config import DataConfig
 from dyad.eval.run.load_run import LoadedRun, find_run, load_run
@@ -179,6 +181,9 @@ def test_a_hugging_face_tokenizer_comes_along(tmp_path: Path) -> None:
     assert export_open_clip(model, None, tmp_path / "out", "other") < 1e-5
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert export_open_clip(model, None, tmp_path / "out", "other") < 1e-5
+    loaded = dyad.load(str(tmp_path / "out"), "cpu")  # which follows no folder that settings name
+    ours = normalize(model.towers.eval().y_tower(model.tokenize(["a frog"])), dim=1)
+    np.testing.assert_allclose(loaded.encode_text("a frog"), ours.numpy(force=True), atol=1e-6)
 
 
 def test_a_place_that_cannot_be_written_is_named(trained: LoadedRun, tmp_path: Path) -> None:
