@@ -64,7 +64,7 @@ class Spec:
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):
-            raise ConfigError(f"{shown}: no index that we take of FAISS. Examples: {EXAMPLES}")
+            raise ConfigError(f"{shown}: not among the FAISS indexes that are taken. Examples: {EXAMPLES}")
         for name, number in re.findall(r"([A-Za-z_]+)(\d+)", factory):
             if int(number) > (most := LIMITS.get(name.strip("_"), LARGEST)):
                 raise ConfigError(f"{shown}: {name}{number} is more than {most}. Examples: {EXAMPLES}")
