@@ -7,6 +7,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
@@ -115,15 +116,22 @@ def run(main: Callable[[], None]) -> None:
         sys.stdout.flush()
     except UserError as error:
         if str(error) and not error.printed_elsewhere:
-            print(f"error: {printable(str(error))}", file=sys.stderr)
+            _say(f"error: {printable(str(error))}")
         exit_with(int(error.exit_code), error.everywhere)
     except KeyboardInterrupt:
         exit_with(130)
     except BrokenPipeError:  # the reader of the output has closed it: … --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
     except Exception:
-        print(printable(traceback.format_exc()), file=sys.stderr, end="")
+        _say(printable(traceback.format_exc()).rstrip("\n"))
         exit_with(ExitCode.BUG)
+
+
+def _say(text: str) -> None:
+    """Print `text` on stderr after all that was printed before it: a file that takes both has them in this order."""
+    with suppress(OSError):  # the reader of the output has closed it
+        sys.stdout.flush()
+    print(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:

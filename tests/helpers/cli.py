@@ -50,7 +50,8 @@ class Commands:
         self._server = subprocess.Popen(
             [sys.executable, __file__],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # output to a file is buffered, as it mostly is
+            env={**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, "OMP_NUM_THREADS": "1"},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
