@@ -5,6 +5,7 @@ A host that reads from a GPU waits until the GPU has done all work before. So th
 loader, and only a caller without them, such as an evaluation, has them read from the tokens.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -48,7 +49,7 @@ def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
     return torch.as_tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
-class Grouped(nn.Module):
+class Grouped(nn.Module, ABC):
     """Embeds token ids (b, L) as (b, H); a row's embedding depends only on its own first tokens, up to rounding.
 
     So how rows are grouped and cut changes only the speed. A subclass says how a group runs, in encode_group, and how
@@ -83,9 +84,9 @@ class Grouped(nn.Module):
         """
         return 1 if tokens.device.type == "cpu" and not torch.is_grad_enabled() else LENGTH_STEP
 
+    @abstractmethod
     def encode_group(self, tokens: Tensor) -> Tensor:
         """Embed token ids (b, L) of b texts as (b, H), by one call of the encoder, with L tokens a row."""
-        raise NotImplementedError
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the embedding of a group of rows, for any number of rows and tokens, with further arguments of
