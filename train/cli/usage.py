@@ -31,7 +31,7 @@ model.text.kind model.text.frozen model.batch_norm optim.name optim.lr optim.lay
 optim.warmup optim.schedule optim.clip_norm target.kind target.momentum target.momentum_end target.every
 eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
 resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins
-plan.on plan.gpus plan.gpu plan.mfu plan.dry_run""".split()
+plan.on plan.gpus plan.gpu plan.mfu plan.network plan.dry_run""".split()
 
 CLOSING = """\
 Braces: the shell and Hydra both want them quoted, so write   'data.train="shards/{00..99}.tar"'

@@ -21,7 +21,8 @@ class Devices:
     """The devices of a plan: their number, name, bytes of memory each, and the precision of the towers on them.
 
     peak: TFLOP/s of dense products in that precision; NaN if it is not known. tile: most rows and columns of a tile of
-    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights.
+    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights. link:
+    GB/s of a device to the others of its node, which has per_node; network: to other nodes.
     """
 
     count: int
@@ -32,6 +33,9 @@ class Devices:
     peak: float
     tile: int
     shards: int
+    per_node: int
+    link: float
+    network: float
 
 
 def planned_devices(config: TrainConfig) -> Devices:
@@ -40,7 +44,7 @@ def planned_devices(config: TrainConfig) -> Devices:
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())
     name, memory = "CPU", cpu_memory()[1]
     if plan.gpu or (plan.gpus and not cuda):
-        gib, name = GPUS[plan.gpu or "h100"]
+        gib, name, _ = GPUS[plan.gpu or "h100"]
         memory = gib * 2.0**30
     elif cuda:
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
@@ -50,4 +54,6 @@ def planned_devices(config: TrainConfig) -> Devices:
     peak = peak_tflops(name, precision) or math.nan
     tile = LARGE_TILE if is_gpu and memory >= ROOM else TILE
     shards = shard_size(config.dist, count, min(plan.gpus_per_node, count))
-    return Devices(count, name, is_gpu, memory, precision, peak, tile, shards)
+    links = {part: link for _, part, link in sorted(GPUS.values(), key=lambda gpu: len(gpu[1])) if part in name}
+    link = [plan.network, *links.values()][-1]
+    return Devices(count, name, is_gpu, memory, precision, peak, tile, shards, plan.gpus_per_node, link, plan.network)

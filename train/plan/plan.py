@@ -2,8 +2,9 @@
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator
 from contextlib import suppress
+
+import numpy as np
 
 from dyad.data.base.errors import UserError
 from dyad.data.question_passage.questions import is_beir
@@ -12,24 +13,17 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import scheme_of, stat
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
+from dyad.train.plan.amounts import Rows, amount
 from dyad.train.plan.cluster import planned_devices
-from dyad.train.plan.dry_run import dry_run
 from dyad.train.plan.objective import objective_cost, planned_objective, products, value, written
+from dyad.train.plan.speed import pictures_per_core, planned_mfu, seconds_sent
 from dyad.train.plan.towers import FakeTowers, nbytes
 from dyad.train.run.classes import with_classes
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
 
-PICTURES_PER_CORE = 1065  # a second, decoded and augmented: tests/benchmarks/RESULTS.md, "Loading pictures"
 MOST_PAIRS = 1 << 22  # of a rank, in the search for the largest batch
 LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to count its samples
-Rows = dict[str, tuple[float, str, str]]  # what → how much, NaN if that is not known; its unit; and the formula
-
-
-def print_plan(config: TrainConfig) -> None:
-    """Print the plan of a run; or take the step of a dry run, and print what is known of it."""
-    for line in dry_run(config) if config.plan.dry_run else RunPlan(config).lines():
-        print(line)
 
 
 class RunPlan:
@@ -44,6 +38,7 @@ class RunPlan:
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
         self.chunks = chunk_count(config.global_batch_size, self.devices.count, config.chunk_size)
         self.chunk = math.ceil(self.pairs / self.chunks)
+        self._usable = (1 - SPARE) * self.devices.memory
         self._is_ddp = self.devices.count > self.devices.shards == 1
         self._is_half = self.devices.precision is not Precision.fp32
         self._sends_half = self._is_half and self.devices.is_gpu  # embeddings, weights; on CPUs they stay float32
@@ -53,7 +48,10 @@ class RunPlan:
         self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
         self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
         self.cost = objective_cost(config, self.devices.count)
-        self.samples, self.sample_bytes = counted_samples(config)
+        first = first_shard(config)
+        self.samples, self.sample_bytes = counted_samples(config, first)
+        self._mfu = planned_mfu(config, self.towers.forward_flops)
+        self._pictures = pictures_per_core(config, self.towers.model, first)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
         state = planned_objective(config, samples).memory
@@ -106,11 +104,16 @@ class RunPlan:
         stays, phases = self.memory(pairs, chunk)
         return sum(size for size, *_ in stays.values()) + max(size for size, *_ in phases.values())
 
+    @property
+    def fits(self) -> str:
+        """Return whether the run fits into the memory of its devices, in words."""
+        return "fits" if self.peak(self.pairs, self.chunk) <= self._usable else "DOES NOT FIT"
+
     def largest(self) -> Rows:
         """Return the peak of the run, whether it fits, and the largest chunk and batches that fit."""
-        b, usable, ranks = self.pairs, (1 - SPARE) * self.devices.memory, self.devices.count
+        b, usable, ranks = self.pairs, self._usable, self.devices.count
         peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
-        fits = f"{'fits' if peak <= usable else 'DOES NOT FIT'} into {_amount(self.devices.memory, 'B')}"
+        fits = f"{self.fits} into {amount(self.devices.memory, 'B')}"
         chunk = bisect_right(batches[:b], usable, key=lambda n: self.peak(b, n))
         whole = bisect_right(batches, usable, key=lambda n: self.peak(n, n))
         cut = bisect_right(batches, usable, key=lambda n: self.peak(n, min(n, self.chunk)))
@@ -144,7 +147,7 @@ class RunPlan:
 
     def time(self) -> Rows:
         """Return the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
-        towers, b, mfu, peak = self.towers, self.pairs, self.config.plan.mfu, self.devices.peak
+        towers, b, peak, (mfu, source) = self.towers, self.pairs, self.devices.peak, self._mfu
         forward, backward = towers.forward_flops, towers.backward_flops
         objective = value(self.cost.flops, self._sizes(b))
         again, tera = 1 - min(self._kept, self.chunks) / self.chunks, b / 1e12
@@ -153,15 +156,32 @@ class RunPlan:
             "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),
             "a step, objective": (tera * objective, "TFLOP", f"b·({written(self.cost.flops)})"),
         }
-        seconds = sum(count for count, *_ in rows.values()) / (mfu * peak)
+        computed = sum(count for count, *_ in rows.values()) / (mfu[::-1] * peak)
+        weights, embeddings = self._seconds_sent()
+        seconds = np.maximum(computed, weights) + embeddings
+        network = f"links of {self.devices.link:g} GB/s, plan.network={self.devices.network:g}"
         return {
             "a pair, forward": (forward / 1e9, "GFLOP", "both towers; texts of full length"),
             "a pair, backward": (backward / 1e9, "GFLOP", "both towers"),
             **rows,
-            "a step": (seconds, "s", f"sum / (plan.mfu={mfu:g} · {_amount(peak, 'TFLOP/s')} of plan.gpu)"),
+            "MFU": (mfu, "", source),
+            "a step, computing": (computed, "s", f"sum / (MFU · {amount(peak, 'TFLOP/s')} of plan.gpu)"),
+            "a step, sending weights": (weights, "s", f"and gradients, while towers compute; {network}"),
+            "a step, sending the rest": (embeddings, "s", "of the objective and norms, while nothing computes"),
+            "a step": (seconds, "s", "the longer of computing and sending weights, and the rest"),
             "steps": (self.steps, "", "steps, or epochs · samples / B"),
             "the run": (self.steps * seconds / 3600, "h", "steps · seconds of a step"),
         }
+
+    def _seconds_sent(self) -> tuple[float, float]:
+        """Return the seconds that a step sends weights and gradients of the towers, and everything else."""
+        seconds = {True: 0.0, False: 0.0}
+        for row, (size, *_) in self.sent().items():
+            kind, what = row.split(", ")
+            is_shared = what == "weights" or row == "reduce-scatter, gradients"
+            ranks = self.devices.shards if is_shared else self.devices.count
+            seconds[what in ("weights", "gradients")] += seconds_sent(kind, size, ranks, self.devices)
+        return seconds[True], seconds[False]
 
     def data(self) -> Rows:
         """Return what the run reads, and how fast the loader must give it."""
@@ -174,53 +194,38 @@ class RunPlan:
             "bytes of a sample": (size, "", "bytes of data.train / samples"),
             "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
         }
-        for whose, gpus in (("GPU", 1), ("node", min(config.plan.gpus_per_node, self.devices.count))):
-            rate = gpus * self.pairs / self.time()["a step"][0]
+        for whose, gpus in (("GPU", 1), ("node", min(self.devices.per_node, self.devices.count))):
+            rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
             if config.has_pictures:
-                formula = f"pairs/s / {PICTURES_PER_CORE} pictures that a core decodes and augments (RESULTS.md)"
-                rows[f"cores of a {whose}"] = rate / PICTURES_PER_CORE, "", formula
+                pictures, which = self._pictures
+                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and augments: {which}"
+                rows[f"cores of a {whose}"] = rate / pictures, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
         return rows
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines of the plan."""
-        config, devices, (stays, phases) = self.config, self.devices, self.memory(self.pairs, self.chunk)
-        yield f"{devices.count} × {devices.name}, {devices.precision}, {config.dist.name}; {config.task}"
-        memory = f"Memory of a rank, objective={config.objective.name}"
-        sent = "Sent in a step: bytes of the whole tensors"
-        parts = {memory: stays | phases | self.largest(), sent: self.sent(), "Time": self.time(), "Data": self.data()}
-        for title, rows in parts.items():
-            yield f"\n{title}"
-            for what, (number, unit, formula) in rows.items():
-                yield f"  {what:<28}{_amount(number, unit):>16}  {formula}"
-        if config.also:
-            yield f"not counted: also.{', also.'.join(config.also)}"
 
     def _sizes(self, pairs: int) -> dict[str, float]:
         return products(pairs, self.devices.count, self.towers.width, self.devices.tile)
 
 
-def counted_samples(config: TrainConfig) -> tuple[float, float]:
+def first_shard(config: TrainConfig) -> str | None:
+    """Return the first shard of the data, if it has an index or gets one in seconds; None for data without."""
+    with suppress(UserError, OSError):
+        train = config.data.train
+        if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
+            first = parse_sources(train)[0].shards[0]
+            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
+                return first
+    return None
+
+
+def counted_samples(config: TrainConfig, first: str | None) -> tuple[float, float]:
     """Return how many samples an epoch has, and the mean bytes of one, by the index of the first shard, which is stored
     if it is new; NaN for data that only training can count."""
     with suppress(UserError, OSError, ZeroDivisionError):
-        train = config.data.train
-        if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
-            weights = {path: source.weight for source in parse_sources(train) for path in source.shards}
-            first = next(iter(weights))
-            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
-                (index,) = index_shards([first])
-                mean = index.size / index.samples
-                return sum(weight * stat(path).size for path, weight in weights.items()) / mean, mean
+        if first is not None:
+            weights = {path: source.weight for source in parse_sources(config.data.train) for path in source.shards}
+            (index,) = index_shards([first])
+            mean = index.size / index.samples
+            return sum(weight * stat(path).size for path, weight in weights.items()) / mean, mean
     return math.nan, math.nan
-
-
-def _amount(number: float, unit: str) -> str:
-    """Write a number with its unit: bytes in KiB, MiB or GiB, and NaN as "unknown"."""
-    if math.isnan(number):
-        return "unknown"
-    if unit == "B":
-        power = min(3, int(math.log(max(number, 1), 1024)))
-        number, unit = number / 1024**power, ("B", "KiB", "MiB", "GiB")[power]
-    return f"{number:,{'.0f' if number >= 1000 else '.4g'}} {unit}".rstrip()

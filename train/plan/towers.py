@@ -1,21 +1,21 @@
 """The towers of a plan, without memory for their weights: one chunk runs forward and backward on fake tensors.
 
 Fake tensors have shapes and no values, so a model that no machine could hold takes seconds. They say that they are on
-the CPU; where a GPU computes in another way, AsOnGpu does so too.
+the CPU; where a GPU computes in another way, as_on_gpu does so too.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.sharding import layers_of
@@ -29,21 +29,32 @@ from dyad.train.towers.rows import Grouped
 from dyad.train.towers.tower import COLOURS
 
 
-class AsOnGpu(TorchFunctionMode):
-    """Norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own."""
+def as_on_gpu() -> AbstractContextManager[Any]:
+    """Let norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own.
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in (F.layer_norm, F.group_norm) and torch.is_autocast_enabled("cpu"):
-            args = (args[0].float(), *args[1:])
-        if func is F.scaled_dot_product_attention:
-            args, kwargs = args[:4], {**kwargs, "dropout_p": 0.0}
-        return func(*args, **kwargs)
+    The functions are replaced: a TorchFunctionMode is off in the backward pass, where checkpoints compute again.
+    """
+    attention = F.scaled_dot_product_attention
+
+    def without_dropout(*args: Any, dropout_p: float = 0.0, **options: Any) -> Tensor:
+        return attention(*args[:4], *([0.0] * len(args[4:5])), *args[5:], **options)
+
+    norms: dict[str, Any] = {norm.__name__: in_float32(norm) for norm in (F.layer_norm, F.group_norm)}
+    return patch.multiple(F, scaled_dot_product_attention=without_dropout, **norms)
+
+
+def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a norm whose input is cast under autocast."""
+
+    def cast(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return norm(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **options)
+
+    return cast
 
 
 class FakeTowers:
     """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
-    embeddings; y_rows: of a chunk.
+    embeddings; y_rows: of a chunk. model: the towers, on the meta device.
 
     Bytes: weights: all; moments: the state of the optimiser; whole: most of a sharded tower that is whole at a time;
     largest: most that is gathered at once; inputs: of a chunk; graph: what it keeps after its forward pass; forward,
@@ -53,8 +64,10 @@ class FakeTowers:
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
         """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
         with torch.device("meta"):
-            model = build_model(replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False)
-        with FakeTensorMode(allow_non_fake_inputs=True), AsOnGpu() if devices.is_gpu else nullcontext():
+            self.model = model = build_model(
+                replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False
+            )
+        with FakeTensorMode(allow_non_fake_inputs=True), as_on_gpu() if devices.is_gpu else nullcontext():
             towers = model.towers.to_empty(device="cpu")
             self._towers = (towers.x_tower, towers.y_tower)
             self.trained = [p for p in towers.parameters() if p.requires_grad]
@@ -69,14 +82,16 @@ class FakeTowers:
                 [*towers.parameters(), *towers.buffers()],
                 planned_inputs(config, model, devices.count, pairs),
             )
-            self._run(inputs, tensors, AUTOCAST[devices.precision])
+            self._run(inputs, tensors, AUTOCAST[devices.precision], config.model.grad_checkpointing)
         state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
         self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))
         parts = [*map(gathered_parts, self._towers)]
         self.whole, self.largest = max(rest + sum(layers[-2:]) for rest, *layers in parts), max(map(max, parts))
         self.y_rows = len(inputs[1])
 
-    def _run(self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None) -> None:
+    def _run(
+        self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None, recomputed: bool
+    ) -> None:
         # an outer autocast, which is off, keeps casts of the weights until the backward is over, as the trainer's does
         with Measured([*tensors, *inputs]) as measured, torch.autocast("cpu", enabled=False):
             embeddings = [embed(tower, rows, dtype) for tower, rows in zip(self._towers, inputs, strict=True)]
@@ -84,7 +99,8 @@ class FakeTowers:
             measured.peak, self.width = self.graph, embeddings[0].shape[1]
             trained = [e for e in embeddings if e.requires_grad]
             torch.autograd.backward(trained, [torch.zeros_like(e) for e in trained])
-        repeated = min(measured.flops - flops, 2 * flops)  # more than twice: a part of the forward pass is repeated
+        # more: the kernel of attention computes scores again, which do not count as FLOPs of the model
+        repeated = min(measured.flops - flops, (2 + recomputed) * flops)
         self.backward, pairs = measured.peak, len(inputs[0])
         self.forward_flops, self.backward_flops = flops / pairs, repeated / pairs
 

@@ -81,7 +81,7 @@ def run(config: TrainConfig) -> None:
 
     if config.planned:
         if _is_rank_0():
-            from dyad.train.plan.plan import print_plan
+            from dyad.train.plan.summary import print_plan
 
             print_plan(config)
         return

@@ -25,7 +25,9 @@ from dyad.train.monitor.telemetry import peak_tflops
 from dyad.train.plan.cluster import planned_devices
 from dyad.train.plan.measure import only_rank_0
 from dyad.train.plan.objective import nothing_kept, objective_cost, products, small_step, value
-from dyad.train.plan.plan import RunPlan, counted_samples
+from dyad.train.plan.plan import RunPlan, counted_samples, first_shard
+from dyad.train.plan.speed import published_mfu, seconds_sent
+from dyad.train.plan.summary import plan_lines
 from dyad.train.plan_config import GPUS
 from dyad.train.run.main import check, run
 
@@ -101,7 +103,7 @@ def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeyp
     plan = RunPlan(
         config_of("plan.gpus=512", "plan.gpu=h100", "model.name=ViT-L-14", "global_batch_size=32768", "steps=9")
     )
-    lines = list(plan.lines())
+    lines = list(plan_lines(plan))
     assert time.process_time() - start < 30
     assert "512 × H100, bf16, ddp" in lines[0]
     assert plan.towers.weights / 4e6 == pytest.approx(427.6, abs=0.1)  # millions, as open_clip's model profile says
@@ -111,6 +113,22 @@ def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeyp
     weights = sum(weight.nbytes for weight in plan.towers.trained)
     assert sent["all-gather, objective"][0] == 32768 * 768 * 2 and sent["all-reduce, gradients"][0] == weights
     assert not list(tmp_path.iterdir())
+
+
+LARGER = [pytest.param(name, marks=pytest.mark.soak) for name in ("ViT-B-16", "ViT-L-14", "ViT-g-14")]
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", *LARGER])
+@pytest.mark.parametrize("gpu", ["a100-80", "h100"])
+def test_towers_that_compute_layers_again_are_planned(name: str, gpu: str) -> None:
+    """All of a layer but its last product, a third of the layer's, is computed again: 2 + 2/3 of the forward pass."""
+    words = (f"model.name={name}", "plan.gpus=8", f"plan.gpu={gpu}", "steps=9")
+    plain, again = (RunPlan(config_of(*words, f"model.grad_checkpointing={on}")) for on in ("false", "true"))
+    assert again.towers.forward_flops == plain.towers.forward_flops
+    assert plain.towers.backward_flops / plain.towers.forward_flops == pytest.approx(2, rel=0.02)
+    assert again.towers.backward_flops / again.towers.forward_flops == pytest.approx(8 / 3, rel=0.03)
+    assert again.towers.graph < plain.towers.graph / 3
+    assert again.peak(again.pairs, again.chunk) < plain.peak(plain.pairs, plain.chunk)
 
 
 def test_shards_divide_weights_and_moments() -> None:
@@ -141,7 +159,7 @@ def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_gpu_has_peaks() -> None:
     precisions = (Precision.fp32, Precision.fp16)
-    assert all(peak_tflops(name, precision) for _, name in GPUS.values() for precision in precisions)
+    assert all(peak_tflops(name, precision) for _, name, _ in GPUS.values() for precision in precisions)
     assert planned_devices(config_of("plan.gpu=t4", "plan.gpus=2")).precision is Precision.fp32
 
 
@@ -174,8 +192,61 @@ def test_a_plan_needs_no_data_and_writes_nothing(tmp_path: Path, capsys: pytest.
 def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
-    assert counted_samples(config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"')) == (60, 17)
-    assert all(map(math.isnan, counted_samples(config_of("data.train=not/there.tar"))))
+    here, away = config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"'), config_of("data.train=not/there.tar")
+    assert counted_samples(here, first_shard(here)) == (60, 17)
+    assert all(map(math.isnan, counted_samples(away, first_shard(away))))
+
+
+# GFLOP of a pair forward (open_clip's model_profile.csv), forward passes of a step, GPUs, TFLOP/s of each, pairs
+# a second of all: open_clip's docs/PRETRAINED.md (GPU hours of 12.8 billion pairs), NVIDIA NeMo's page of CLIP
+PUBLISHED = {
+    "ViT-B-32": (14.78, 3, 128, 312, 12.8e9 / (4600 / 128 * 3600)),
+    "ViT-B-16": (41.09, 3, 176, 312, 12.8e9 / (10700 / 176 * 3600)),
+    "ViT-L-14, layers computed again": (175.33, 11 / 3, 400, 312, 12.8e9 / (50800 / 400 * 3600)),
+    "ViT-g-14 on A100": (581.15, 3, 8, 312, 559),
+    "ViT-g-14 on H100": (581.15, 3, 8, 989.4, 935),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
+    """… or less than 15 % beside it."""
+    forward, passes, gpus, peak, pairs = PUBLISHED[name]
+    least, most = published_mfu(forward * 1e9) * peak * gpus / (passes * forward / 1e3)
+    assert least / 1.15 < pairs < most * 1.15
+
+
+def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
+    """MFU, if its metrics have it; and what a core decodes of its own pictures, larger ones in more time."""
+    words = ("model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
+    least, most = RunPlan(config_of(*words)).time()["MFU"][0]
+    assert most == pytest.approx(2 * least)
+    (tmp_path / "a").mkdir()
+    lines = [f'{{"step": {step}, "train/mfu": {mfu}}}\n' for step, mfu in enumerate((0.1, 0.3, "null", 0.2, 7.0), 1)]
+    (tmp_path / "a" / "metrics.jsonl").write_text("".join(lines))
+    for keys, mfu in ((), 0.2), (("plan.mfu=0.5",), 0.5):
+        assert RunPlan(config_of(*words, *keys)).time()["MFU"][0].tolist() == [mfu, mfu]
+    shard = "data.train=data/samples/emoji/fxemoji-trained.tar"
+    small, large = (
+        RunPlan(config_of(*words, shard, "data=emoji", f"model.image.image_size={size}")) for size in (32, 512)
+    )
+    rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
+    assert (rates[0] > 1.5 * rates[1]).all()
+
+
+def test_the_hours_hold_what_is_sent() -> None:
+    words = ("model=tiny_clip_gn", "plan.gpus=16", "plan.gpu=h100", "steps=9")
+    fast, slow = (RunPlan(config_of(*words, f"plan.network={speed}")) for speed in (1e6, 1e-3))
+    assert fast.time()["a step"][0] == pytest.approx(fast.time()["a step, computing"][0], rel=1e-3)
+    sent = {row: size for row, (size, *_) in slow.sent().items()}
+    weights = seconds_sent("all-reduce", sent.pop("all-reduce, gradients"), 16, slow.devices)
+    rest = sum(seconds_sent(row.partition(",")[0], size, 16, slow.devices) for row, size in sent.items())
+    assert slow.time()["a step"][0].tolist() == pytest.approx([weights + rest] * 2)
+    assert weights == 2 * 15 / 16 * slow.sent()["all-reduce, gradients"][0] / 1e6
+    assert seconds_sent("all-gather", 450e9, 8, slow.devices) == 7 / 8  # within a node
+    short = "\n".join(plan_lines(slow)).partition("In short")[2]
+    assert "sending weights" in short and "GPU h" in short and "fits" in short
+    assert all(key in short for key in ("model.grad_checkpointing=true", "chunk_size=", "dist=fsdp2"))
 
 
 def test_a_dry_run_sends_what_is_planned(
