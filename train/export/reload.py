@@ -8,6 +8,7 @@ embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads t
 """
 
 import ctypes
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -165,6 +166,7 @@ LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
 }
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 20, 10)  # the collector is a fifth of the imports of a library
     leave_the_network()
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
     assert "dyad" not in sys.modules, "an export must load without the program that wrote it"
