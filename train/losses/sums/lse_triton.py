@@ -10,8 +10,9 @@ matmuls of cuBLAS: dx += G y, dy += Gᵀ x.
 A kernel that accumulates both gradients would not fit into a multiprocessor of the GPU at D ≥ 512, and one kernel for
 each would compute the scores twice, at 10·b·M·D flops instead of 8.
 
-Each program writes partial sums, and these are added in a fixed order. So the same inputs give the same bits on the
-same machine; the block shapes, timed once for each D, are cached on disk.
+Each program writes partial sums, and these are added in a fixed order, which the shape of a block decides. So the same
+inputs give the same bits on the same machine. Shapes are timed once for each D and number of kinds of keys, and cached
+on disk; deterministic=true takes the first shape everywhere.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dyad.train.losses.sums.block_shapes import INTERPRETED, compiled, tuned
 from dyad.train.losses.sums.tiles import slices
 from dyad.train.losses.sums.triton_trial import INSTALLED, compiles, tl, triton
 
@@ -30,12 +32,10 @@ STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its opera
 WIDEST = 4096  # the largest D
 KEYS = 2  # how many keys are compared, at most
 BLOCK_ROWS = 128  # rows of a block, the same for all shapes that are tried: each block has one partial sum per column
-BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
 WIDEST_BLOCK = 256
 PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
 LOG2_E = 1.4426950408889634
 Number = float | Tensor  # a tensor is 0-d, on the device of the embeddings: a kernel reads it there
-INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True)
@@ -224,28 +224,7 @@ def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:
     return arguments + [unused, unused, 0] * (2 - len(exclusion.keys))
 
 
-def _jit(function: Any) -> Any:
-    """Return triton.jit(function), which is not compiled anew when a size changes; False without Triton."""
-    sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
-    names = function.__code__.co_varnames[: function.__code__.co_argcount]
-    return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
-
-
-def _tuned(function: Any) -> Any:
-    """Apply triton.autotune to the kernel `function`: choose the fastest block shape of BLOCKS; None without Triton.
-
-    The first call for an embedding width D times the shapes. Triton's interpreter uses the first shape alone.
-    """
-    if not INSTALLED:
-        return None
-    configs = [
-        triton.Config({"BLOCK_COLUMNS": columns, "BLOCK_D": depth}, num_warps=warps, num_stages=stages)
-        for columns, depth, warps, stages in BLOCKS[: 1 if INTERPRETED else None]
-    ]
-    return triton.autotune(configs, key=["D"], cache_results=True)(_jit(function))
-
-
-@_jit
+@compiled
 def _exponentials(
     x, y, first_row, first_column, row_count, column_count, exponent,
     row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
@@ -296,7 +275,7 @@ def _exponentials(
     return e
 
 
-@_jit
+@compiled
 def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, first_own, near_own):
     """Set e_ij to 0 for pairs (i, j) of a block whose row key and column key are equal, except for own columns.
 
@@ -314,7 +293,7 @@ def _without_equal(e, row_keys, column_keys, keyed, rows, columns, row_count, fi
     return e
 
 
-@_tuned
+@tuned
 def _sums_kernel(
     x, y, of_rows, of_columns, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
     row_count, column_count, group, exponent,
@@ -344,7 +323,7 @@ def _sums_kernel(
     tl.store(of_rows + column_group * row_count + rows, row_sums, mask=rows < row_count)
 
 
-@_tuned
+@tuned
 def _gradient_kernel(
     x, y, u, v, g, row_keys_0, column_keys_0, keyed_0, row_keys_1, column_keys_1, keyed_1, first_own,
     row_count, column_count, stride, exponent,
@@ -373,7 +352,7 @@ def _gradient_kernel(
     tl.store(g + rows[:, None] * stride + columns[None, :], e.to(g.dtype.element_ty), mask=within)
 
 
-@_jit
+@compiled
 def _rounded_to_bf16(value):
     """Round the float32 `value` to the nearest bf16, ties to even; Triton's interpreter would truncate."""
     bits = value.to(tl.uint32, bitcast=True)

@@ -4,13 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from jobs import kernels_job
 from torch._subclasses import FakeTensorMode
 
-from dyad.train.losses.sums import lse_triton as kernels
+from dyad.train.distributed.devices import chosen_kernels
+from dyad.train.losses.sums import block_shapes, lse_triton as kernels
 from dyad.train.losses.sums.logits import Logits
 from dyad.train.losses.sums.lse_one_shift import _fused
 from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
@@ -53,6 +55,24 @@ def test_a_machine_that_cannot_compile_falls_back_with_one_line(
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("the loss is computed without its GPU kernels, which takes longer: Triton cannot compile: ")
     assert "Fix: " in line
+
+
+@pytest.mark.triton
+def test_deterministic_runs_take_one_shape(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shape decides the order of sums, and the fastest differs from node to node; what is timed says so, once."""
+    for kernel in (kernels._sums_kernel, kernels._gradient_kernel):
+        assert kernel.keys == ["D", "KEYS"] and len(kernel.configs) == len(block_shapes.BLOCKS)
+        assert kernel.early_config_prune(kernel.configs, {}) == kernel.configs
+        with chosen_kernels(deterministic=True):
+            assert kernel.early_config_prune(kernel.configs, {}) == kernel.configs[:1]
+    calls = []
+    active = SimpleNamespace(get_benchmarker=lambda: lambda call, quantiles: calls.append(quantiles))
+    runtime = SimpleNamespace(driver=SimpleNamespace(active=active))  # there is none without a GPU
+    monkeypatch.setattr(block_shapes, "triton", SimpleNamespace(runtime=runtime))
+    block_shapes._say_what_is_timed.cache_clear()
+    for _ in range(3):
+        kernels._sums_kernel.do_bench(lambda: None, quantiles=(0.5,))
+    assert calls == [(0.5,)] * 3 and len(capfd.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.triton
