@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, ConfigError, DataError, first_line
 from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
@@ -187,7 +187,9 @@ def _columnar(path: str) -> Opened:
     try:
         schema = next(_batches(path))
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {error}") from error
+        raise DataError(
+            f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {first_line(error)}"
+        ) from error
     labels = _class_labels(schema)
 
     def rows() -> TableRows:
@@ -200,7 +202,7 @@ def _columnar(path: str) -> Opened:
                         fields[name] = names[value]
                 yield f"row {number}", fields
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
+            raise DataError(f"{path}: after row {number} it cannot be read: {first_line(error)}") from error
 
     return schema.names, rows
 
