@@ -15,6 +15,13 @@ LIMITS |= {"above": (operator.gt, "above {:,}"), "below": (operator.lt, "below {
 MOST = 10**12  # of any number: a larger one is a slip, and would overflow or take all memory somewhere
 
 
+def whole_number(name: str, value: Any) -> int:
+    """Return a number of a file of somebody else. Raises ValueError if it is not whole, or not in 0 … MOST."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError(f"{name} is {value!r:.40}, no whole number from 0 to {MOST:,}")
+    return value
+
+
 def check_limits(config: Any, prefix: str = "") -> None:
     """Raise ConfigError, with a line for each of the first five, if numbers of a dataclass break limits. Arguments and
     limits as of `broken_limits`."""
