@@ -31,21 +31,12 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
     """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
     prints for the key.
 
-    limits: `least`, the smallest legal setting of the key, or `above`, a bound that each legal setting exceeds.
-    train.config.validate checks both.
+    limits: those of data/base/limits.py, such as `least`, the smallest legal setting of the key.
     """
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def check_least(config: object, section: str, **least: int) -> None:
-    """Raise ConfigError, naming the key, if a field of `config` is below its limit. section: prefix of the key in the
-    message; least: field name -> the smallest legal setting of this field."""
-    for name, limit in least.items():
-        if getattr(config, name) < limit:
-            raise ConfigError(f"{section}{name}={getattr(config, name)}: must be {limit} or more")
 
 
 @dataclass
@@ -88,11 +79,12 @@ class QuestionConfig:
 
     split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
     prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
-    length: int = described(32, "longest question in tokens; a SentenceTransformer brings its own")
+    length: int = described(
+        32, "longest question in tokens; a SentenceTransformer brings its own", least=2, most=1 << 20
+    )
 
     def __post_init__(self) -> None:
         check_split(self.split, "data.question.split")
-        check_least(self, "data.question.", length=2)
 
 
 def check_split(split: str, key: str) -> None:
@@ -114,14 +106,13 @@ class PassageConfig:
 
     corpus: str | None = described(None, "file of the passages that rows name by id: .jsonl or .tsv; null: in the rows")
     prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
-    length: int = described(128, "longest passage in tokens; a SentenceTransformer brings its own")
+    length: int = described(
+        128, "longest passage in tokens; a SentenceTransformer brings its own", least=1, most=1 << 20
+    )
     title: Title = described(Title.join, "a passage's title: before its text, as the first of a pair, or left out")
     positives: DrawnPositives = described(DrawnPositives.one, "of several right passages: draw one, the first, or all")
-    pos_pool: int = described(5, "rows with scored candidates: the best n are right passages")
-    neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives")
-
-    def __post_init__(self) -> None:
-        check_least(self, "data.passage.", length=1, pos_pool=1, neg_pool=1)
+    pos_pool: int = described(5, "rows with scored candidates: the best n are right passages", least=1)
+    neg_pool: int = described(5, "rows with scored candidates: the worst n are hard negatives", least=1)
 
 
 @dataclass
@@ -131,7 +122,7 @@ class MiningConfig:
 
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all passages found")
     last_rank: int = described(60, "last rank that negatives are taken from")
-    keep: int = described(25, "negatives kept for each question, the best ranked first")
+    keep: int = described(25, "negatives kept for each question, the best ranked first", least=1)
     margin: float | None = described(None, "only passages that score at least this much below the best right one")
     relative_margin: float | None = described(None, "only passages that score at most (1 - this) × the best right one")
     max_score: float | None = described(None, "only passages that score at most this")
@@ -142,7 +133,6 @@ class MiningConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.first_rank <= self.last_rank:
             raise ConfigError(f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last")
-        check_least(self, "", keep=1)
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
             raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
 
@@ -151,14 +141,17 @@ class MiningConfig:
 class NegativesConfig:
     """Configuration of the hard negatives of the task question_passage: the keys data.negatives.*."""
 
-    per_row: int = described(0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has")
+    per_row: int = described(
+        0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has", least=0
+    )
     lists: list[NegativeList] = described([NegativeList.hard_negatives], "drawn from the first of these that a row has")
     file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
-    refresh_every: int = described(0, "steps after which negatives are mined anew with the present weights; 0: never")
+    refresh_every: int = described(
+        0, "steps after which negatives are mined anew with the present weights; 0: never", least=0
+    )
     mining: MiningConfig = field(default_factory=MiningConfig)
 
     def __post_init__(self) -> None:
-        check_least(self, "data.negatives.", per_row=0, refresh_every=0)
         if not self.lists:
             raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
         if self.refresh_every and not (self.per_row and NegativeList.mined in self.lists):
@@ -194,9 +187,14 @@ class DataConfig:
     buffer: int = described(1000, "stream: samples that a loader process reads ahead at a time and mixes", least=1)
     id_key: str | None = described(None, "stream: json field with a sample's number 0, 1, …, for stateful objectives")
     workers: Any = described(
-        AUTO, "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; on CPUs 2", least=0
+        AUTO,
+        "loader processes per rank; only streams depend on it. auto: cores - 1, at most 16; on CPUs 2",
+        least=0,
+        most=1024,
     )
-    timeout: float = described(60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever")
+    timeout: float = described(
+        60.0, "seconds a loader process may take for a sample before the run stops; 0: for ever", least=0, most=1e9
+    )
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another in its place, named in ledger.jsonl; or stop"
     )
@@ -212,7 +210,7 @@ class DataConfig:
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
     resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")
-    max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded")
+    max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded", least=1)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
@@ -235,7 +233,6 @@ class DataConfig:
             self.train = [self.train]
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
             raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
-        check_least(self, "data.", timeout=0)
         if self.bad_in_a_row < 1:
             raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
         if not 0 <= self.bad_share <= 1:

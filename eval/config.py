@@ -7,7 +7,8 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import CaptionPer, DataConfig, MiningConfig, PassageConfig, check_least, described
+from dyad.data.base.limits import check_limits
+from dyad.data.config import CaptionPer, DataConfig, MiningConfig, PassageConfig, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
@@ -54,7 +55,7 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
-        check_least(self, "eval.", block=1, probe_k=1, examples=0)  # config.yaml of a run may have any value
+        check_limits(self, "eval.")  # of dyad.load, too
         check(self, "eval.")
 
 

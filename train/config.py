@@ -3,15 +3,15 @@
 Does not import torch, so that --help answers at once.
 """
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
@@ -67,16 +67,20 @@ class ImageTowerConfig:
     kind: str = described(ImageTower.open_clip, f"source of the picture tower: {', '.join(ImageTower)} or a plugin")
     name: str | None = described(None, "model of open_clip (null: model.name), timm or transformers (name or folder)")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
-    image_size: int | None = described(None, "side of the input in pixels; null: the tower's own", least=1)
-    widths: list[int] = described([32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each")
+    image_size: int | None = described(
+        None, "side of the input in pixels; null: the tower's own", least=1, most=1 << 12
+    )
+    widths: list[int] = described(
+        [32, 64, 128, 192], "channels of the cnn tower, one stride-2 convolution each", least=1, most=1 << 14
+    )
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     patch_dropout: float | None = described(
         None, "share of patches left out in training, of ViTs; null: as the model says", least=0, below=1
     )
     frozen: bool = described(False, "train only the projection")
     unlocked_groups: int = described(0, "of a frozen tower: the last n groups of layers train all the same", least=0)
-    lora_rank: int = described(0, "rank of adapters that train instead of the weights; 0: none", least=0)
-    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
+    lora_rank: int = described(0, "rank of adapters that train instead of the weights; 0: none", least=0, most=1 << 14)
+    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank", above=0)
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: all linear ones of attentions")
 
     def __post_init__(self) -> None:
@@ -92,12 +96,14 @@ class TextTowerConfig:
     pooling: Pooling = described(Pooling.mean, "transformers: how the states of the tokens become one embedding")
     lower_case: bool = described(False, "transformers: turn texts into lower case first")
     dense: bool = described(False, "with model.embed_dim=null: the Dense module of a SentenceTransformer as projection")
-    context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1)
+    context_length: int | None = described(None, "longest text in tokens; null: the tower's own", least=1, most=1 << 20)
     from_scratch: bool = described(False, "transformers: take the architecture, not the weights")
     frozen: bool = described(False, "train only the projection")
     unlocked_layers: int = described(0, "of a frozen tower: the last n layers train all the same", least=0)
-    lora_rank: int = described(0, "transformers: rank of adapters that train instead of the weights; 0: none", least=0)
-    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank")
+    lora_rank: int = described(
+        0, "transformers: rank of adapters that train instead of the weights; 0: none", least=0, most=1 << 14
+    )
+    lora_alpha: float = described(16.0, "scale of the adapters: alpha / rank", above=0)
     lora_targets: list[str] | None = described(None, "modules that get adapters; null: the attention projections")
 
     def __post_init__(self) -> None:
@@ -109,9 +115,11 @@ class ModelConfig:
     name: str | None = described("ViT-B-32", "open_clip model of both towers: a name, FOLDER, .json or hf-hub:ORG/NAME")
     pretrained: str | None = described(None, "open_clip weights for both towers: a file or a published name")
     activation: Activation = described(Activation.published, "open_clip: as the weights' tag says; model: as its name")
-    embed_dim: int | None = described(256, "width of the projection of towers without their own; null: none", least=1)
+    embed_dim: int | None = described(
+        256, "width of the projection of towers without their own; null: none", least=1, most=1 << 16
+    )
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
-    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1)
+    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1, most=1 << 16)
     classes: Classes = described(
         Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
     )
@@ -147,8 +155,8 @@ class OptimConfig:
     warmup: int | float = described(0, "steps of linear warm-up; below 1, as 0.1: a share of the run", least=0)
     schedule: Schedule = described(Schedule["cosine"], f"of the learning rate after the warm-up: {', '.join(Schedule)}")
     cooldown: int = described(0, "const-cooldown: steps of the cooldown at the end", least=0)
-    cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end")
-    cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial by which the rate falls")
+    cooldown_end: float = described(0.0, "const-cooldown: learning rate at the end", least=0)
+    cooldown_power: float = described(1.0, "const-cooldown: power of the polynomial by which the rate falls", least=0)
     clip_norm: float | None = described(None, "largest norm of the whole gradient; null: no clipping", above=0)
     max_skipped: int = described(3, "skipped steps in a row (not finite, or a spike) that end the run", least=1)
     spike: float | None = described(None, "skip steps of a loss above n times the mean of the last 10, e.g. 2", above=1)
@@ -172,8 +180,10 @@ class DistConfig:
     shard_size: int | None = described(
         None, "ranks that share one copy of the weights; null: all (fsdp2), those of a machine (hsdp)", least=1
     )
-    timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0)
-    start_timeout: float | None = described(None, "seconds the processes may take to join; null: dist.timeout", above=0)
+    timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
+    start_timeout: float | None = described(
+        None, "seconds the processes may take to join; null: dist.timeout", above=0, most=1e9
+    )
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(500, "compare all weights every n steps, and at checkpoints; 0: never", least=0)
 
@@ -204,10 +214,10 @@ class ResumeConfig:
 @dataclass
 class TrainConfig:
     task: Task = described(Task.image_text, "pictures and texts, questions and passages, two views of each, or classes")
-    seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout")
+    seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout", least=0)
     steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
     epochs: float | None = described(None, "passes over the data when steps is null", above=0)
-    global_batch_size: int = described(256, "pairs per optimiser step over all ranks")
+    global_batch_size: int = described(256, "pairs per optimiser step over all ranks", least=1, most=1 << 26)
     chunk_size: int | None = described(
         None,
         "pairs per rank embedded at a time; null: all. The gradient stays that of the whole batch; dropout draws "
@@ -298,7 +308,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
         f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
         f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
-        **_limits(config),
+        **dict.fromkeys(broken_limits(config), True),
         f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1": optim.warmup >= 1
         and isinstance(optim.warmup, float),
         f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
@@ -325,29 +335,6 @@ def _sharding_rules(config: TrainConfig) -> dict[str, bool]:
         f"dist.shard_size={dist.shard_size}: dist.name=ddp shards nothing. Add dist.name=fsdp2 or hsdp": not is_sharded
         and dist.shard_size is not None,
     }
-
-
-# Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
-LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{} or more")}
-LIMITS |= {"most": (operator.le, "{} or less")}
-LIMITS |= {"above": (operator.gt, "above {}"), "below": (operator.lt, "below {}")}
-
-
-def _limits(config: Any, prefix: str = "") -> dict[str, bool]:
-    """Check the limits in the metadata of the dataclass fields; return error message → whether the limit is broken.
-
-    A field's metadata may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). Nested dataclasses are
-    included. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of `config`, with a dot.
-    """
-    rules: dict[str, bool] = {}
-    for f in fields(config):
-        key, value = f"{prefix}{f.name}", getattr(config, f.name)
-        if is_dataclass(value):
-            rules |= _limits(value, f"{key}.")
-        for name, (holds, limit) in LIMITS.items() if isinstance(value, int | float) else ():
-            if name in f.metadata:
-                rules[f"{key}={value}: must be {limit.format(f.metadata[name])}"] = not holds(value, f.metadata[name])
-    return rules
 
 
 def _objective_rules(config: TrainConfig) -> dict[str, bool]:

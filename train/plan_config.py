@@ -18,9 +18,11 @@ Gpu = StrEnum("Gpu", list(GPUS))
 @dataclass
 class PlanConfig:
     on: bool = described(False, "print what the run takes, and train nothing. Short: plan=true")
-    gpus: int | None = described(None, "number of GPUs of the plan, one a process; null: those of this job", least=1)
+    gpus: int | None = described(
+        None, "number of GPUs of the plan, one a process; null: those of this job", least=1, most=1 << 20
+    )
     gpu: Gpu | None = described(None, "kind of GPU; null: as here, or h100 for plan.gpus without a GPU here")
-    gpus_per_node: int = described(8, "GPUs of a node", least=1)
+    gpus_per_node: int = described(8, "GPUs of a node", least=1, most=1 << 20)
     network: float = described(25.0, "GB/s of a GPU to other nodes: an eighth of its Gb/s", above=0)
     mfu: float | None = described(
         None,
@@ -30,5 +32,8 @@ class PlanConfig:
         most=1,
     )
     dry_run: int | None = described(
-        None, "as rank 0 of this many, on the CPU and without a network: build the run, take a step, print it", least=1
+        None,
+        "as rank 0 of this many, on the CPU and without a network: build the run, take a step, print it",
+        least=1,
+        most=1 << 20,
     )

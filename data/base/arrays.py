@@ -1,10 +1,23 @@
 """Arrays in .npy files that another user may have made."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 
 import numpy as np
 
 from dyad.data.base.files import checked_path
+
+
+@contextmanager
+def of_head() -> Iterator[None]:
+    """Context manager that turns what numpy raises for a damaged head of a .npy file into ValueError."""
+    try:
+        with np.errstate(over="raise"):  # of the numbers of a shape
+            yield
+    except (ArithmeticError, LookupError, MemoryError, RecursionError, TokenError, TypeError) as error:
+        raise ValueError(f"its head is damaged: {error or type(error).__name__}") from error
 
 
 def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
@@ -13,8 +26,5 @@ def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
     Raises OSError for a file that cannot be opened, is no regular file or leads out of `folder` (None: anywhere),
     ValueError for a file of another format, such as a pickle or a .npz, and for one that is shorter than its head says.
     """
-    try:
-        with np.errstate(over="raise"):  # of the numbers of a shape
-            return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")
-    except (ArithmeticError, MemoryError, RecursionError, TypeError) as error:  # of a head with absurd numbers
-        raise ValueError(f"its head is damaged: {error or type(error).__name__}") from error
+    with of_head():
+        return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")

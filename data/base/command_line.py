@@ -12,7 +12,6 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import Field, field, fields, replace
 from enum import Enum
-from math import inf
 from types import UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -20,6 +19,7 @@ from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import ValidationError
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.limits import check_limits
 from dyad.data.base.plugins import PLUGINS, PLUGINS_HELP
 
 HELP = ("--help", "-h", "help")
@@ -51,10 +51,9 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     """Fill the dataclass `schema` from key=value arguments and return it. OmegaConf converts values to the field types.
 
     command: the command's name, for messages. Raises ConfigError for an argument that is not key=value, for an unknown,
-    repeated or missing key, and for a value that has the wrong type or is below the limit `least` of its field.
+    repeated or missing key, and for a value that has the wrong type or breaks a limit of its field.
     """
     types_of, options = get_type_hints(schema), OmegaConf.structured(schema)
-    least_of = {option.name: option.metadata.get("least", -inf) for option in fields(cast(Any, schema))}
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = argument.lstrip("-").partition("=")
@@ -77,10 +76,9 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
             raise ConfigError(f"{key}={_mismatch(str(error))}") from None
     if missing := OmegaConf.missing_keys(options):
         raise ConfigError(f"{min(missing)}= is missing. See: {command} --help")
-    for key in given:
-        if isinstance(options[key], int | float) and options[key] < least_of[key]:
-            raise ConfigError(f"{key}={options[key]}: must be {least_of[key]} or more")
-    return cast(T, OmegaConf.to_object(options))
+    found = cast(T, OmegaConf.to_object(options))
+    check_limits(found)
+    return found
 
 
 def _option_of(key: str, schema: Any) -> str:

@@ -52,7 +52,7 @@ class IndexOptions(TableKeys):
     """The key=value options of `python -m data index`."""
 
     out: str | None = described(None, "also write the manifest of all shards to this JSON file")
-    workers: int | None = described(None, "processes that scan; null: one per core")
+    workers: int | None = described(None, "processes that scan; null: one per core", least=1, most=1024)
 
 
 @dataclass
@@ -95,7 +95,7 @@ class CheckOptions(ReadOptions):
     """The key=value options of `python -m data check`."""
 
     val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
-    workers: int | None = described(None, "pictures: processes that decode; null: one per core")
+    workers: int | None = described(None, "pictures: processes that decode; null: one per core", least=1, most=1024)
 
 
 @dataclass

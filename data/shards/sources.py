@@ -3,7 +3,6 @@ weight."""
 
 import glob
 import hashlib
-import math
 import os
 import shlex
 from collections import Counter
@@ -20,6 +19,7 @@ from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 SHARDS = (".tar", ".jsonl")
 ROOT, SAMPLES = Path(__file__).resolve().parents[2], Path("data/samples")  # a wheel has no samples
 PACKED = (".gz", ".zst", ".tgz")
+HEAVIEST = 10**6  # weight: an epoch has so many times the samples of a source
 LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # http servers cannot be asked what they hold
 Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; none for a path of no table
 FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
@@ -106,7 +106,7 @@ def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
 
     try:
         source = TypeAdapter(WrittenSource).validate_python({str(name): value for name, value in mapping.items()})
-        if 0 < source.weight < math.inf:
+        if 0 < source.weight <= HEAVIEST:
             return source
         wrong = f"weight={source.weight:g} of {source.path}: must be a positive number, like 2 or 0.5"
     except ValidationError as error:
@@ -124,7 +124,7 @@ def _split_weight(part: str, key: str) -> tuple[str, float]:
         weight = float(number if at else "")
     except ValueError:
         return part, 1.0  # no @, or one inside a name
-    if not path or not math.isfinite(weight) or weight <= 0:
+    if not path or not 0 < weight <= HEAVIEST:
         raise ConfigError(f"{key}: the weight in '{part}' must be a positive number, like '@2' or '@0.5'.")
     return path, weight
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import TextIOWrapper
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, ConfigError, DataError, first_line
 from dyad.data.base.json_text import parse_json
 from dyad.data.shards.scan_rows import ID_TRIPLES, header
 from dyad.data.shards.scan_tar import MAX_BYTES
@@ -24,6 +24,7 @@ HEAD = 20  # rows that are read to tell what a table holds
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns, of ids
 MOST_OF_COCO = 1 << 26  # commas and opening brackets of a .json file: a million captions have some millions
 BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
+UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
 Fields = dict[str, Any]
 Row = Fields | BadRow  # its fields, or why they cannot be used
@@ -186,21 +187,23 @@ def _columnar(path: str) -> Opened:
 
     try:
         schema = next(_batches(path))
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {error}") from error
+    except (pa.ArrowException, OSError, ValueError) as error:  # names of columns that are not UTF-8
+        raise DataError(
+            f"{path} cannot be read as {os.path.splitext(shard_name(path))[1]}: {first_line(error)}"
+        ) from error
     labels = _class_labels(schema)
 
     def rows() -> TableRows:
         number = 0
         try:
             batches = islice(_batches(path), 1, None)
-            for number, fields in enumerate((fields for batch in batches for fields in batch.to_pylist()), start=1):
+            for number, fields in enumerate(chain.from_iterable(map(_unfolded, batches)), start=1):
                 for name, names in labels.items():
                     if isinstance(value := fields[name], int) and 0 <= value < len(names):
                         fields[name] = names[value]
                 yield f"row {number}", fields
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise DataError(f"{path}: after row {number} it cannot be read: {error}") from error
+            raise DataError(f"{path}: after row {number} it cannot be read: {first_line(error)}") from error
 
     return schema.names, rows
 
@@ -213,7 +216,10 @@ def _batches(path: str) -> Iterator[Any]:
 
     with open_buffered(path) as raw:
         if shard_name(path).endswith(".parquet"):
-            file = pq.ParquetFile(raw)
+            columns = pq.ParquetFile(raw).schema
+            texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            # a value that many rows share is held once: kilobytes could else unfold to gigabytes
+            file = pq.ParquetFile(raw, read_dictionary=texts)
             yield file.schema_arrow
             yield from file.iter_batches(batch_size=BATCH)
             return
@@ -223,6 +229,13 @@ def _batches(path: str) -> Iterator[Any]:
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             batch.validate(full=True)  # offsets of a stranger could lead out of the file
             yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+
+def _unfolded(batch: Any) -> Iterator[Fields]:
+    """Yield the rows of a batch, of which each may be as large as the batch: rows may share a value."""
+    step = max(1, min(BATCH, UNFOLDED // max(batch.nbytes, 1)))
+    for start in range(0, len(batch), step):
+        yield from batch.slice(start, step).to_pylist()
 
 
 def _class_labels(schema: Any) -> dict[str, list[str]]:

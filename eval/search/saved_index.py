@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import psutil
 
+from dyad.data.base.arrays import of_head
 from dyad.data.base.files import open_foreign, whole_folder, writable, write_json
 from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
@@ -67,9 +68,10 @@ def check_embeddings(embeddings: np.ndarray, items: int) -> None:
 def _shape(file: BinaryIO) -> tuple[int, int]:
     """Read the header of a .npy file; return the rows and the width of its matrix of float32, for which the file has
     exactly the bytes. The file is then at its first value."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, fortran, dtype = read(file)
+    with of_head():
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
     left = os.fstat(file.fileno()).st_size - file.tell()
     if len(shape) != 2 or fortran or dtype != np.float32 or not dtype.isnative:
         raise ValueError(f"{VECTORS} is {dtype} {shape}, no float32 (n, D)")

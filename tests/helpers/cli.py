@@ -113,15 +113,20 @@ class Running:
         return Ended(self.commands.ask(wait=self.pid), self.out)
 
 
-def serve() -> None:
-    sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
-    gc.disable()  # imports make many objects, and they stay
+def warm() -> None:
+    """Import what commands need."""
     for module in HEAVY:
         import_module(module)
     compose = sys.modules["dyad.train.cli.compose"]
     compose.register(tuple(compose.OBJECTIVES))
     curves, plots = (sys.modules[f"dyad.eval.report.{name}"] for name in ("curves", "plots"))
     plots.line_chart("", curves.Chart("", [curves.Series("", [1, 2], [1, 2])]))  # Matplotlib looks for its font once
+
+
+def serve() -> None:
+    sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
+    gc.disable()  # imports make many objects, and they stay
+    warm()
     gc.collect()
     gc.enable()
     gc.freeze()  # a collection in a fork would copy every page

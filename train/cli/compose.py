@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.limits import check_limits
 from dyad.train.cli.command_line import in_full, parsed
 from dyad.train.cli.presets import (
     CONFIG_DIR,
@@ -196,6 +197,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
         fill_defaults(config)
         result = OmegaConf.to_object(config)
     assert isinstance(result, TrainConfig)
+    check_limits(result)
     return result
 
 

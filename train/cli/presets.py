@@ -21,6 +21,7 @@ from dyad.train.run_folder.folder import config_text, flat, read_yaml
 CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 SUFFIXES = (".yaml", ".yml")
 OWN = "recipe_of_yours"  # the name of the recipe in the ConfigStore: no file of configs/experiment has it
+LONGEST = 200  # characters of the name of a preset
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
@@ -115,7 +116,16 @@ def _checked(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from error
     if "hydra" in str(tree.get("defaults", "")):
         raise ConfigError(f"{path}: defaults cannot name Hydra's own groups")
+    entries = tree.get("defaults", [])
+    named = [word for each in entries for word in _words(each)] if isinstance(entries, list) else [None]
+    if not all(isinstance(word, str) and len(word) <= LONGEST for word in named):
+        raise ConfigError(f"{path}: defaults must be a list of presets, each as 'override /model: NAME'")
     return tree
+
+
+def _words(entry: Any) -> list[Any]:
+    """Return the group and the preset of an entry of defaults; its value may be null."""
+    return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 
 def _refuse_link(path: Path) -> None:

@@ -273,7 +273,7 @@ class TrainingRun:
             yield options.describe_gamma()
         begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
         before = begun.get("total_steps")
-        if isinstance(before, int) and before != total and 0 < first < total and not self.restored.batch_changed:
+        if isinstance(before, int) and 0 < first < total != before >= first and not self.restored.batch_changed:
             rates = [learning_rate(first - 1, before, optim), learning_rate(first, total, optim)]
             shown = f"{rates[0]:.3g} at step {first}, is {rates[1]:.3g} from here"
             yield f"{total} steps, not {before}: the learning rate, {shown} (optim.schedule={optim.schedule.name})"

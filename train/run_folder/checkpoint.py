@@ -42,6 +42,7 @@ from torch.optim import Optimizer
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
 from dyad.data.base.json_text import read_json
+from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.digests import digest_of
@@ -265,7 +266,7 @@ def load(folder: Path) -> CheckpointState:
     """
     with _verified(folder):
         facts = read_json(folder / STATE)
-        step = int(facts.pop("step"))
+        step = whole_number("step", facts.pop("step"))
         scalars = dict(facts.pop(SCALARS))
         names = {"model": MODEL, "optimizer": OPTIMIZER, "memory": MEMORY, "average": AVERAGE, "target": TARGET}
         tensors: dict[str, Any] = {part: _tensors(folder, name) for part, name in names.items()}
@@ -278,7 +279,7 @@ def step_of(folder: Path) -> int:
     Raises DataError for a damaged checkpoint, ConfigError for another format version.
     """
     with _verified(folder, STATE):
-        return int(read_json(folder / STATE)["step"])
+        return whole_number("step", read_json(folder / STATE)["step"])
 
 
 def load_weights(folder: Path) -> SavedTensors:

@@ -310,7 +310,8 @@ def is_finished(config: TrainConfig) -> bool:
     if resume.mode != "auto" or resume.allow_batch_change or resume.allow_more_data:
         return False
     state = recorded_state(folder)
-    if state.get("status") != "finished" or not _has_checkpoint(folder, f"step_{state.get('step', 0):08d}"):
+    step = state.get("step")
+    if state.get("status") != "finished" or type(step) is not int or not _has_checkpoint(folder, f"step_{step:08d}"):
         return False
     old = _resumed_keys(config) or {}
     return all(old.get(key) == getattr(config, key) for key in LENGTH)

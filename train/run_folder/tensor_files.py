@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of t
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """The tensors of `files` by name. A tensor that several files have is put together from its parts."""
+    """The tensors of `files` by name. A tensor that several files have is put together from its parts.
+
+    Raises ValueError for parts of a tensor that leave rows out, overlap or do not fit together.
+    """
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
         self._parts: dict[str, list[tuple[int, Any]]] = {}
@@ -29,8 +33,16 @@ class SavedTensors(Mapping[str, Tensor]):
             starts = parse_json((file.metadata() or {}).get(STARTS, "{}"))
             for name in file.keys():  # noqa: SIM118  it is no mapping
                 self._parts.setdefault(name, []).append((starts.get(name, 0), file))
-        for parts in self._parts.values():
+        for name, parts in self._parts.items():
             parts.sort(key=lambda part: part[0])
+            shapes = [file.get_slice(name).get_shape() for _, file in parts]
+            ends = accumulate((shape[0] for shape in shapes if shape), initial=0)
+            if len(parts) > 1 and any(
+                start != end or shape[1:] != shapes[0][1:]
+                for (start, _), end, shape in zip(parts, ends, shapes, strict=False)
+            ):
+                starts = ", ".join(f"{start} ({shape})" for (start, _), shape in zip(parts, shapes, strict=True))
+                raise ValueError(f"parts of '{name:.80}' begin at rows {starts:.80} and do not fit together")
 
     def __getitem__(self, name: str) -> Tensor:
         parts = [file.get_tensor(name) for _, file in self._parts[name]]

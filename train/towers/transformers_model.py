@@ -107,8 +107,8 @@ def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
     if pretrained:
         _refuse_pickle(key, Path(location))
     mapped = pretrained and _in_files.get()
-    dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
     with explained(key, "Without a network give the path of a folder with config.json and model.safetensors"):
+        dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
         settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **SAFE)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
         if torch.get_default_device().type != "meta" and not mapped:  # they need no memory

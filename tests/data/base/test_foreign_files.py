@@ -98,7 +98,13 @@ def test_arrays_are_npy_of_plain_numbers_inside_their_folder(tmp_path: Path) -> 
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     np.savez(tmp_path / "zip.npy", a=np.zeros(2))
     os.rename(tmp_path / "zip.npy.npz", tmp_path / "zip.npy")
-    for name, shape in (("long", "(9,)"), ("huge", f"({1 << 62}, {1 << 62})"), ("negative", "(-3,)"), ("text", "'a'")):
+    for name, shape in (
+        ("long", "(9,)"),
+        ("huge", f"({1 << 62}, {1 << 62})"),
+        ("negative", "(-3,)"),
+        ("text", "'a'"),
+        ("cut", "(("),
+    ):
         head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
         (tmp_path / f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
     for path in sorted(tmp_path.glob("*.npy")):

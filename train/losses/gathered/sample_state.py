@@ -204,7 +204,10 @@ class SampleState:
         if set(whole) != {*self.names, *COUNTERS}:
             there, here = (", ".join(sorted(set(names) - set(COUNTERS))) or "nothing" for names in (whole, self.names))
             raise ConfigError(f"the checkpoint has per-sample state of another objective: {there}, not {here}")
-        samples = len(whole[self.names[0]])
+        shapes = {name: tuple(whole[name].shape) for name in self.names}
+        samples = max((*next(iter(shapes.values())), 0))
+        if {*shapes.values()} != {(samples,)} or any(whole[name].numel() != 1 for name in COUNTERS):
+            raise ConfigError(f"the checkpoint has per-sample state of shapes that contradict each other: {shapes}")
         if samples > self.num_samples or (samples < self.num_samples and not more_samples):
             raise ConfigError(
                 f"the checkpoint has per-sample state of {samples:,} samples, but objective.num_samples is "

@@ -28,12 +28,13 @@ RANGES: dict[str, Callable[[float], bool]] = {
 }
 
 
-def number(default: Any, meaning: str, allowed: str) -> Any:
+def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
     """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
-    meaning: the text for `--help`. allowed: the range, a key of RANGES. The value None is legal in every range.
+    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further ones, as of `described`. The
+    value None is legal in every range.
     """
-    return field(default=default, metadata={"help": meaning, "range": allowed})
+    return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class EstimatorOptions(TemperatureOptions):
     gamma_epochs: float | None = number(None, "epochs of the γ schedule; null: with gamma=auto, of the run", "above 0")
     duplicates: Duplicates = described(Duplicates.keep, "columns with an equal content key: negatives, or left out")
     directions: Directions = described(Directions.sum, DIRECTIONS)
-    num_samples: int | None = number(None, "number of samples; null: of the training data", "2 or more")
-    samples_per_epoch: int | None = described(
-        None, "samples in an epoch of a schedule; null: as in the run, or num_samples"
+    num_samples: int | None = number(None, "number of samples; null: of the training data", "2 or more", most=1 << 33)
+    samples_per_epoch: int | None = number(
+        None, "samples in an epoch of a schedule; null: as in the run, or num_samples", "1 or more"
     )
     memory_budget_mb: int = number(
         4096, "MiB of state per process beyond which it lies in a file in TMPDIR", "0 or more"
@@ -68,8 +68,8 @@ class EstimatorOptions(TemperatureOptions):
             yield f"objective.gamma={gamma}: must be auto, or a number above 0 and at most 1"
         elif gamma != AUTO and (least is None) != (epochs is None):
             yield f"objective.gamma_min={least} with objective.gamma_epochs={epochs}: a schedule needs both"
-        elif least is not None and not 0 < least <= (largest := self.schedule[0]):
-            yield f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={largest}"
+        elif least is not None and not 0 < least <= self.schedule[0]:
+            yield f"objective.gamma_min={least}: must be above 0 and at most objective.gamma={self.schedule[0]}"
         if self.duplicates is Duplicates.positive:
             yield "objective.duplicates=positive: an estimator has one positive per sample. Set mask or keep"
         if self.learnable and self.learnable_refused:

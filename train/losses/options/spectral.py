@@ -43,7 +43,7 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
     lambda_momentum: float = number(
         0.0, "Λ = E[ννᵀ]: share of the old running mean; 0: of this batch alone", "0 or more and below 1"
     )
-    width: int | None = described(None, "D of the embeddings, needed for a running mean")
+    width: int | None = described(None, "D of the embeddings, needed for a running mean", least=1, most=1 << 16)
 
     def broken_rules(self) -> Iterator[str]:
         if self.lambda_momentum > 0 and (self.width is None or self.width < 1):
