@@ -22,10 +22,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
 from dyad.train.distributed.world import World
 from dyad.train.towers.rows import Grouped
-from dyad.train.towers.tower import Tower
+from dyad.train.towers.tower import Tower, TwoTower
 
 T = TypeVar("T", bound=Tensor)
 # Whether gradients are averaged when we ask for it. torch 2.11 and older average them in the last backward of a layer.
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
 
@@ -82,15 +83,43 @@ def shard(
         register_fsdp_forward_method(tower, "features")
 
 
-def layers_of(tower: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of a tower that are gathered one after the other: the members of lists of one class."""
-    for module in tower.children():
-        children = list(module.children())
-        alike = len(children) > 1 and len({type(child) for child in children}) == 1
-        if isinstance(module, nn.ModuleList | nn.Sequential) and alike and any(True for _ in module.parameters()):
-            yield from children
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a tower that are gathered one after the other: modules of one class, in a list or by names of
+    their own, that have most of the weights of what they are in."""
+    children = list(module.children())
+    for alike in _by_class(children, isinstance(module, LISTS)):
+        if len(alike) > 1 and 2 * _size(alike) > _size([module]):
+            yield from (layer for child in children for layer in ([child] if child in alike else layers_of(child)))
+            return
+    for child in children:
+        yield from layers_of(child)
+
+
+def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Module]]:
+    """Yield the modules of each class. listed: whether they are in a list; else lists, and modules without modules in
+    them, are no layers."""
+    of_class: dict[type, list[nn.Module]] = {}
+    for module in modules:
+        if listed or (any(True for _ in module.children()) and not isinstance(module, LISTS)):
+            of_class.setdefault(type(module), []).append(module)
+    yield from of_class.values()
+
+
+def _size(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
+    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower without any.
+
+    size: how many ranks share the weights; for 1 there is nothing to say.
+    """
+    for side, tower in (("x", towers.x_tower), ("y", towers.y_tower)) if size > 1 else ():
+        if count := len(list(layers_of(tower))):
+            yield f"the {side} tower is gathered layer by layer, {count} layers"
         else:
-            yield from layers_of(module)
+            problem = f"warning: the {side} tower has no layers of one class: all its weights are gathered at once"
+            yield f"{problem}. Give its blocks one class, in an nn.ModuleList"
 
 
 def local(tensor: Tensor) -> Tensor:

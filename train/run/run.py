@@ -27,7 +27,7 @@ from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
 from dyad.train.distributed.agreement import from_rank_0, only_on, raise_on_all, rank_0_only
 from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
-from dyad.train.distributed.sharding import shard_size
+from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.losses import OBJECTIVES
@@ -228,8 +228,8 @@ class TrainingRun:
                 "model=tiny_clip_gn, for texts model=minilm"
             )
         yield from self.describe_schedule()
-        if norms := batch_norms(config, self.parts.model.towers, self.world.size):
-            yield norms
+        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size)])
+        yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.parts.model)
         yield from [] if self.source.resume else (*self.parts.notes, *restored.notes)

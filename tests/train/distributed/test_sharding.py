@@ -12,7 +12,8 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig, check_values
-from dyad.train.distributed.sharding import layers_of, shard_size
+from dyad.train.distributed.sharding import describe_layers, layers_of, shard_size
+from dyad.train.towers.tower import TwoTower
 
 SOAK = pytest.mark.soak
 
@@ -46,6 +47,29 @@ def test_layers_are_members_of_lists_of_one_class() -> None:
     inner = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.Tanh()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())])
     tower = nn.Sequential(nn.Embedding(3, 2), nn.ModuleDict({"layers": inner}), nn.Sequential(nn.Tanh(), nn.Tanh()))
     assert list(layers_of(tower)) == list(inner)
+
+
+class Named(nn.Module):
+    """Blocks that are attributes, beside another module."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.start = nn.Embedding(3, 2)
+        for i in range(blocks):
+            setattr(self, f"block_{i}", nn.TransformerEncoderLayer(4, 1, 8))
+        self.end = nn.Linear(4, 4)
+
+
+def test_blocks_with_names_in_dictionaries_and_beside_another_module_are_layers() -> None:
+    blocks = [nn.TransformerEncoderLayer(4, 1, 8) for _ in range(3)]
+    for tower in (
+        nn.ModuleDict({"start": nn.Embedding(3, 2), **{f"block_{i}": block for i, block in enumerate(blocks)}}),
+        nn.Sequential(nn.Embedding(3, 2), nn.Sequential(*blocks, nn.LayerNorm(4))),
+    ):
+        assert list(layers_of(tower)) == blocks
+    assert [type(layer) for layer in layers_of(Named(2))] == [nn.TransformerEncoderLayer] * 2
+    lines = list(describe_layers(TwoTower(Named(2), Named(1)), 2))
+    assert "2 layers" in lines[0] and "warning" in lines[1] and "y tower" in lines[1]
 
 
 @pytest.mark.parametrize(
