@@ -28,6 +28,7 @@ from torch import Tensor
 from dyad.train.losses.options.choices import Divergence, PairLoss
 from dyad.train.losses.options.robust import RobustOptions
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
+from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.row_select import row_threshold
 from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles, slices, tile_size
 
@@ -36,13 +37,17 @@ STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow,
 Elementwise = Callable[[Tensor], Tensor]
 
 
+def identity(d: Tensor) -> Tensor:
+    return d
+
+
 def pair_loss_of(options: RobustOptions) -> Elementwise:
     """Return the pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing.
 
     s_ij is the score of a candidate j of anchor i, s_ip that of its positive p. options.pair_loss names the function.
     """
     losses: dict[PairLoss, Elementwise] = {
-        PairLoss.identity: lambda d: d,
+        PairLoss.identity: identity,
         PairLoss.hinge: lambda d: F.relu(options.margin + d),
         PairLoss.squared_hinge: lambda d: F.relu(options.margin + d).square(),
         PairLoss.logistic: lambda d: -F.logsigmoid(-d),
@@ -240,10 +245,30 @@ class KL(RowOCE):
 
     metric = "weights_kl"
 
+    def __init__(self, in_one_pass: bool) -> None:
+        """in_one_pass: whether an error of about τ · 1e-7 is small enough, which spares a pass over the scores."""
+        self._in_one_pass = in_one_pass
+
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
         value = at.expm1()
         return value + (value + 1) * (u - at)  # the tangent at the point itself: its backward is one product
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
+        if losses.pair_loss is not identity or not self._in_one_pass:
+            return super().closed_form(losses, tau)
+
+        def f(log_sum: Tensor, weight: Tensor, log_m: Tensor, tau: Tensor) -> Tensor:
+            return weight * tau * (log_sum.where(weight > 0, log_m) - log_m)
+
+        log_m_R, scores = losses.m_R.log(), (losses.x_RD, losses.y_MD, losses.p_R, 1 / tau, losses.exclusion)
+        total, log_sums_R, means_R = row_losses(
+            f, *scores, rows=(losses.weights_R.to(log_m_R), log_m_R), parameters=(tau,)
+        )
+        offset_R, kl_R = (
+            v.masked_fill(log_sums_R == -math.inf, 0.0) for v in (log_sums_R - log_m_R, means_R - log_sums_R + log_m_R)
+        )
+        return total, Solution(torch.zeros_like(offset_R), offset_R, {self.metric: kl_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
         # one pass: the running maximum top, and Σ e and Σ e log e of e = exp((ℓ − top)/τ)
@@ -363,7 +388,7 @@ def build_oce(options: RobustOptions) -> OCE:
     """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
-    return KL() if options.divergence is Divergence.kl else ChiSquare()
+    return KL(options.temperature <= 1) if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:

@@ -270,17 +270,18 @@ def test_identity_4_partial_auc_as_means() -> None:
 
 
 class Multiplications(TorchDispatchMode):
-    """How many tiles of scores are computed."""
+    """How many scores are computed."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default)
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        self.count += result.numel() if func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default) else 0
+        return result
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("divergence", "solver"), [("kl", (1, 1)), ("chi2", (3, 6)), ("cvar", (3, 6))])
+@pytest.mark.parametrize(("divergence", "solver"), [("kl", (0, 0)), ("chi2", (3, 6)), ("cvar", (3, 6))])
 def test_passes_over_the_scores_are_few(divergence: str, solver: tuple[int, int], dtype: torch.dtype) -> None:
     """One if all scores fit into what is kept."""
     x, y = (e.to(dtype) for e in embeddings(16))
@@ -288,7 +289,7 @@ def test_passes_over_the_scores_are_few(divergence: str, solver: tuple[int, int]
         tiles.KEPT = kept
         with Multiplications() as seen:
             build(divergence=divergence).to(dtype)(x, y).loss.backward()
-        assert seen.count == passes * 4 * 4
+        assert seen.count == passes * 16 * 16
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
