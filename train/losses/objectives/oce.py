@@ -239,15 +239,13 @@ class RowOCE(OCE):
 class KL(RowOCE):
     """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
 
-    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the
-    row.
+    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of its losses ℓ_j.
     """
 
     metric = "weights_kl"
 
     def __init__(self, in_one_pass: bool) -> None:
-        """in_one_pass: whether an error of about τ · 1e-7 is small enough, which spares a pass over the scores."""
-        self._in_one_pass = in_one_pass
+        self._in_one_pass = in_one_pass  # with an error of τ · 1e-7
 
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
@@ -261,13 +259,10 @@ class KL(RowOCE):
         def f(log_sum: Tensor, weight: Tensor, log_m: Tensor, tau: Tensor) -> Tensor:
             return weight * tau * (log_sum.where(weight > 0, log_m) - log_m)
 
-        log_m_R, scores = losses.m_R.log(), (losses.x_RD, losses.y_MD, losses.p_R, 1 / tau, losses.exclusion)
-        total, log_sums_R, means_R = row_losses(
-            f, *scores, rows=(losses.weights_R.to(log_m_R), log_m_R), parameters=(tau,)
-        )
-        offset_R, kl_R = (
-            v.masked_fill(log_sums_R == -math.inf, 0.0) for v in (log_sums_R - log_m_R, means_R - log_sums_R + log_m_R)
-        )
+        rows, scores = (losses.weights_R.to(losses.p_R), losses.m_R.log()), (losses.x_RD, losses.y_MD, losses.p_R)
+        total, sums_R, means_R = row_losses(f, *scores, 1 / tau, losses.exclusion, rows=rows, parameters=(tau,))
+        offset_R = sums_R - rows[1]
+        offset_R, kl_R = (v.masked_fill(sums_R == -math.inf, 0.0) for v in (offset_R, means_R - offset_R))
         return total, Solution(torch.zeros_like(offset_R), offset_R, {self.metric: kl_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
@@ -350,8 +345,7 @@ class CVaR(OCE):
     def _selected(self, losses: Losses) -> list[Tensor]:
         """Select the αm largest of each row's m scores.
 
-        Returns four (R,): the threshold score; the share with which each score equal to the threshold counts; how many
-        scores are above the threshold; how many are equal to it.
+        Returns four (R,): the threshold; the share of each score equal to it; how many are above it, and equal to it.
         """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:
@@ -371,7 +365,6 @@ class CVaR(OCE):
         """Return the Solution whose ν is the loss at the threshold score, with the metrics of the worst-case weights.
 
         A row's weights, times its number of columns, are 1/α above the threshold and share/α at the threshold.
-        Arguments: the results of _selected.
         """
         chosen_R = self.alpha * losses.m_R
         parts = ((above_R / chosen_R, 1 / self.alpha), (at_R * share_R / chosen_R, share_R / self.alpha))

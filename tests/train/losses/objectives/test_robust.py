@@ -21,7 +21,7 @@ from dyad.train.losses.sums import tiles
 
 DIVERGENCES = ["kl", "chi2", "cvar"]
 PAIR_LOSSES = ["identity", "hinge", "squared_hinge", "logistic"]
-TEMPERATURE = 0.35
+TEMPERATURE, WIDTH = 0.35, 5
 TAU = torch.tensor(-math.log(TEMPERATURE)).double().neg().exp().item()  # kept as a logarithm in float32
 
 
@@ -31,7 +31,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "KEPT", 400)
 
 
-def embeddings(b: int = 9, width: int = 5, seed: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
+def embeddings(b: int = 9, width: int = WIDTH, seed: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randn(n, width, generator=generator, dtype=torch.float64) for n in (b, m or b))
     return x.requires_grad_(), y.requires_grad_()
@@ -270,13 +270,14 @@ def test_identity_4_partial_auc_as_means() -> None:
 
 
 class Multiplications(TorchDispatchMode):
-    """How many scores are computed."""
+    """How many scores are computed, of embeddings (b, WIDTH)."""
 
     count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.count += result.numel() if func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default) else 0
+        if func in (torch.ops.aten.mm.out, torch.ops.aten.mm.default) and args[0].shape[1] == WIDTH:
+            self.count += result.numel()
         return result
 
 
