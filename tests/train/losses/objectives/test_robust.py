@@ -270,9 +270,7 @@ def test_identity_4_partial_auc_as_means() -> None:
 
 
 class Multiplications(TorchDispatchMode):
-    """How many scores are computed, of embeddings (b, WIDTH)."""
-
-    count = 0
+    count = 0  # of scores of embeddings (b, WIDTH)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
