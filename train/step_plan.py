@@ -29,6 +29,10 @@ class Plan:
         """
         return step == self.total_steps or (every > 0 and step % every == 0)
 
+    def logs(self, step: int) -> bool:
+        """Return whether the numbers of a step are logged after `step` finished steps."""
+        return step == 1 or self.due(step, self.log_every)
+
     def next_save(self, step: int) -> int:
         """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
         return min((step // self.save_every + 1) * self.save_every, self.total_steps)

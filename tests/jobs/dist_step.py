@@ -49,6 +49,7 @@ from dyad.train.distributed.world import (
     init_world,
     shutdown,
 )
+from dyad.train.losses import build_objective
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.tower import TwoTower
@@ -217,6 +218,13 @@ def check_running_statistics(world: World) -> None:
     torch.testing.assert_close(mean, 0.1 * torch.stack([part.mean(0) for part in seen]).mean(0).detach())
 
 
+def check_costly_metrics(world: World) -> None:
+    step = train_step(towers(), B, world=world, objective=build_objective("spectral"))
+    step.logs = lambda steps: steps == 2
+    found = ["rank" in step(own(batch(B), SIZES[world.size][1], world.rank), index) for index in range(3)]
+    assert found == [False, True, False]
+
+
 def check_collectives(world: World) -> None:
     assert broadcast_object({"rank": world.rank}, world) == {"rank": 0}
     assert any_rank(world.rank == 1, world) and not any_rank(False, world)
@@ -256,6 +264,7 @@ def main() -> None:
             check_going_on(kind, chunk_size, world)
     check_not_finite(None, world)
     check_clipping(world)
+    check_costly_metrics(world)
     for keep_graphs in (1, 2, B):
         check_sent_once(keep_graphs, world)
     check_running_statistics(world)

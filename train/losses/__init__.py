@@ -35,6 +35,8 @@ The route of one score, from embeddings to the loss and back, by file:
    _Gather.backward (sums/all_gather.py) sums the gradients of y over ranks → the normalisation of objectives/base.py →
    the towers.
 
+A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7.
+
 The other families: objectives/logistic.py and objectives/oce.py sum any function of a score by sums/pair_sum.py in
 place of step 5. sums/row_select.py selects thresholds for objectives/oce.py, which objectives/robust.py uses.
 objectives/spectral.py needs no scores. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps

@@ -114,7 +114,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             log(line)
         run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
         stop = stack.enter_context(StopRequest())
-        parts.step.stop_requested = lambda: stop.requested
+        parts.step.stop_requested, parts.step.logs = lambda: stop.requested, plan.logs
 
         def before_save() -> None:  # a checkpoint must never know more than the logs
             logger.flush()

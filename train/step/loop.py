@@ -68,7 +68,7 @@ def fit(
             done = index + 1
             monitor.observe(batch, waited, done)
             stopwatch.add(waited, perf_counter() - start)
-            if done == 1 or plan.due(done, plan.log_every):
+            if plan.logs(done):
                 steps, times = stopwatch.steps, stopwatch.read()
                 of_device = telemetry(batch, steps, times["batch_time"])
                 everything = {**scalars, **diagnose(), **monitor.check(), **times, **of_device}

@@ -108,13 +108,14 @@ class LossTerm:
         trusting: bool,
         scaled: Callable[[Tensor], Tensor],
         timer: LocalTimer,
+        logged: bool,
     ) -> tuple[dict[str, Tensor], Checks]:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
         Returns scalars by name ("loss": weighted; "broken": how many conditions do not hold), and the conditions under
         which they are right, which are assumed if `trusting`. step: index of the optimiser step, which seeds dropout.
         of_ranks: a function that waits for the sizes of the global batch. scaled: scales the loss before backward.
-        timer: stopped when the embeddings are there.
+        timer: stopped when the embeddings are there. logged: whether costly metrics are wanted, the same on all ranks.
 
         On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; those of other
         towers and of the objective's parameters (e.g. temperature) are not.
@@ -140,7 +141,7 @@ class LossTerm:
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         timer.stop()  # the objective begins with a collective
         with record_function("objective"):
-            with checked(trusting, of_ranks()) as checks:
+            with checked(trusting, of_ranks(), logged) as checks:
                 result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
             scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one

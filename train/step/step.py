@@ -37,7 +37,8 @@ class TrainStep:
     first communication with other ranks.
     on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
     finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
-    whether a rank was when its last step ended. average: the moving average of the weights (optim.ema).
+    whether a rank was when its last step ended. logs(steps): whether metrics are logged after so many finished
+    steps, the same on all ranks; costly ones are left out if not. average: the moving average of the weights.
     """
 
     scalars: Mapping[str, float]
@@ -56,6 +57,7 @@ class TrainStep:
         # one rank has no others to be compared with: events of a GPU would never be read
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
         self.stop_requested: Callable[[], bool] = lambda: False
+        self.logs: Callable[[int], bool] = lambda steps: True
         self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
@@ -117,7 +119,8 @@ class TrainStep:
         casts = torch.autocast(self.world.device.type, enabled=False)
         with casts, no_gradient_sync(self._parallel):
             for term, batch, of_ranks in zip(self.terms, batches, sizes, strict=True):
-                scalars, checks = term.gradient(batch, step, of_ranks, trusting, self._scaler.scale, self.local_timer)
+                how = of_ranks, trusting, self._scaler.scale, self.local_timer, self.logs(step + 1)
+                scalars, checks = term.gradient(batch, step, *how)
                 if len(self.terms) > 1 and term is self.terms[0]:
                     scalars[f"{self._config.task}/loss"] = scalars["loss"] / self._config.weight
                 tensors |= {name: tensors.get(name, 0.0) + value for name, value in scalars.items()}

@@ -80,7 +80,7 @@ def spread(scale: float) -> TrainStep:
 
 
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "checked", lambda trusting, sizes: checked(False, sizes))
+    monkeypatch.setattr(module, "checked", lambda _, sizes, logged: checked(False, sizes, logged))
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])

@@ -347,6 +347,13 @@ def test_a_compiled_step_learns_the_same() -> None:
         assert compiled(whole, i)["loss"] == pytest.approx(plain(whole, i)["loss"], rel=1e-9)
 
 
+def test_costly_metrics_are_computed_when_logged() -> None:
+    """On two ranks: check_costly_metrics of tests/jobs/dist_step.py."""
+    step = train_step(towers(), 8, objective=build_objective("spectral"))
+    step.logs = lambda steps: steps == 2
+    assert ["rank" in step(batch(8), index) for index in range(3)] == [False, True, False]
+
+
 @in_ways
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_any_number_of_ranks(world_size: int, ways: str) -> None:

@@ -7,6 +7,7 @@ column. Further columns are y items beside the pairs, such as hard negatives.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import torch
@@ -147,10 +148,14 @@ class GatheredBatch:
 
         They are float32 or better.
         """
+        return self._pair_scores
+
+    @cached_property
+    def _pair_scores(self) -> Tensor:
         i, j = self.positive_indices()
-        x, y = self.x_bD[i], self.y_MD[j]
-        dtype = torch.promote_types(x.dtype, torch.float32)
-        return (x.to(dtype) * y.to(dtype)).sum(1)
+        dtype = torch.promote_types(self.x_bD.dtype, torch.float32)
+        with torch.enable_grad():  # loss and metrics share them, whichever asks first
+            return (self.x_bD[i].to(dtype) * self.y_MD[j].to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.

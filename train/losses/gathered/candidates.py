@@ -58,6 +58,11 @@ class Relations:
     rows: Anchors
     columns: Anchors
 
+    @property
+    def plain(self) -> bool:
+        """Whether y_i is the one positive of row i, and scores are float32 or better: half precision has kernels."""
+        return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
+
 
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.

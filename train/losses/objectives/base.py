@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
@@ -20,6 +19,7 @@ from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, d
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
+from dyad.train.losses.sums.functions import normalized
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Objective(nn.Module):
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))
-        wide = F.normalize(wide, dim=-1) if self.options.similarity is Similarity.cosine else wide
+        wide = normalized(wide) if self.options.similarity is Similarity.cosine else wide
         return wide.to(e_bD.dtype) if e_bD.is_cuda else wide
 
 

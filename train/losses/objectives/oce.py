@@ -28,6 +28,7 @@ from torch import Tensor
 from dyad.train.losses.options.choices import Divergence, PairLoss
 from dyad.train.losses.options.robust import RobustOptions
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
+from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.row_select import row_threshold
 from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles, slices, tile_size
 
@@ -36,13 +37,17 @@ STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow,
 Elementwise = Callable[[Tensor], Tensor]
 
 
+def identity(d: Tensor) -> Tensor:
+    return d
+
+
 def pair_loss_of(options: RobustOptions) -> Elementwise:
     """Return the pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing.
 
     s_ij is the score of a candidate j of anchor i, s_ip that of its positive p. options.pair_loss names the function.
     """
     losses: dict[PairLoss, Elementwise] = {
-        PairLoss.identity: lambda d: d,
+        PairLoss.identity: identity,
         PairLoss.hinge: lambda d: F.relu(options.margin + d),
         PairLoss.squared_hinge: lambda d: F.relu(options.margin + d).square(),
         PairLoss.logistic: lambda d: -F.logsigmoid(-d),
@@ -234,16 +239,31 @@ class RowOCE(OCE):
 class KL(RowOCE):
     """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
 
-    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of losses ℓ_j of the
-    row.
+    The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of its losses ℓ_j.
     """
 
     metric = "weights_kl"
+
+    def __init__(self, in_one_pass: bool) -> None:
+        self._in_one_pass = in_one_pass  # with an error of τ · 1e-7
 
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
         value = at.expm1()
         return value + (value + 1) * (u - at)  # the tangent at the point itself: its backward is one product
+
+    def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
+        if losses.pair_loss is not identity or not self._in_one_pass:
+            return super().closed_form(losses, tau)
+
+        def f(log_sum: Tensor, weight: Tensor, log_m: Tensor, tau: Tensor) -> Tensor:
+            return weight * tau * (log_sum.where(weight > 0, log_m) - log_m)
+
+        rows, scores = (losses.weights_R.to(losses.p_R), losses.m_R.log()), (losses.x_RD, losses.y_MD, losses.p_R)
+        total, sums_R, means_R = row_losses(f, *scores, 1 / tau, losses.exclusion, rows=rows, parameters=(tau,))
+        offset_R = sums_R - rows[1]
+        offset_R, kl_R = (v.masked_fill(sums_R == -math.inf, 0.0) for v in (offset_R, means_R - offset_R))
+        return total, Solution(torch.zeros_like(offset_R), offset_R, {self.metric: kl_R})
 
     def solve_rows(self, losses: Losses, tau: Tensor, rows: slice) -> tuple[Tensor, ...]:
         # one pass: the running maximum top, and Σ e and Σ e log e of e = exp((ℓ − top)/τ)
@@ -325,8 +345,7 @@ class CVaR(OCE):
     def _selected(self, losses: Losses) -> list[Tensor]:
         """Select the αm largest of each row's m scores.
 
-        Returns four (R,): the threshold score; the share with which each score equal to the threshold counts; how many
-        scores are above the threshold; how many are equal to it.
+        Returns four (R,): the threshold; the share of each score equal to it; how many are above it, and equal to it.
         """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:
@@ -346,7 +365,6 @@ class CVaR(OCE):
         """Return the Solution whose ν is the loss at the threshold score, with the metrics of the worst-case weights.
 
         A row's weights, times its number of columns, are 1/α above the threshold and share/α at the threshold.
-        Arguments: the results of _selected.
         """
         chosen_R = self.alpha * losses.m_R
         parts = ((above_R / chosen_R, 1 / self.alpha), (at_R * share_R / chosen_R, share_R / self.alpha))
@@ -363,7 +381,7 @@ def build_oce(options: RobustOptions) -> OCE:
     """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
-    return KL() if options.divergence is Divergence.kl else ChiSquare()
+    return KL(options.temperature <= 1) if options.divergence is Divergence.kl else ChiSquare()
 
 
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:

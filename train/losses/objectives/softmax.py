@@ -26,6 +26,7 @@ from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions,
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
 from dyad.train.losses.sums.lse import log_partition
+from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.tiles import Exclusion
 
 DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
@@ -63,10 +64,16 @@ class SoftmaxObjective(TemperatureObjective):
         options, scale, weights_M = self.options, self.scale(batch.x_bD), self._log_weights(batch)
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
-        layout = None if options.directions is Directions.x else batch.columns  # a loss of rows needs no column sums
-        rows_b, columns_M = log_partition(batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M)
-        sums = rows_b, columns_M
-        row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
+        if options.directions is Directions.x and related.plain and weights_M is None:
+            row, rows_b = rows_alone(related, in_sum_P, negatives, scale, options)
+            sums, column = (rows_b, None), row
+        else:
+            layout = None if options.directions is Directions.x else batch.columns  # no sums over ranks for rows
+            rows_b, columns_M = log_partition(
+                batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M
+            )
+            sums = rows_b, columns_M
+            row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options)
         with torch.no_grad():  # the bound holds without weights only
             bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
@@ -166,10 +173,30 @@ def softplus(a: Tensor) -> Tensor:
     return F.softplus(a, threshold=40.0)
 
 
+def rows_alone(
+    related: Relations, in_sum_b: Tensor, negatives: Exclusion, scale: Tensor, options: SoftmaxOptions
+) -> tuple[Tensor, Tensor]:
+    """Return the mean over rows of f_i/τ as core_terms does, and the log-sums of the rows' negatives, without gradient.
+
+    Each row has one positive, y_i. in_sum_b, scale, options: as in core_terms. negatives: the pairs to leave out.
+    """
+
+    def f(log_sum: Tensor, omega: Tensor, log_count: Tensor, weight: Tensor) -> Tensor:
+        return weight * (torch.logaddexp(log_sum.where(weight > 0, 0.0), omega) - log_count)
+
+    batch, anchors, p_b = related.batch, related.rows, related.batch.pair_scores()
+    omega_b = torch.zeros_like(p_b).masked_fill(~in_sum_b, -math.inf)
+    mean = options.partition is Partition.mean
+    log_counts_b = anchors.counts.clamp(min=1).to(p_b).log() if mean else torch.zeros_like(p_b)
+    of_rows = omega_b, log_counts_b, anchors.share * anchors.weights(p_b)
+    total, log_sums_b, _ = row_losses(f, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=of_rows)
+    return total, log_sums_b + scale.detach() * p_b.detach()
+
+
 def core_terms(
     related: Relations,
     in_sum_P: Tensor,
-    sums: tuple[Tensor, Tensor],
+    sums: tuple[Tensor, Tensor | None],
     scale: Tensor,
     options: PairOptions,
     partition: Partition,
@@ -182,8 +209,9 @@ def core_terms(
     ranks are the means over the anchors of the global batch. Further symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
-    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
-    paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
+    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,); None: the mean over columns is not
+    needed. scale: 1/τ. options: see the last paragraph. weights_M: the
+    log-weights ω_j that were added to the logits of the row sums.
 
     f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
     of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
@@ -199,8 +227,11 @@ def core_terms(
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
     omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
     rows = DirectionSums(related.rows, sums[0], partition, indices[0], omegas[0], single, None)
+    row = mean(rows, a_P)
+    if sums[1] is None:
+        return row, torch.zeros_like(row)
     columns = DirectionSums(related.columns, sums[1], partition, indices[1], omegas[1], single, batch.columns)
-    row, column = mean(rows, a_P), mean(columns, a_P)
+    column = mean(columns, a_P)
     if related.same:
         correction = _own_minus_mean(related, scale)
         row, column = row + related.rows.share * correction[0], column + related.columns.share * correction[1]
@@ -328,7 +359,7 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
 
 
 def mi_bound(
-    related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor], scale: Tensor, options: SoftmaxOptions
+    related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor | None], scale: Tensor, options: SoftmaxOptions
 ) -> dict[str, Tensor]:
     """Return two metrics in nats: log K − InfoNCE, a lower bound of the mutual information, and log K.
 

@@ -24,7 +24,7 @@ from dyad.train.losses.options.spectral import (
     VicregOptions,
 )
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import known_sizes
+from dyad.train.losses.sums.conditions import known_sizes, logged
 from dyad.train.losses.sums.functions import product
 
 
@@ -75,8 +75,8 @@ class Spectral(MomentObjective):
         spread = squares / total**2 if self.options.pairs is PairSet.all else others
         with torch.no_grad():
             metrics = {"positive_score": positive, "negative_square": others, **moment_errors(sums_2DD / total)}
-            cross_DD = layout.sum_(x_bD.T @ y_bD)
-            metrics["rank"] = effective_rank(cross_DD)
+            if logged():
+                metrics["rank"] = effective_rank(layout.sum_(x_bD.T @ y_bD))
         return ObjectiveResult(spread - 2 * positive, metrics)
 
 

@@ -34,11 +34,13 @@ class Sizes:
 class Checks:
     """The conditions of one computation, 0-d bool tensors of this rank. trusting: whether they are assumed to hold.
 
-    sizes: of the batch, if they are known. later: what `summed_later` left to the trainer.
+    sizes: of the batch, if they are known. logged: whether costly metrics are wanted, the same on all ranks. later:
+    what `summed_later` left to the trainer.
     """
 
     trusting: bool
     sizes: Sizes | None = None
+    logged: bool = True
     conditions: list[Tensor] = field(default_factory=list)
     later: list[tuple[Tensor, Finish]] = field(default_factory=list)
 
@@ -53,9 +55,9 @@ _CHECKS: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 
 @contextmanager
-def checked(trusting: bool, sizes: Sizes | None = None) -> Iterator[Checks]:
+def checked(trusting: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
     """Collect the conditions of the block; see the module docstring."""
-    checks = Checks(trusting, sizes)
+    checks = Checks(trusting, sizes, logged)
     token = _CHECKS.set(checks)
     try:
         yield checks
@@ -78,6 +80,12 @@ def assumed(condition: Tensor) -> bool:
 def holds(condition: Tensor) -> bool:
     """Whether the 0-d bool tensor `condition` is True: assumed within `checked`, else read (the host waits)."""
     return assumed(condition) or bool(condition)
+
+
+def logged() -> bool:
+    """Whether metrics are wanted that cost as much as the loss: the same on all ranks; True outside of `checked`."""
+    checks = _CHECKS.get()
+    return checks is None or checks.logged
 
 
 def known_sizes() -> Sizes | None:

@@ -264,17 +264,19 @@ class Gradients:
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
         self._tiles = tiles
-        zeros = (torch.zeros_like(e, dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
-        self.dx_bD, self.dy_MD = found or zeros
+        # the first tile of a row or column writes, so only a matrix without tiles must begin with zeros
+        begin = torch.empty_like if len(tiles.x_bD) and len(tiles.y_MD) else torch.zeros_like
+        self.dx_bD, self.dy_MD = found or (begin(e, dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
 
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
         """Add the contribution of one tile of scores to the stored gradients of x and of y.
 
-        rows, columns: the slices of the score matrix that the tile covers. g: the gradient of the loss in the tile's
-        scores, (r, c).
+        rows, columns: the slices of the score matrix that the tile covers; all tiles come in the order of Tiles.scores.
+        g: the gradient of the loss in the tile's scores, (r, c).
         """
-        self.dx_bD[rows].addmm_(g, self._tiles.y_MD[columns].to(g.dtype))
-        self.dy_MD[columns].addmm_(g.T, self._tiles.x_bD[rows].to(g.dtype))
+        y, x = self._tiles.y_MD[columns].to(g.dtype), self._tiles.x_bD[rows].to(g.dtype)
+        self.dx_bD[rows].addmm_(g, y, beta=columns.start > 0)
+        self.dy_MD[columns].addmm_(g.T, x, beta=rows.start > 0)
 
     def scaled(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the gradients of x (b, D) and y (M, D), times `scale` unless it is None, in the types of x and y.

@@ -1,0 +1,103 @@
+"""A loss of the log-sum-exp of each row of the score matrix, at memory linear in the batch.
+
+Legend: b rows of this rank, M columns of all ranks, D width; scores s_ij = <x_i, y_j>, p_i that of row i's positive,
+d_ij = scale · (s_ij − p_i), N_i = log Σ_j exp(d_ij).
+
+A row needs nothing of other rows. So as soon as a strip of rows has its N_i, the loss of these rows and its gradient in
+them are known, and the gradient is computed from the exponentials that are still there: 6·b·M·D flops, where sums of
+rows and columns (lse.py) need 8, and no shift but the largest logit of each row. A strip takes TILE · M numbers.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.functions import first_order_only
+from dyad.train.losses.sums.tiles import Exclusion, Tiles, shaped, slices
+
+Rows = tuple[Tensor, Tensor, Tensor]
+
+
+def row_losses(
+    f: Callable[..., Tensor],
+    x_bD: Tensor,
+    y_MD: Tensor,
+    p_b: Tensor,
+    scale: Tensor,
+    exclusion: Exclusion | None = None,
+    *,
+    rows: Sequence[Tensor] = (),
+    parameters: Sequence[Tensor] = (),
+) -> Rows:
+    """Return Σ_i f(N_i, *rows_i, *parameters) over this rank's rows, 0-d; N, (b,); and the mean differences, (b,).
+
+    f: differentiable, of vectors (r,) for r rows and of parameters, 0-d. It must be finite with slope 0 at N_i = −inf,
+    a row whose pairs are all left out. scale: 0-d. exclusion: pairs to leave out. rows, parameters: further
+    inputs of f, (b,) and 0-d each. The mean difference of a row is that of its softmax, Σ_j exp(d_ij − N_i) d_ij. The
+    sum is differentiable in all tensors, N and the means are not. Gradients of what ranks share are this rank's share.
+    """
+    with torch.autocast(x_bD.device.type, enabled=False):
+        return _RowLosses.apply(f, exclusion, len(rows), x_bD, y_MD, p_b, scale, *rows, *parameters)  # pyright: ignore[reportReturnType]
+
+
+class _RowLosses(torch.autograd.Function):
+    """The autograd function of row_losses. Forward computes the gradient too; backward multiplies it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        f: Callable[..., Tensor],
+        exclusion: Exclusion | None,
+        by_row: int,
+        x_bD: Tensor,
+        y_MD: Tensor,
+        p_b: Tensor,
+        scale: Tensor,
+        *inputs: Tensor,
+    ) -> Rows:
+        tiles, learning = Tiles(x_bD, y_MD, exclusion), any(ctx.needs_input_grad)
+        y, lowest = y_MD.to(tiles.dtype), torch.finfo(tiles.dtype).min / 4  # finite: a row without pairs gives no NaN
+        dx_bD, dy_MD = (torch.zeros_like(v, dtype=tiles.dtype) for v in (x_bD, y_MD))
+        d_p_b, d_scale, *d_inputs = (torch.zeros_like(v) for v in (p_b, scale, *inputs))
+        total = x_bD.new_zeros((), dtype=torch.float64)
+        log_sums_b, means_b = (x_bD.new_empty(len(x_bD), dtype=tiles.dtype) for _ in range(2))
+        space = x_bD.new_empty(min(tiles.size, len(x_bD)) * len(y), dtype=tiles.dtype)
+        for strip in slices(len(x_bD), tiles.size):
+            x = x_bD[strip].to(tiles.dtype) * scale
+            a = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
+            for columns in slices(len(y), tiles.size):
+                tiles.leave_out_(strip, columns, lowest, a[:, columns])
+            top = a.amax(1) if len(y) else a.new_full((len(x),), lowest)
+            e = a.sub_(top[:, None]).exp_()
+            sums, own = e.sum(1), scale * p_b[strip]
+            log_sums_b[strip] = (top - own + sums.log()).masked_fill_(top <= lowest / 2, -math.inf)  # none is left
+            weighted = torch.mm(e, y, out=dx_bD[strip]).div_(sums[:, None])  # the mean column under the softmax
+            means_b[strip] = torch.linalg.vecdot(x, weighted) - own
+            parts = [strip if i < by_row else ... for i in range(len(inputs))]
+            of_strip = (v[part] for v, part in zip(inputs, parts, strict=True))
+            with torch.set_grad_enabled(learning):
+                leaves = [v.detach().requires_grad_(learning) for v in (log_sums_b[strip], *of_strip)]
+                loss = f(*leaves).sum()
+            total += loss.detach()
+            if learning:
+                u, *d_leaves = torch.autograd.grad(loss, leaves, materialize_grads=True)
+                for d_input, part, d_leaf in zip(d_inputs, parts, d_leaves, strict=True):
+                    d_input[part] += d_leaf
+                d_p_b[strip] = -scale * u
+                d_scale += u @ means_b[strip] / scale
+                weighted.mul_((u * scale)[:, None])
+                dy_MD.addmm_(e.T, x.mul_((u / sums)[:, None]))
+        if learning:
+            ctx.types = [v.dtype for v in (x_bD, y_MD, p_b, scale, *inputs)]
+            ctx.save_for_backward(dx_bD, dy_MD, d_p_b, d_scale, *d_inputs)
+        ctx.mark_non_differentiable(log_sums_b, means_b)
+        return total.to(tiles.dtype), log_sums_b, means_b
+
+    @staticmethod
+    @first_order_only
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        found = ((gradient * d).to(dtype) for d, dtype in zip(ctx.saved_tensors, ctx.types, strict=True))
+        return None, None, None, *found
