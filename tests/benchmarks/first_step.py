@@ -43,12 +43,12 @@ def write_table(folder: Path) -> None:
     (folder / "captions.csv").write_text("\n".join(rows) + "\n")
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
-    """Name → command, each with its outputs in `folder`, which holds the data."""
+def commands(folder: Path, epochs: int = 1, steps: int = 8) -> dict[str, list[str]]:
+    """Name → command, each with its outputs in `folder`, which holds the data. epochs of theirs, steps of ours."""
     table = folder / "captions.csv"
-    theirs = f"""--model tiny_clip_gn --train-data {table} --dataset-type csv --batch-size 256 --workers 1 --epochs 1
-        --warmup 50 --precision fp32 --device cpu --log-every-n-steps 1 --logs {folder}""".split()
-    ours = f"""-m dyad train experiment=emoji_scratch data.train={SHARD} data.val=null eval.suite=[] steps=8
+    theirs = f"""--model tiny_clip_gn --train-data {table} --dataset-type csv --batch-size 256 --workers 1
+        --epochs {epochs} --warmup 50 --precision fp32 --device cpu --log-every-n-steps 1 --logs {folder}""".split()
+    ours = f"""-m dyad train experiment=emoji_scratch data.train={SHARD} data.val=null eval.suite=[] steps={steps}
         data.workers=1 tracking.every=1 run.dir={folder}""".split()
     python = [sys.executable, "-u"]
     return {
