@@ -10,7 +10,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}

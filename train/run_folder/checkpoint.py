@@ -148,16 +148,20 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
     # torch numbers optimiser state by the position of its parameter; the checkpoint names it
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
     groups = optimizer.state_dict()["param_groups"]
+    numbered = {str(i): group for i, group in enumerate(groups)}
     slots: dict[int, dict[str, Any]] = {}
     for entry in (*state.optimizer, *state.scalars):
         name, _, key = entry.rpartition("/")
-        if name.isdecimal() and int(name) < len(groups):
-            groups[int(name)][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
+        if name in numbered and key not in optimizer.defaults.keys() | OF_CONFIG:
+            numbered[name][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
             continue
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
         slots.setdefault(position[id(named[name])], {})[key] = own
+        # the fused kernel of torch believes shapes: it would write beyond the end of a short tensor
+        if isinstance(optimizer, AdamW) and ADAMW.get(key, lambda p: None)(named[name]) != getattr(own, "shape", ()):
+            raise ConfigError(f"its optimiser state '{entry}' is none of AdamW for a weight {tuple(named[name].shape)}")
     copies = state.average, state.target
     if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
