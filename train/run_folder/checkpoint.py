@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import remove, sync, whole_folder, write_json
@@ -159,15 +159,24 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
         slots.setdefault(position[id(named[name])], {})[key] = own
-        # the fused kernel of torch believes shapes: it would write beyond the end of a short tensor
-        if isinstance(optimizer, AdamW) and ADAMW.get(key, lambda p: None)(named[name]) != getattr(own, "shape", ()):
-            raise ConfigError(f"its optimiser state '{entry}' is none of AdamW for a weight {tuple(named[name].shape)}")
+    if isinstance(optimizer, AdamW):
+        _refuse_moments(slots, optimizer)
     copies = state.average, state.target
     if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
     optimizer.load_state_dict({"state": slots, "param_groups": groups})
     return [{named[n]: filled(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
+
+
+def _refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: AdamW) -> None:
+    """Raise ConfigError if state of a parameter, by its position, is none of AdamW. The fused kernel believes shapes:
+    it would write behind the end of a short tensor."""
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        shapes = {key: getattr(value, "shape", None) for key, value in slots.get(i, {}).items()}
+        if shapes and shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            of = ", ".join(f"{key} {'' if shape is None else tuple(shape)}".strip() for key, shape in shapes.items())
+            raise ConfigError(f"optimiser state of a weight {tuple(parameter.shape)} is none of AdamW: {of}")
 
 
 def save(
