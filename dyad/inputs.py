@@ -1,5 +1,6 @@
 """What callers of the Python API may hand over: checked once, at the boundary, before anything else sees it."""
 
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -10,7 +11,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.base.files import file_inside
 from dyad.data.question_passage.passages import Passage
 
 PassageLike: TypeAlias = str | tuple[str, str] | Mapping[str, str]  # text; (title, text); {"text": …, "title": …}
@@ -24,6 +25,7 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
     for text in texts:
         if not isinstance(text, str):
             raise ConfigError(f"{what} must be str, or a list of str: one is {_type(text)}")
+        _refuse_half(text, what)
     return texts
 
 
@@ -89,7 +91,14 @@ def _passage(given: Any) -> Passage:
         title, text = given.get("title", ""), given.get("text")
     if not isinstance(title, str) or not isinstance(text, str):
         raise ConfigError('passages must be str, (title, text), or {"text": str, "title": str}: one is ' + _type(given))
+    _refuse_half(title + text, "passages")
     return Passage(text, title)
+
+
+def _refuse_half(text: str, what: str) -> None:
+    """Raise ConfigError for a text with half of a pair of UTF-16, which no tokenizer takes."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise ConfigError(f"{what}: character {half.start()} of a text is {half[0]!r}, which is no Unicode character")
 
 
 def _type(given: Any) -> str:

@@ -91,7 +91,8 @@ def first_line(error: BaseException) -> str:
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130.
+    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130, a
+    file or folder to which the user has no right one message and code 3.
 
     First it imports the plugins of the command line, and sets up the process. The garbage collector looks at new
     objects less often: the imports of torch and open_clip make so many that it would take a fifth of their time. New
@@ -122,7 +123,10 @@ def run(main: Callable[[], None]) -> None:
         exit_with(130)
     except BrokenPipeError:  # the reader of the output has closed it: … --help | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
-    except Exception:
+    except Exception as error:
+        if isinstance(error, PermissionError) and error.filename:
+            _say(printable(f"error: {error.filename}: this user has no right to it ({error.strerror})"))
+            exit_with(ExitCode.DATA)
         _say(printable(traceback.format_exc()).rstrip("\n"))
         exit_with(ExitCode.BUG)
 

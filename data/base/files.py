@@ -185,6 +185,13 @@ def leads_inside(file: Path | str, folder: Path) -> bool:
     return any(leads_to.is_relative_to(allowed) for allowed in (root, *blobs))
 
 
+def file_inside(folder: Path, name: str | Path) -> Path | None:
+    """Return `folder / name` if it is a regular file that lies in `folder` by `leads_inside`, else None. In a folder of
+    another user a link could lead to a private file, whose content would then go into a report or a tracker."""
+    path = folder / name
+    return path if os.path.isfile(path) and leads_inside(path, folder) else None  # isfile: no error of any name
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write `content` to the file `path` atomically, by `whole_file`."""
     with whole_file(path) as file:

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dyad.data.base.files import open_foreign
-from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.base.files import file_inside, open_foreign
 from dyad.data.shards.sources import local_path, written_sources
 from dyad.data.shards.storage import scheme_of
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from unicodedata import normalize
@@ -64,7 +64,7 @@ def _files_of(folder: str) -> list[str]:
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return found
-    return [folder] if any(_is_picture(name) for _, _, files in os.walk(folder) for name in files) else []
+    return [folder] if any(_is_picture(path.name) for path in _walk(folder)) else []
 
 
 def _hub_files(url: str) -> list[str]:
@@ -103,12 +103,23 @@ def _picture_folder(folder: str) -> Table:
 
 def suffixes_in(folder: str) -> Counter[str]:
     """Return how many files in a folder, at any depth, have each suffix, lower case and without the dot."""
-    return Counter(_suffix(name) for _, _, files in os.walk(folder) for name in files)
+    return Counter(_suffix(path.name) for path in _walk(folder))
+
+
+def _walk(folder: str | Path) -> Iterator[Path]:
+    """Yield the files in a folder, at any depth. Raises OSError for a folder that cannot be listed: without a word its
+    files would be missing."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for inner, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(inner, name) for name in names)
 
 
 def _files(folder: Path) -> list[Path]:
     """Return the pictures and texts in a folder, at any depth, sorted. Hidden files are left out."""
-    wanted = (path for path in folder.rglob("*") if _is_picture(path.name) or path.suffix.lower() == ".txt")
+    wanted = (path for path in _walk(folder) if _is_picture(path.name) or path.suffix.lower() == ".txt")
     return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dyad.data.base.files import open_foreign
+from dyad.data.base.files import file_inside, leads_inside, open_foreign
 from dyad.data.base.json_text import LARGEST, parse_json
 from dyad.data.base.secrets import without_secrets
-from dyad.data.base.untrusted_paths import file_inside, inside
 from dyad.eval.report.curves import History, last_value, read_history
 from dyad.eval.results.shapes import RESULT, STATE, read_object
 from dyad.eval.results.write import result_files
@@ -51,7 +50,7 @@ class RunFolder:
 def read_run(path: Path) -> RunFolder:
     """Read the run folder `path`. Raises ConfigError if it is no run folder."""
     config = without_secrets(saved_config(path), by_name=True)
-    links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not inside(path, name)]
+    links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not leads_inside(path / name, path)]
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(
         path,

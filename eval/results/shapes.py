@@ -12,8 +12,8 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.errors import first_line
+from dyad.data.base.files import file_inside
 from dyad.data.base.json_text import read_json
-from dyad.data.base.untrusted_paths import file_inside
 from dyad.eval.results.cases import Case
 
 Count = Annotated[int, Field(ge=0, le=10**15)]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dyad.data.base.untrusted_paths import file_inside
+from dyad.data.base.files import file_inside
 from dyad.train.panels import Score
 
 Result = Mapping[str, Any]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import DataError, printable
-from dyad.data.base.files import writable, write_json
+from dyad.data.base.files import leads_inside, writable, write_json
 from dyad.data.base.secrets import without_credentials
-from dyad.data.base.untrusted_paths import inside
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
 from dyad.eval.results.summary import Result
@@ -86,7 +85,7 @@ def saved_results(run: Path) -> list[dict[str, Any]]:
 
 def result_files(run: Path) -> list[str]:
     """Return the names of the result files in a run folder, sorted, without the JSON files for other tools."""
-    files = sorted((run / "eval").glob("*.json")) if inside(run, "eval") else []
+    files = sorted((run / "eval").glob("*.json")) if leads_inside(run / "eval", run) else []
     return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
 
 

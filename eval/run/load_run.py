@@ -95,8 +95,9 @@ def read_config(run: Path) -> TrainConfig:
 
     Raises ConfigError if the file is missing or is no configuration of this version.
     """
-    saved = OmegaConf.create(saved_config(run))
-    hint = plugins_needed(saved.get("plugins") or [])
+    tree = saved_config(run)
+    names, saved = tree.get("plugins"), OmegaConf.create(tree)
+    hint = plugins_needed([str(name) for name in names] if isinstance(names, list) else [])
     try:
         objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
         return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))

@@ -17,7 +17,12 @@ from dyad.data.question_passage.passages import Passage
 
 TEXTS: dict[str, Any] = {"None": None, "7": 7, "bytes": b"x", "generator": iter(["a"]), "set": {"a"}, "empty": []}
 TEXTS |= {"a number in it": ["a", 7], "bytes in it": [b"x"], "None in it": ["x", None], "array": np.zeros(3)}
-TEXTS |= {"empty array": np.array([], str), "no axis": np.array("a"), "a list in it": [["a"]]}
+TEXTS |= {
+    "empty array": np.array([], str),
+    "no axis": np.array("a"),
+    "a list in it": [["a"]],
+    "half a character": "a\ud800",
+}
 
 
 @pytest.mark.parametrize("given", TEXTS.values(), ids=TEXTS)
@@ -32,7 +37,9 @@ def test_what_is_a_text() -> None:
         assert inputs.texts_of(given) == ["a", "b"]
 
 
-@pytest.mark.parametrize("given", [None, [None], [("a", "b", "c")], [("a", 7)], [{"title": "a"}], [{"text": 7}], []])
+@pytest.mark.parametrize(
+    "given", [None, [None], [("a", "b", "c")], [("a", 7)], [{"title": "a"}], [{"text": 7}], [], "a\ud800"]
+)
 def test_what_is_no_passage(given: Any) -> None:
     with raises(dyad.ConfigError, "passages"):
         inputs.passages_of(given)

@@ -2,8 +2,8 @@
 
 python -m tests.faults.mutations [--kind tar …] [--count 2000] [--seed 0] [--command]
 
-Each reader, or with --command the command, runs in a process of its own with 4 GB and 20 s. It may succeed, or refuse
-the file by an error of ours. All else is printed, with what repeats it: the kind and its seed.
+Readers run in forks with 4 GB, 20 files in each, with --command each command in one of its own; each has 20 s. A file
+is read, or refused by an error of ours. All else is printed, with what repeats it: the kind and its seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from helpers.tiny_runs import QUIET, tiny_arguments
 from dyad.data.base.errors import UserError
 
 MEMORY, SECONDS = 4 << 30, 20
+SHARED = 20  # damaged files that one process reads
 CODES = (0, 2, 3, 4, 75)  # exit codes that a command may end with
 
 
@@ -61,43 +62,68 @@ def forked(act: Callable[[], int], out: Path, seconds: int = SECONDS) -> tuple[i
     return code, time.monotonic() - begun
 
 
-def reading(kind: Kind, folder: Path) -> int:
-    os.setsid()
+def reading(kind: Kind, folder: Path) -> str | None:
+    """Read a damaged file; return what must not happen."""
     try:
         kind.read(folder)
     except UserError as error:
         # below a line may stand a list, a fix or the next key: no output of a library
-        if not all(re.match(r"  |Their sound|[\w.]+=", line) for line in str(error).splitlines()[1:]):
-            print(error)
-            return 98
+        listed = all(re.match(r"  |Their sound|[\w.]+=", line) for line in str(error).splitlines()[1:])
+        return None if listed else str(error)
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        return 99
+        return traceback.format_exc()
+    return None
+
+
+def damaged(name: str, seed: int, work: Path) -> tuple[Path, str]:
+    """Make a folder of a kind with a file that is damaged by this seed; return it, and how."""
+    chance, folder = random.Random(f"{name} {seed}"), work / f"{name}-{seed}"  # a new one: readers may remember paths
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(SAMPLES[name], folder)
+    file = chance.choice(sorted(path for path in folder.rglob(KINDS[name].files) if path.is_file()))
+    how = mutate(file, chance)
+    if name == "checkpoint" and file.name != "manifest.json" and chance.random() < 0.8:
+        seal(folder)
+    return folder, how
+
+
+def read_each(name: str, seeds: Sequence[int], work: Path) -> int:
+    """Read damaged files one after the other; say in work/each.txt at which it is, and what must not happen."""
+    os.setsid()
+    with (work / "each.txt").open("w", buffering=1, errors="replace") as each:
+        for seed in seeds:
+            signal.alarm(SECONDS)
+            folder, how = damaged(name, seed, work)
+            each.write(f"\0{name} seed={seed} {how}")
+            if wrong := reading(KINDS[name], folder):
+                each.write(f"\n{wrong[-900:].strip()}")
+            shutil.rmtree(folder)
     return 0
 
 
-def once(name: str, seed: int, work: Path, command: bool = False) -> str | None:
-    """Damage a file of a kind by this seed, and read it; return what must not happen, with what repeats it."""
-    kind, chance = KINDS[name], random.Random(f"{name} {seed}")
-    folder = work / "mutated"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(SAMPLES[name], folder)
-    damaged = chance.choice(sorted(path for path in folder.rglob(kind.files) if path.is_file()))
-    how = mutate(damaged, chance)
-    if name == "checkpoint" and damaged.name != "manifest.json" and chance.random() < 0.8:
-        seal(folder)
-    out = work / "out.txt"
-    if command and (given := kind.command):
-        code, took = forked(lambda: become(given(folder), str(out), {}), out)
-        wrong = code not in CODES or "Traceback" in out.read_text(errors="replace")
-    else:
-        code, took = forked(lambda: reading(kind, folder), out)
-        wrong = code != 0
-    if not wrong:
-        return None
-    said = out.read_text(errors="replace").strip()
-    return f"{name} seed={seed} {how}: code {code} after {took:.1f} s\n{said[-900:]}"
+def read_all(name: str, seeds: Sequence[int], work: Path) -> Iterator[str]:
+    """Damage a file of a kind by each of these seeds and read it, several in one fork; yield what must not happen, with
+    what repeats it."""
+    while seeds:
+        code, took = forked(lambda: read_each(name, seeds[:SHARED], work), work / "out.txt")  # noqa: B023
+        told = (work / "each.txt").read_text().split("\0")[1:]
+        if code:
+            told[-1] += f"\ncode {code}, {took:.1f} s\n{(work / 'out.txt').read_text(errors='replace')[-900:].strip()}"
+        yield from (each for each in told if "\n" in each)
+        seeds = seeds[len(told) :]
+
+
+def command_all(name: str, seeds: Sequence[int], work: Path) -> Iterator[str]:
+    """As `read_all`, by the command of the kind, each in a fork of its own."""
+    given, out = KINDS[name].command, work / "out.txt"
+    for seed in seeds if given else ():
+        folder, how = damaged(name, seed, work)
+        words = given(folder) if given else ()
+        code, took = forked(lambda: become(words, str(out), {}), out)  # noqa: B023
+        said = out.read_text(errors="replace").strip()
+        if code not in CODES or "Traceback" in said:
+            yield f"{name} seed={seed} {how}\ncode {code}, {took:.1f} s\n{said[-900:]}"
+        shutil.rmtree(folder)
 
 
 def prepare(work: Path, kinds: Sequence[str]) -> None:
@@ -143,10 +169,10 @@ def main() -> int:
         prepare(work, given.kind)
         for name in given.kind:
             begun, found = time.monotonic(), 0
-            for seed in range(given.seed, given.seed + given.count):
-                if wrong := once(name, seed, work, given.command):
-                    found += 1
-                    print(wrong, flush=True)
+            act = command_all if given.command else read_all
+            for wrong in act(name, range(given.seed, given.seed + given.count), work):
+                found += 1
+                print(wrong, flush=True)
             failed += found > 0
             took = time.monotonic() - begun
             print(f"{name}: {given.count} from seed {given.seed}, {found} wrong, {took:.0f} s", flush=True)

@@ -19,9 +19,8 @@ from pathlib import Path
 from time import perf_counter
 
 from dyad.data.base.errors import DataError
-from dyad.data.base.files import remove, writable
+from dyad.data.base.files import file_inside, remove, writable
 from dyad.data.base.json_text import read_json
-from dyad.data.base.untrusted_paths import file_inside
 from dyad.data.batch import Batch
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import writable
+from dyad.data.base.limits import MOST
 from dyad.data.shards import manifest
 from dyad.eval.run.load_run import read_config
 from dyad.train.config import TrainConfig
@@ -27,25 +28,56 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.components import Parts
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import CheckpointState
 from dyad.train.run_folder.digests import once_a_machine
 from dyad.train.run_folder.folder import check_run, run_of
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
 from dyad.train.towers.calibration import Calibration
 
+Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class StepFacts(TypedDict):
+    """What the training step keeps, by `TrainStep.state_dict`."""
+
+    scaler: dict[str, float]
+    skipped: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    losses: list[float]
+    trust_from: NotRequired[Count]
+    averaged: NotRequired[Count]
+
+
+class Substituted(TypedDict):
+    """Counts and positions of samples that could not be used."""
+
+    total: Count
+    row: Count
+    last: Annotated[int, Field(ge=-1, le=MOST)]
+    recent: list[Count]
+
+
+class StreamFacts(TypedDict):
+    """How far a stream was read."""
+
+    first: Count
+    through: list[Count]
+    taken: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
+
 
 class ResumeFacts(TypedDict):
     """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
 
     seed: int
-    global_batch_size: Annotated[int, Field(ge=1)]
-    samples_seen: Annotated[int, Field(ge=0)]
+    global_batch_size: Annotated[Count, Field(ge=1)]
+    samples_seen: Count
     data_fingerprint: str
     data: dict[str, Any]
     evaluation_owed: bool
     wandb_id: str | None
-    step_state: dict[str, Any]
-    substituted: dict[str, Any]
+    step_state: StepFacts
+    substituted: Substituted
+    stream: NotRequired[StreamFacts | None]
 
 
 OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
@@ -138,11 +170,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
         return RestoredState(notes=notes)
     state = checkpoint.load(folder)
     facts = state.facts
-    try:
-        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
-    except ValidationError as error:
-        (first, *_) = error.errors()
-        raise DataError(f"{folder} is no checkpoint of ours: {first['loc'][0]}: {first['msg']}") from error
+    check_facts(folder, state)
     if facts["seed"] != config.seed:
         raise ConfigError(
             f"{folder} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
@@ -162,6 +190,20 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
     parts.step.average.tensors = {} if config.optim.ema is None else average
     parts.step.target.load(target)
     return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
+
+
+def check_facts(folder: Path, state: CheckpointState) -> None:
+    """Raise DataError if the entries of state.json of a checkpoint have other types than ours, or contradict each
+    other. A foreign checkpoint may be typed as resume=."""
+    facts = state.facts
+    try:
+        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"{folder} is no checkpoint of ours: {key:.80}: {first['msg']}") from error
+    if (seen := facts["samples_seen"]) != state.step * facts["global_batch_size"]:
+        raise DataError(f"{folder} is no checkpoint of ours: samples_seen is {seen:,} after {state.step:,} steps")
 
 
 def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:

@@ -46,6 +46,7 @@ from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.digests import digest_of
+from dyad.train.run_folder.moments import refuse_moments
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 from dyad.train.run_folder.parts import PARTS, Part, collect, parts_folder
 from dyad.train.run_folder.tensor_files import SavedTensors, save_tensors
@@ -139,30 +140,30 @@ def capture(
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    Returns the moving average of the weights and the weights of the target network by parameter, each empty if the
-    checkpoint has none. `state.memory` (per-sample state of the objective) is not restored here: each rank loads its
-    own part. Raises ConfigError, with nothing changed, for a checkpoint of another model.
+    Returns the moving average and the target network's weights, by parameter, empty if the checkpoint has none; of
+    `state.memory` each rank loads its part elsewhere. Raises ConfigError, with nothing changed, for another model.
     """
     refuse_another_model(state.model, modules)
     named = named_tensors(modules)
     # torch numbers optimiser state by the position of its parameter; the checkpoint names it
     position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    groups = optimizer.state_dict()["param_groups"]
+    groups = {str(i): group for i, group in enumerate(optimizer.state_dict()["param_groups"])}
     slots: dict[int, dict[str, Any]] = {}
     for entry in (*state.optimizer, *state.scalars):
         name, _, key = entry.rpartition("/")
-        if name.isdecimal() and int(name) < len(groups):
-            groups[int(name)][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
+        if name in groups and key not in optimizer.defaults.keys() | OF_CONFIG:
+            groups[name][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
             continue
         if name not in named or id(named[name]) not in position:
             raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
         own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
         slots.setdefault(position[id(named[name])], {})[key] = own
+    refuse_moments(slots, optimizer)
     copies = state.average, state.target
     if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
         raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
     restore_weights(state.model, modules)
-    optimizer.load_state_dict({"state": slots, "param_groups": groups})
+    optimizer.load_state_dict({"state": slots, "param_groups": [*groups.values()]})
     return [{named[n]: filled(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
 
 

@@ -19,10 +19,9 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import open_foreign, write_bytes
+from dyad.data.base.files import file_inside, open_foreign, write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
-from dyad.data.base.untrusted_paths import file_inside
 from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
 

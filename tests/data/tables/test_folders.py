@@ -3,10 +3,14 @@ formats that are not read, no captions at all."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unicodedata import normalize
 
 import pytest
@@ -16,7 +20,7 @@ from helpers.shards import opened, picture, write_tar
 from helpers.tables import LABELS, class_folders, hub_pictures, pictures_in, with_texts, write_csv
 from pyarrow.parquet import write_table
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import ConfigError, DataError, run
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.shards.shards import open_shards
@@ -185,3 +189,24 @@ def test_a_class_is_a_field_with_and_without_a_template(keys: dict[str, str], tm
     found = samples(class_folders(tmp_path / "classes"), **keys)
     assert {sample.label("cls") for sample in found} == {sample.label("class") for sample in found} == {*LABELS}
     assert [("txt" in sample.members) for sample in found] == [bool(keys)] * 60
+
+
+def test_an_inner_folder_without_the_right_to_it_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Its pictures would be missing without a word. Root may list all, so the system's answer is put in."""
+    for folder in (tmp_path, tmp_path / "inner"):
+        folder.mkdir(exist_ok=True)
+        (folder / "a.png").write_bytes(picture(0))
+    scan = os.scandir
+
+    def denied(folder: str) -> Any:
+        if Path(folder).name == "inner":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    monkeypatch.setattr(sys, "argv", ["data"])
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: print(samples(tmp_path)))
+    assert ended.value.code == 3
+    said = capsys.readouterr().err
+    assert said == f"error: {tmp_path}/inner: this user has no right to it (Permission denied)\n"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from helpers.messages import raises
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dyad.data.base.errors import DataError
-from dyad.train.run_folder.checkpoint import CheckpointState, load, load_weights, save
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.train.run_folder.checkpoint import CheckpointState, capture, load, load_weights, restore, save
 from dyad.train.run_folder.folder import STATE, recorded_state
 
 SECOND = "model-00002-of-00002.safetensors"
@@ -88,3 +89,41 @@ def test_a_state_with_another_step_is_no_finished_run(tmp_path: Path, step: Any)
     (tmp_path / "a" / "checkpoints" / "step_00000003").mkdir(parents=True)
     (run_folder(config) / STATE).write_text(json.dumps({"status": "finished", "step": step}))
     assert recorded_state(run_folder(config)) and not is_finished(config)
+
+
+MOMENTS = {
+    "a moment of one number": {"exp_avg": torch.zeros(())},
+    "a short moment": {"exp_avg": torch.zeros(7)},
+    "a long moment": {"exp_avg_sq": torch.zeros(1000)},
+    "a moment as a number of state.json": {"exp_avg": 0.5},
+    "several steps": {"step": torch.zeros(4)},
+    "one more": {"max_exp_avg_sq": torch.zeros(5, 4)},
+    "no moment": {"exp_avg": None},
+}
+
+
+@pytest.mark.parametrize("wrong", MOMENTS)
+def test_optimiser_state_of_another_shape_than_its_weight(wrong: str) -> None:
+    """The fused kernel would write behind the end of a short tensor: the process aborted."""
+    modules = {"towers": torch.nn.Linear(4, 5, bias=False)}
+    optimizer = torch.optim.AdamW(modules["towers"].parameters(), fused=True)
+    modules["towers"](torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    state = capture(modules, optimizer, 1, {})
+    restore(state, modules, optimizer)
+    changed = {f"towers.weight/{key}": value for key, value in MOMENTS[wrong].items()}
+    tensors = {**state.optimizer, **changed}
+    numbers = {key: value for key, value in changed.items() if isinstance(value, float)}
+    tensors = {key: value for key, value in tensors.items() if isinstance(value, torch.Tensor)}
+    with raises(ConfigError, "optimiser state", "(5, 4)") as error:
+        restore(replace(state, optimizer=tensors, scalars=numbers), modules, optimizer)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["0/lr", "0/params", "0/betas", "9/x", f"{'9' * 5000}/x"])
+def test_groups_take_nothing_that_the_configuration_says(key: str) -> None:
+    modules = {"towers": torch.nn.Linear(4, 5)}
+    optimizer = torch.optim.AdamW(modules["towers"].parameters())
+    state = replace(capture(modules, optimizer, 1, {}), scalars={key: 1.0})
+    with raises(ConfigError, "optimiser state of"):
+        restore(state, modules, optimizer)
