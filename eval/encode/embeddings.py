@@ -244,6 +244,8 @@ class _Folder:
             if other or state["windows"] == 0:
                 self._begin(ids)
                 return 0
+            if state["windows"] > -(-self.settings["items"] // self.settings["window"]):
+                raise DataError(f"{self.folder / STATE}: windows={state['windows']} are more than the items fill")
             self.matrix()  # raises DataError before the rest is encoded
             return state["windows"]
 

@@ -340,6 +340,14 @@ def test_damage_is_named(name: str, content: bytes | None, tmp_path: Path) -> No
         encoded(tmp_path / "e", LOCAL, Glosses(300))
 
 
+def test_more_windows_than_items_fill_are_no_embeddings(tmp_path: Path) -> None:
+    encoded(tmp_path / "e", LOCAL, Glosses(300))
+    state = tmp_path / "e" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "windows": 10**9}))
+    with raises(DataError, str(state), f"windows={10**9}"):
+        encoded(tmp_path / "e", LOCAL, Glosses(300))
+
+
 def test_a_full_disk_is_noticed_before_it_is_full(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(embeddings.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 999})())
     with raises(ConfigError, "38,400 bytes"):

@@ -157,9 +157,7 @@ def test_each_rank_knows_the_places_of_its_samples() -> None:
     assert [position for position, _, _ in found._unshared] == [56, 59]  # rank 2 has places 6 to 9 of step 5
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"timeout": -1.0}, {"bad_in_a_row": 0}, {"bad_share": 1.5}, {"bad_share": -0.1}], ids=str
-)
+@pytest.mark.parametrize("wrong", [{"bad_in_a_row": 0}, {"bad_share": 1.5}, {"bad_share": -0.1}], ids=str)
 def test_limits_must_be_possible(wrong: dict[str, float]) -> None:
     with raises(ConfigError, f"data.{next(iter(wrong))}="):
         DataConfig(**wrong)  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ LARGER = [pytest.param(name, marks=pytest.mark.soak) for name in ("ViT-B-16", "V
 
 
 @pytest.mark.parametrize("name", ["ViT-B-32", *LARGER])
-@pytest.mark.parametrize("gpu", ["a100-80", "h100"])
+@pytest.mark.parametrize("gpu", ["h100", pytest.param("a100-80", marks=pytest.mark.soak)])
 def test_towers_that_compute_layers_again_are_planned(name: str, gpu: str) -> None:
     """All of a layer but its last product, a third of the layer's, is computed again: 2 + 2/3 of the forward pass."""
     words = (f"model.name={name}", "plan.gpus=8", f"plan.gpu={gpu}", "steps=9")
