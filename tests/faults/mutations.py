@@ -1,6 +1,6 @@
 """Random damage to files of strangers: each kind of file is changed by chance and given to what reads it.
 
-python -m tests.faults.mutations [--kind tar …] [--count 2000] [--seed 0] [--command]
+PYTHONPATH=tests python -m faults.mutations [--kind tar …] [--count 2000] [--seed 0] [--command]
 
 Readers run in forks with 4 GB, 20 files in each, with --command each command in one of its own; each has 20 s. A file
 is read, or refused by an error of ours. All else is printed, with what repeats it: the kind and its seed.
