@@ -11,6 +11,7 @@ wait.
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -259,12 +260,20 @@ def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: in
         inherited.close_here()
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+    sys.excepthook = partial(_print_unless_alone, sys.excepthook)
 
     def record(item: int) -> None:
         current_items[worker] = item
         begun[worker] += 1
 
     _record_item = record
+
+
+def _print_unless_alone(printed: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
+    """Print an error of a thread by `printed`, unless it says that the parent process, killed, takes no tensor any more:
+    that death has a line of its own, by another rank or the launcher."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        printed(kind, *error)
 
 
 def _exit_with_parent() -> None:

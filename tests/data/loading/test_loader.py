@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -27,7 +28,7 @@ from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
-from dyad.data.loading.workers import begin_item
+from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 
@@ -284,6 +285,21 @@ def test_a_worker_that_dies_while_nobody_waits_for_it(order, stuck) -> None:
         time.sleep(60)
     with raises(HardwareError, f"worker {STUCK_IN}"):  # should somebody have let that error pass
         next(loader)
+
+
+def thread_fails(kind: type[BaseException]) -> str:
+    """As multiprocessing's thread, which hands out shared tensors, reports an error."""
+    sys.excepthook(kind, kind("of a thread"), None)
+    return kind.__name__
+
+
+def test_a_worker_whose_parent_is_gone_prints_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    """The connection to it breaks while a tensor is handed over, as once in some hundred kills of a rank."""
+    kinds = [ConnectionResetError, EOFError, ValueError]
+    found = prefetched(thread_fails, kinds, where=str, workers=1, timeout=60)
+    assert list(found) == [kind.__name__ for kind in kinds]
+    said = capfd.readouterr().err
+    assert "ValueError: of a thread" in said and "ConnectionResetError" not in said and "EOFError" not in said
 
 
 def test_slow_batches_are_waited_for(order) -> None:
