@@ -270,8 +270,10 @@ def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: in
 
 
 def _print_unless_alone(printed: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
-    """Print an error of a thread by `printed`, unless it says that the parent process, killed, takes no tensor any more:
-    that death has a line of its own, by another rank or the launcher."""
+    """Print an error of a thread by `printed`, unless it says that the parent process, killed, takes no tensor more.
+
+    That death has a line of its own, by another rank or the launcher.
+    """
     if not issubclass(kind, ConnectionError | EOFError):
         printed(kind, *error)
 
