@@ -31,8 +31,6 @@ HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.
 PIL.WebPImagePlugin hydra._internal.hydra dyad.train.cli.compose dyad.train.run.run
 dyad.train.export.main dyad.eval.run.main dyad.eval.run.mine dyad.eval.report.main dyad.eval.run.load_run""".split()
 
-# malloc takes large pages: a fork, which copies what it writes to, has 34,000 page faults and not 59,000 in a short run
-SETTINGS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "OMP_NUM_THREADS": "1"}
 GLOO = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)
 
 
@@ -53,7 +51,7 @@ class Commands:
             [sys.executable, __file__],
             cwd=ROOT,
             # output to a file is buffered, as it mostly is
-            env={**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, **SETTINGS},
+            env={**{k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}, "OMP_NUM_THREADS": "1"},
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
