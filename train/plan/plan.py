@@ -48,10 +48,8 @@ class RunPlan:
         self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
         self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
         self.cost = objective_cost(config, self.devices.count)
-        first = first_shard(config)
-        self.samples, self.sample_bytes = counted_samples(config, first)
+        self.samples, self.sample_bytes = counted_samples(config)
         self._mfu = planned_mfu(config, self.towers.forward_flops)
-        self._pictures = pictures_per_core(config, self.towers.model, first)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
         state = planned_objective(config, samples).memory
@@ -186,6 +184,7 @@ class RunPlan:
     def data(self) -> Rows:
         """Return what the run reads, and how fast the loader must give it."""
         config, size = self.config, self.sample_bytes
+        pictures, which = pictures_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
         rows: Rows = {
@@ -198,7 +197,6 @@ class RunPlan:
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
             if config.has_pictures:
-                pictures, which = self._pictures
                 formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and augments: {which}"
                 rows[f"cores of a {whose}"] = rate / pictures, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
@@ -219,11 +217,11 @@ def first_shard(config: TrainConfig) -> str | None:
     return None
 
 
-def counted_samples(config: TrainConfig, first: str | None) -> tuple[float, float]:
+def counted_samples(config: TrainConfig) -> tuple[float, float]:
     """Return how many samples an epoch has, and the mean bytes of one, by the index of the first shard, which is stored
     if it is new; NaN for data that only training can count."""
     with suppress(UserError, OSError, ZeroDivisionError):
-        if first is not None:
+        if first := first_shard(config):
             weights = {path: source.weight for source in parse_sources(config.data.train) for path in source.shards}
             (index,) = index_shards([first])
             mean = index.size / index.samples

@@ -25,7 +25,7 @@ from dyad.train.monitor.telemetry import peak_tflops
 from dyad.train.plan.cluster import planned_devices
 from dyad.train.plan.measure import only_rank_0
 from dyad.train.plan.objective import nothing_kept, objective_cost, products, small_step, value
-from dyad.train.plan.plan import RunPlan, counted_samples, first_shard
+from dyad.train.plan.plan import RunPlan, counted_samples
 from dyad.train.plan.speed import published_mfu, seconds_sent
 from dyad.train.plan.summary import plan_lines
 from dyad.train.plan_config import GPUS
@@ -193,8 +193,8 @@ def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
     here, away = config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"'), config_of("data.train=not/there.tar")
-    assert counted_samples(here, first_shard(here)) == (60, 17)
-    assert all(map(math.isnan, counted_samples(away, first_shard(away))))
+    assert counted_samples(here) == (60, 17)
+    assert all(map(math.isnan, counted_samples(away)))
 
 
 # GFLOP of a pair forward (open_clip's model_profile.csv), forward passes of a step, GPUs, TFLOP/s of each, pairs

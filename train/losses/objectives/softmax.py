@@ -210,8 +210,8 @@ def core_terms(
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
     LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,); None: the mean over columns is not
-    needed. scale: 1/τ. options: see the last paragraph. weights_M: the
-    log-weights ω_j that were added to the logits of the row sums.
+    needed. scale: 1/τ. options: see the last paragraph. weights_M: the log-weights ω_j that were added to the logits of
+    the row sums.
 
     f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
     of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
