@@ -97,7 +97,7 @@ def run(main: Callable[[], None]) -> None:
     First it imports the plugins of the command line, and sets up the process. The garbage collector looks at new
     objects less often: the imports of torch and open_clip make so many that it would take a fifth of their time. New
     files get at most mode 0640, and new folders 0750. A process that torchrun started ends together with torchrun's
-    agent, its parent. A waiting OpenMP thread spins for 30,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a
+    agent, its parent. A waiting OpenMP thread spins for 1,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a
     shared core the spinning delays the thread that it waits for. torch's warnings in C++, 20 lines for each
     connection to a rank that is gone, are left out (TORCH_CPP_LOG_LEVEL). torch reads these variables once, when it is
     loaded; a value that the user has set stays.
@@ -107,7 +107,7 @@ def run(main: Callable[[], None]) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
         end_with_parent()
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from dyad.data.base.plugins import import_typed_plugins
 
