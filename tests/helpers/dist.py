@@ -1,7 +1,5 @@
-"""Starting a job of several processes from a test: forks of a process that has torch, or fresh ones by torchrun."""
+"""Starting a job of several processes from a test, forks of a process that has torch."""
 
-import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,19 +32,3 @@ def printed(script: str, world_size: int, *arguments: str) -> str:
     ended = server().world(world_size, f"jobs.{script.removesuffix('.py')}", *arguments)
     assert not any(rank.code for rank in ended), "\n".join(rank.out[-2000:] for rank in ended)
     return "".join(rank.out for rank in ended)
-
-
-def torchrun(script: str, world_size: int, *arguments: str) -> str:
-    """Run tests/jobs/`script` in `world_size` fresh processes, as a job that measures memory or kills needs; return
-    what they print."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={world_size}"]
-    run = subprocess.run(
-        [*command, str(ROOT / "tests" / "jobs" / script), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )
-    assert run.returncode == 0, run.stderr[-4000:]
-    return run.stdout

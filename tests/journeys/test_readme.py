@@ -112,9 +112,9 @@ def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
     alone.write_text(code)
     runpy.run_path(str(alone))
-    # a group that is left at the end of the interpreter sometimes aborts the process: its threads still run
-    group = "dist.init_process_group('gloo')", "dist.destroy_process_group()"
-    shared.write_text(f"import torch.distributed as dist\n{group[0]}\n{code}\n{group[1]}\n")
+    # torch.distributed.nn before the group, and the group ended: else the process may abort, see distributed/world.py
+    start = "import torch.distributed as dist\nimport torch.distributed.nn\ndist.init_process_group('gloo')"
+    shared.write_text(f"{start}\n{code}\ndist.destroy_process_group()\n")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(shared)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     run = subprocess.run(torchrun, env=environment, capture_output=True, text=True, timeout=300)

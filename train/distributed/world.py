@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Before a group is joined. The defaults of its functions keep the group of that moment, whose threads then run while
+# the interpreter ends. One that frees a tensor at that time aborts the process.
+import torch.distributed.nn
 from torch import Tensor
 from torch._C._distributed_c10d import ErrorType
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +49,20 @@ def test_a_run_can_follow_a_run_in_one_process() -> None:
     assert init_world(timeout=5, cpu=True) == init_world(timeout=5, cpu=True)
     shutdown(World())
     assert init_world(timeout=5, cpu=True).size == 1
+
+
+def test_no_thread_of_gloo_outlives_the_group() -> None:
+    """One that frees a tensor while the interpreter ends aborts the process."""
+    code = """
+import dyad.train.distributed.world, os
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+import torch.distributed.fsdp  # and what it imports, which must not keep the group
+dist.destroy_process_group()
+print([open(f"/proc/self/task/{thread}/comm").read().strip() for thread in os.listdir("/proc/self/task")])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0 and "python" in run.stdout and "gloo" not in run.stdout, run.stdout + run.stderr
 
 
 def cannot_join(monkeypatch: pytest.MonkeyPatch, rank: int, address: str, port: int) -> str:
