@@ -306,15 +306,14 @@ def _files(listed: Iterable[str], name: str) -> list[str]:
 
 @contextmanager
 def _verified(folder: Path, *names: str) -> Iterator[None]:
-    """Context manager: verify the files `names` of a checkpoint (default: all files), then run the with block.
+    """Context manager: verify the files `names` of a checkpoint (default: all files); the with block reads them.
 
-    The block reads these files. Raises DataError for a damaged file, or if the block cannot parse a file although its
-    checksum is right; ConfigError for another format version.
+    Raises DataError as `verify`, or if the block cannot parse a file although its checksum is right; ConfigError too.
     """
     verify(folder, names or FILES)
     try:
         yield
-    except (SafetensorError, *OTHER_SHAPE) as error:
+    except (SafetensorError, FileNotFoundError, *OTHER_SHAPE) as error:
         raise DataError(f"{folder} is no checkpoint of ours: {str(error)[:200] or type(error).__name__}") from error
 
 
@@ -328,12 +327,13 @@ def verify(folder: Path, names: tuple[str, ...] = FILES) -> None:
     absent = [name for name in OPTIONAL if not _files(files, name) and not (folder / name).exists()]
     for name in chain.from_iterable(_files(files, name) or [name] for name in names if name not in absent):
         path, expected = folder / name, files.get(name) or {}
-        if not path.is_file():
-            raise DataError(f"{path} is missing")
-        if path.stat().st_size != expected.get("bytes"):
-            raise DataError(f"{path} has {path.stat().st_size} bytes, not {expected.get('bytes')}")
-        if digest_of(path) != expected.get("sha256"):
-            raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
+        try:  # the run may go on, and remove this checkpoint at any moment
+            if (size := path.stat().st_size) != expected.get("bytes"):
+                raise DataError(f"{path} has {size} bytes, not {expected.get('bytes')}")
+            if digest_of(path) != expected.get("sha256"):
+                raise DataError(f"{path} has changed since it was written (SHA-256 differs)")
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing") from error
 
 
 def tidy(run_dir: Path) -> None:

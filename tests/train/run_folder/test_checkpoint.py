@@ -6,9 +6,11 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import count, takewhile
 from pathlib import Path
 from shutil import copy, copytree, rmtree
+from threading import Timer
 
 import pytest
 import torch
@@ -201,6 +203,21 @@ def test_retention_keeps_the_newest(saved: Path) -> None:
     assert [p.name for p in sorted((saved / "checkpoints").iterdir())] == ["step_00000006", "step_00000008"]
     save(saved, Run(0).state(10), keep=1)
     assert [p.name for p in (saved / "checkpoints").iterdir()] == ["step_00000010"]
+
+
+@pytest.mark.parametrize("read", [load, load_weights])
+def test_a_checkpoint_that_its_run_removes_meanwhile_is_an_error_of_ours(
+    read: Callable[[Path], object], saved: Path
+) -> None:
+    kept, newest = saved / "kept", folder(saved, 6)
+    newest.rename(kept)
+    for pause in range(150):
+        copytree(kept, newest)
+        removal = Timer(pause * 2e-5, rmtree, [newest])
+        removal.start()
+        with suppress(DataError):
+            read(newest)
+        removal.join()
 
 
 def test_retention_never_prefers_a_damaged_newer_one(saved: Path) -> None:
