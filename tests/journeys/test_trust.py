@@ -360,11 +360,12 @@ def test_secrets_of_the_environment_are_blacked_out_wherever_they_come_back(
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password canary-of-netrc")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_API_KEY", "canary-of-the-environment")
+    monkeypatch.setenv("SECRET_KEY", "canary-of-a-secret-key")
     monkeypatch.setenv("HF_TOKEN", "short")
     basic = b64encode(b"api:canary-of-netrc").decode()
     known_secrets.cache_clear()
-    said = f"401: canary-of-netrc, canary-of-the-environment, Basic {basic}, a short word"
-    assert without_credentials(said) == "401: [redacted], [redacted], Basic [redacted], a short word"
+    said = f"401: canary-of-netrc, canary-of-the-environment canary-of-a-secret-key, Basic {basic}, a short word"
+    assert without_credentials(said) == "401: [redacted], [redacted] [redacted], Basic [redacted], a short word"
     known_secrets.cache_clear()
 
 
