@@ -107,7 +107,7 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
             # several processes may write it
             with whole_file(folder / f"{name}.json", folder / f".{secrets.token_hex(8)}") as file:
-                os.fchmod(file.fileno(), 0o644)
+                os.fchmod(file.fileno(), kept.stat().st_mode & 0o644)  # it quotes what is wrong with the data
                 file.write(json.dumps({**facts, "seals": seals}, indent=1).encode())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
