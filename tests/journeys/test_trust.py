@@ -27,6 +27,7 @@ from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
+from dyad.train.towers.open_clip import model_name
 from dyad.train.towers.published import location_of
 from dyad.train.towers.transformers_model import load_companion, load_model
 from tests.journeys.test_slurm import sbatch, shell
@@ -241,8 +242,10 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
     layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
-    with raises(ConfigError, f"someone/model@{'c' * 40}"):
-        _load(f"someone/model@{'c' * 40}", pretrained=False)
+    assert model_name(f"hf-hub:someone/model@{'b' * 40}") == f"local-dir:{settings.parent}"
+    for read in (lambda name: _load(name, pretrained=False), lambda name: model_name(f"hf-hub:{name}")):
+        with raises(ConfigError, f"someone/model@{'c' * 40}"):
+            read(f"someone/model@{'c' * 40}")
 
 
 def test_a_package_is_looked_for_not_imported() -> None:
