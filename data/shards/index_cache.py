@@ -100,7 +100,7 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             found = {"table_file": f"{name}.{sha256[:16]}{suffix}", "table_sha256": sha256}
             facts = json.loads(json.dumps(facts)) | found
             kept = folder / facts["table_file"]
-            if not (kept.is_file() and kept.stat().st_size == size and sha256_of(kept) == sha256):
+            if kept.is_symlink() or not (kept.is_file() and kept.stat().st_size == size and sha256_of(kept) == sha256):
                 os.replace(temporary, kept)  # an equal file stays: other processes may have mapped it
             ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
             stored, others = _read(folder / f"{name}.json")
