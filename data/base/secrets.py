@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 HIDDEN = "[redacted]"
-NAMES = re.compile("(api|access|account|private|storage)_?key|token|secret|password", re.IGNORECASE)  # not image_key
+NAMES = re.compile("(api|access|account|private|secret|storage)_?key|token|secret|password", re.I)  # not image_key
 VARIABLES = re.compile(f"({NAMES.pattern})$", re.IGNORECASE)  # not TOKENIZERS_PARALLELISM
 SHORTEST = 8  # characters of a secret; a shorter text may be part of any word
 USER = re.compile(r"(?<=://)[^/?#\s]*@")

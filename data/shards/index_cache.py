@@ -100,14 +100,14 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             found = {"table_file": f"{name}.{sha256[:16]}{suffix}", "table_sha256": sha256}
             facts = json.loads(json.dumps(facts)) | found
             kept = folder / facts["table_file"]
-            if not (kept.is_file() and kept.stat().st_size == size and sha256_of(kept) == sha256):
+            if kept.is_symlink() or not (kept.is_file() and kept.stat().st_size == size and sha256_of(kept) == sha256):
                 os.replace(temporary, kept)  # an equal file stays: other processes may have mapped it
             ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
             stored, others = _read(folder / f"{name}.json")
             seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
             # several processes may write it
             with whole_file(folder / f"{name}.json", folder / f".{secrets.token_hex(8)}") as file:
-                os.fchmod(file.fileno(), 0o644)
+                os.fchmod(file.fileno(), kept.stat().st_mode & 0o644)  # it quotes what is wrong with the data
                 file.write(json.dumps({**facts, "seals": seals}, indent=1).encode())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")

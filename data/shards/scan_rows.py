@@ -223,7 +223,7 @@ def header(row: bytes) -> tuple[list[str], bool]:
     names = found = line.split("\t")
     with suppress(csv.Error):
         names = cells(line.encode())
-    if names and all(map(NAME.fullmatch, names)):
+    if names and all(map(NAME.fullmatch, names)) and len({*names}) == len(names):
         return names, True
     match found:
         case [number, _] if number.isdigit():
@@ -232,7 +232,7 @@ def header(row: bytes) -> tuple[list[str], bool]:
             return ID_TRIPLES, False
         case [_, right, wrong] if min(len(right.split()), len(wrong.split())) >= PASSAGE_WORDS:
             return ["anchor", "positive", "negative"], False
-    raise ValueError(f"does not name its columns, one word each with tabs between: {line!r:.80}")
+    raise ValueError(f"does not name its columns, one word each and no word twice, with tabs between: {line!r:.80}")
 
 
 def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:

@@ -150,7 +150,7 @@ def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:
 
 
 def _cells(line: bytes) -> list[str]:
-    return line.decode(errors="replace").rstrip("\r\n").split("\t")
+    return line.decode(errors="surrogateescape").rstrip("\r\n").split("\t")  # what is not UTF-8 is refused with its row
 
 
 def _triples(path: str, queries: str) -> TableRows:
@@ -170,11 +170,11 @@ def _questions(path: str) -> Iterator[tuple[str, str]]:
     """Yield the id and the text of each question in a file of MS MARCO. Raises DataError for a line without both."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
-            match line.decode(errors="replace").rstrip("\r\n").split("\t"):
-                case [question, text, *_]:
+            match _cells(line):
+                case [question, text, *_] if line.decode(errors="ignore").encode() == line:
                     yield question, text
-                case [other] if other.strip():
-                    raise DataError(f"{path}: line {number} is {other!r:.80}, not id and text with a tab between")
+                case other if line.strip():
+                    raise DataError(f"{path}: line {number} is {other!r:.80}, not id and text in UTF-8, a tab between")
 
 
 # ---- Parquet and Arrow -----------------------------------------------------------------------------------------------

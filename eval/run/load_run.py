@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.files import leads_inside
 from dyad.data.base.plugins import plugins_needed
 from dyad.data.base.progress import print_once
 from dyad.train.cli.compose import typed
@@ -64,6 +65,14 @@ def find_run(path: str) -> tuple[Path, Path]:
 
     checkpoint = locate(folder, print_once)
     return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
+
+
+def own_output(run: Path, name: str) -> Path:
+    """Return the folder `name` in a run folder, to which a command writes. Raises ConfigError if that is a link out of
+    the run folder, which may be of somebody else."""
+    if not leads_inside(run / name, run):
+        raise ConfigError(f"{run / name} is a link that leads out of the run folder. Write elsewhere: out=FOLDER")
+    return run / name
 
 
 def load_run(run: Path, checkpoint: Path) -> LoadedRun:

@@ -125,7 +125,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
-    from dyad.eval.run.load_run import LoadedRun
+    from dyad.eval.run.load_run import LoadedRun, own_output
     from dyad.eval.run.suite import build_evaluators
     from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
@@ -142,7 +142,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
         about = facts(config, loaded.source, trained and trained.step)
         own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
-        folder = Path(command.out) if command.out else own
+        folder = Path(command.out) if command.out else own_output(trained.run, "eval") if trained else own
         results, written = [], []
         for evaluator in evaluators:
             report = evaluator.report(encode, config.eval.examples)

@@ -89,25 +89,20 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
     from dyad.eval.mine.pair_scores import read_pair_scores
-    from dyad.eval.run.load_run import load_run
+    from dyad.eval.run.load_run import load_run, own_output
     from dyad.train.distributed.agreement import raise_on_all, rank_0_first
     from dyad.train.distributed.failures import process_group
 
     trained = load_run(run, checkpoint)
-    out = Path(command.out).expanduser() if command.out else run / "mined"
+    out = Path(command.out).expanduser() if command.out else own_output(run, "mined")
     with process_group(config.dist.timeout, config.dist.start_timeout) as world:
         model = trained.model
         questions, corpus = rank_0_first(world, lambda: open_inputs(config, out, write=world.rank == 0))
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
-        identity = {
-            "checkpoint": str(checkpoint),
-            "step": trained.step,
-            "questions": questions.fingerprint,
-            "corpus": corpus.fingerprint,
-            "scores": without_secrets(command.scores),
-        }
+        identity = {"checkpoint": str(checkpoint), "step": trained.step, "questions": questions.fingerprint}
+        identity |= {"corpus": corpus.fingerprint, "scores": without_secrets(command.scores)}
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary))))

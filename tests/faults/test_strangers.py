@@ -104,17 +104,6 @@ def test_an_index_that_came_with_the_data(commands: Commands, tiny, tmp_path: Pa
     assert ended.code == 0, ended.out  # indexed anew
 
 
-def test_a_link_in_the_place_of_the_index_is_not_written_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for folder in ("data", "elsewhere"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "data" / ".index").symlink_to(tmp_path / "elsewhere")
-    index = index_shard(str(shard(tmp_path / "data" / "a.tar")))
-    assert index.table_file.startswith(str(tmp_path / "cache")) and not list((tmp_path / "elsewhere").iterdir())
-
-
 def test_mined_negatives_of_others(commands: Commands, models: Path, tmp_path: Path, bomb: bytes) -> None:
     topics = write_topics(tmp_path / "topics")
     mined = tmp_path / "mined.jsonl"

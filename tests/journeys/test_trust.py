@@ -27,6 +27,7 @@ from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
+from dyad.train.towers.open_clip import model_name
 from dyad.train.towers.published import location_of
 from dyad.train.towers.transformers_model import load_companion, load_model
 from tests.journeys.test_slurm import sbatch, shell
@@ -241,8 +242,10 @@ def test_a_revision_is_one_state_of_a_published_model(tmp_path: Path, monkeypatc
     models = {n: _load(f"someone/model{n}", pretrained=False).model for n in ("", "@" + "b" * 40)}
     layers = {n: model.config.num_hidden_layers for n, model in models.items()}
     assert layers == {"": 1, "@" + "b" * 40: 2}
-    with raises(ConfigError, f"someone/model@{'c' * 40}"):
-        _load(f"someone/model@{'c' * 40}", pretrained=False)
+    assert model_name(f"hf-hub:someone/model@{'b' * 40}") == f"local-dir:{settings.parent}"
+    for read in (lambda name: _load(name, pretrained=False), lambda name: model_name(f"hf-hub:{name}")):
+        with raises(ConfigError, f"someone/model@{'c' * 40}"):
+            read(f"someone/model@{'c' * 40}")
 
 
 def test_a_package_is_looked_for_not_imported() -> None:
@@ -360,11 +363,12 @@ def test_secrets_of_the_environment_are_blacked_out_wherever_they_come_back(
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password canary-of-netrc")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_API_KEY", "canary-of-the-environment")
+    monkeypatch.setenv("SECRET_KEY", "canary-of-a-secret-key")
     monkeypatch.setenv("HF_TOKEN", "short")
     basic = b64encode(b"api:canary-of-netrc").decode()
     known_secrets.cache_clear()
-    said = f"401: canary-of-netrc, canary-of-the-environment, Basic {basic}, a short word"
-    assert without_credentials(said) == "401: [redacted], [redacted], Basic [redacted], a short word"
+    said = f"401: canary-of-netrc, canary-of-the-environment canary-of-a-secret-key, Basic {basic}, a short word"
+    assert without_credentials(said) == "401: [redacted], [redacted] [redacted], Basic [redacted], a short word"
     known_secrets.cache_clear()
 
 

@@ -205,6 +205,17 @@ def test_no_word_of_a_task_in_the_loop_the_step_and_the_losses() -> None:
         assert not names & {"image", "images", "text", "texts", "question", "passage"}, path
 
 
+@pytest.mark.parametrize(
+    ("path", "promise"), [("SECURITY.md", r"^- \*\*.*"), ("docs/faults.md", r"^\| (?!---|what happens).*")]
+)
+def test_each_promise_names_tests_that_exist(path: str, promise: str) -> None:
+    promises = re.findall(promise, (ROOT / path).read_text(), re.MULTILINE)
+    assert len(promises) > 20
+    for line in promises:
+        named = re.findall(r"`(tests/[\w/]+\.(?:py|sh))`", line)
+        assert named and all((ROOT / name).is_file() for name in named), line
+
+
 @pytest.mark.parametrize("line", QUESTIONS.strip().splitlines(), ids=lambda line: line.split("|")[0].strip())
 def test_ideas_live_where_their_names_say(line: str) -> None:
     """The questions of a newcomer: idea | file | a name that it defines."""

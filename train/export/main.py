@@ -65,14 +65,14 @@ def main() -> None:
 
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
-    from dyad.eval.run.load_run import find_run, load_run
+    from dyad.eval.run.load_run import find_run, load_run, own_output
     from dyad.train.export.library import ExportSource
     from dyad.train.towers.build import representation
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.config, trained.model)
     library = library_of(chosen)
-    out = Path(command.out).expanduser() if command.out else trained.run / "export" / chosen.name
+    out = Path(command.out).expanduser() if command.out else own_output(trained.run, f"export/{chosen.name}")
     name = trained.run.resolve().name
     results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
     source = ExportSource(

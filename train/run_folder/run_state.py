@@ -92,7 +92,8 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     """
     with writable(run_dir):  # of a link there, the file that it leads to would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with os.fdopen(descriptor, "a+") as file:
+        opened = os.fdopen(descriptor, "a+")  # an OSError of a pipe
+    with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_nlink == 0:

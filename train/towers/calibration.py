@@ -57,5 +57,5 @@ def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration |
         keys = dict(saved.get("keys", {}))
         known = Calibration.of(source, saved.get("logit_scale"), saved.get("logit_bias"))
         return keys, known and replace(known, similarity=str(keys.get("objective.similarity", known.similarity)))
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not of an export of this version: {first_line(error)}") from error

@@ -92,6 +92,14 @@ def test_a_lock_that_is_a_link_empties_no_file(tmp_path: Path) -> None:
     assert (tmp_path / "mine").read_text() == "text"
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_lock_that_is_no_file_is_one_line(kind: str, tmp_path: Path) -> None:
+    put(tmp_path / ".lock", kind)
+    with pytest.raises(UserError) as error, locked(tmp_path):
+        pass
+    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
+
+
 def test_arrays_are_npy_of_plain_numbers_inside_their_folder(tmp_path: Path) -> None:
     np.save(tmp_path / "good.npy", np.arange(6.0).reshape(2, 3))
     assert map_array(tmp_path / "good.npy", tmp_path).sum() == 15

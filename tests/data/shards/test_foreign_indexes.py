@@ -70,6 +70,26 @@ def test_nodes_that_number_folders_differently_agree_on_one_index(
     assert stored_index(first.path) == first and stored_index(second)
 
 
+def test_a_link_in_the_place_of_the_index_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_user(monkeypatch, tmp_path / "me")
+    for folder in ("data", "elsewhere"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data" / ".index").symlink_to(tmp_path / "elsewhere")
+    index = index_shard(str(write_pairs(tmp_path / "data" / "a.tar", 3)))
+    assert index.table_file.startswith(str(tmp_path / "me")) and not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_link_in_the_place_of_a_table_of_an_index_is_replaced(tmp_path: Path) -> None:
+    """It leads to equal bytes, which somebody else may change later."""
+    path = write_pairs(tmp_path / "a.tar", 3)
+    table = Path(index_shard(str(path)).table_file)
+    theirs = shutil.move(table, tmp_path / "theirs.npy")
+    table.symlink_to(theirs)
+    assert Path(index_shard(str(path)).table_file) == table and not table.is_symlink()
+
+
 def test_a_stranger_cannot_send_a_seal_for_every_folder(tmp_path: Path) -> None:
     index = index_shard(str(write_pairs(tmp_path / "a.tar", 3)))
     described = json.loads(stored(Path(index.path)).read_text())

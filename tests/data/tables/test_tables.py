@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers.canary import Canary
 from helpers.data_cli import here
 from helpers.messages import raises
 from helpers.rows import write_lines
@@ -37,6 +40,8 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.question_passage.questions import named_files, open_questions
+from dyad.data.shards.index import index_shards
+from dyad.data.shards.rows import open_rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables import prepare
@@ -137,6 +142,32 @@ def test_a_private_table_stays_private(tmp_path: Path) -> None:
     texts(source)
     kept = [path for path in (tmp_path / ".index").iterdir() if path.suffix == ".jsonl"]
     assert [path.stat().st_mode & 0o777 for path in kept] == [0o600]
+
+
+def test_an_index_tells_nothing_of_a_private_file(tmp_path: Path) -> None:
+    """It quotes what is wrong with a line."""
+    (source := tmp_path / "a.tsv").write_text("a private text\twithout columns\n")
+    source.chmod(0o600)
+    (index,) = index_shards([str(source)])
+    assert "a private text" in str(index.problems)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / ".index").iterdir()} == {0o600}
+
+
+def test_arrays_of_strangers_are_validated_and_nothing_is_unpickled(tmp_path: Path, canary: Path) -> None:
+    extension = {b"ARROW:extension:name": b"arrow.py_extension_type"}
+    extension[b"ARROW:extension:metadata"] = pickle.dumps(Canary(canary))
+    schema = pa.schema([pa.field("anchor", pa.string(), metadata=extension), pa.field("positive", pa.string())])
+    table = pa.table([["a b", "e f"], ["c d", "g h"]], schema=schema)
+    pq.write_table(table, tmp_path / "p.parquet")
+    letters = table.column(0).chunk(0).buffers()[2]
+    beyond = pa.StringArray.from_buffers(2, pa.py_buffer(struct.pack("<iii", 0, 10**8, 6)), letters)
+    for name, anchor in {"sound": table.column(0), "beyond": beyond}.items():
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            writer.write_table(pa.table([anchor, table.column(1)], schema=schema))
+    rows = [("a b", ("c d",), ()), ("e f", ("g h",), ())]
+    assert texts(tmp_path / "p.parquet") == texts(tmp_path / "sound.arrow") == rows
+    with raises(DataError, tmp_path / "beyond.arrow"):
+        texts(tmp_path / "beyond.arrow")
 
 
 def test_a_table_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -254,6 +285,19 @@ def test_a_question_without_text_is_named_with_its_line(marco: Path) -> None:
         texts(marco / "qidpidtriples.tsv")
 
 
+def test_a_line_that_is_not_utf_8_is_named(marco: Path) -> None:
+    """Otherwise � would stand in the text, without a word."""
+    sound = (marco / "queries.train.tsv").read_bytes() + "200\tñandú\n".encode()
+    (marco / "queries.train.tsv").write_bytes(sound + b"201\twh\xe9t\n")
+    with raises(DataError, marco / "queries.train.tsv", "line 14", "wh"):
+        texts(marco / "qidpidtriples.tsv")
+    (marco / "queries.train.tsv").write_bytes(sound)
+    with (marco / "qidpidtriples.tsv").open("ab") as file:
+        file.write(b"101\t1\xe9\t2\n" + "102\tñandú\t3\n".encode())
+    with raises(DataError, marco / "qidpidtriples.tsv", "line 11"):
+        texts(marco / "qidpidtriples.tsv")
+
+
 def test_ms_marco(marco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     judged = texts(marco)
     assert judged[3] == ("what is 3", ('"Passage" 3 says that it is number 3',), ()) and len(judged) == 10
@@ -303,5 +347,8 @@ def test_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     for path in tmp_path.iterdir():
         with raises(DataError, path, "'caption'"):
             open_table(str(path))
+    (tmp_path / "two.tsv").write_text("id\tanchor\tanchor\n1\tone\ttwo\n")
+    with raises(DataError, tmp_path / "two.tsv", "line 1"):
+        open_rows([str(tmp_path / "two.tsv")])
     (tmp_path / "unnamed.csv").write_text("image,caption,,\na.png,one,,\n")  # commas at the end of each line
     assert open_table(str(tmp_path / "unnamed.csv")).head()[0]["caption"] == "one"

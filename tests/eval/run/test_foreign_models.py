@@ -110,7 +110,11 @@ def test_a_sentence_transformer_is_evaluated_with_its_prompts(here: Path) -> Non
     assert find_model("hf:run/bert").config.model.text.pooling == "mean"
 
 
-@pytest.mark.parametrize("content", ["[]", '{"keys": {"data.passage.length": "x"}}', '{"logit_scale": "x"}', "{"])
+@pytest.mark.parametrize(
+    "content",
+    ["[]", '{"keys": {"data.passage.length": "x"}}', '{"logit_scale": "x"}', f'{{"logit_scale": {10**400}}}', "{"],
+    ids=lambda content: content[:40],
+)
 def test_damaged_settings_of_an_export_are_named(content: str, here: Path, models: Path) -> None:
     folder = here / "export"
     folder.mkdir()

@@ -1,6 +1,7 @@
 """`python -m eval`: the suite, its JSON files and tables, and one clear answer to every mistake."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.image_text.transforms import decode
 from dyad.eval.config import EvalCommand, EvalConfig, Truth
 from dyad.eval.results.write import write
-from dyad.eval.run.load_run import find_run, load_run, read_config
+from dyad.eval.run.load_run import find_run, load_run, own_output, read_config
 from dyad.eval.run.main import main
 from dyad.eval.run.suite import KINDS, check_suite
 from dyad.train.config import Task, TrainConfig
@@ -40,6 +41,22 @@ def test_an_index_serves_retrieval_and_zero_shot(run: Path, monkeypatch, tmp_pat
         shown = capsys.readouterr().out
         if index != "Flat":
             agrees_with_exact_search(tmp_path / "Fla", tmp_path / index[:3], index, shown)
+
+
+def test_nothing_is_written_through_a_link_of_a_run_of_somebody_else(run: Path, monkeypatch, tmp_path: Path) -> None:
+    theirs, elsewhere = tmp_path / "theirs", tmp_path / "elsewhere"
+    shutil.copytree(run, theirs, ignore=shutil.ignore_patterns("eval"))
+    elsewhere.mkdir()
+    for name in ("eval", "mined", "export"):
+        (theirs / name).symlink_to(elsewhere)
+        with raises(ConfigError, theirs / name, "out="):
+            own_output(theirs, name)
+    suite = f"suite=[zero_shot:{EMOJI / 'groups.json'}]"
+    with raises(ConfigError, theirs / "eval", "out="):
+        evaluate(monkeypatch, f"checkpoint={theirs}", suite)
+    assert not list(elsewhere.iterdir())
+    evaluate(monkeypatch, f"checkpoint={theirs}", suite, f"out={elsewhere}")
+    assert (elsewhere / "groups.json").exists()
 
 
 def agrees_with_exact_search(exact: Path, approximate: Path, spec: str, shown: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count, takewhile
 from pathlib import Path
-from shutil import copy, copytree, rmtree
+from shutil import copy, copytree, move, rmtree
 from threading import Timer
 
 import pytest
@@ -180,6 +180,15 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str,
     assert len(notes) == 1
     assert "step_00000006" in notes[0]
     assert len(notes[0].splitlines()) == 1
+
+
+def test_checkpoints_that_are_linked_are_verified_as_any(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    disk = tmp_path_factory.mktemp("disk") / "checkpoints"
+    move(saved / "checkpoints", disk)
+    (saved / "checkpoints").symlink_to(disk)
+    assert find(saved, pytest.fail) == folder(saved, 6) and load(folder(saved, 6)).step == 6
+    flip(disk / "step_00000006" / "model.safetensors")
+    assert find(saved, lambda line: None) == folder(saved, 4)
 
 
 def test_when_no_checkpoint_is_whole_nothing_starts_again_by_itself(saved: Path, tmp_path: Path) -> None:
