@@ -235,6 +235,11 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
         log(f"{path}: damaged, left out: line {listed}")
 
 
+def free_bytes(path: Path) -> int:
+    """Return the free bytes of the disk where `path` is or is to be made."""
+    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
+
+
 def remove(path: Path) -> None:
     """Delete a folder and ignore errors. Of a symbolic link only the link is deleted, never its target."""
     if path.is_symlink():

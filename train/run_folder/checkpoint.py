@@ -25,7 +25,6 @@ a target network; 5 in parts.
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,7 +39,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.base.files import remove, sync, whole_folder, write_json
+from dyad.data.base.files import free_bytes, remove, sync, whole_folder, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
@@ -48,7 +47,7 @@ from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.digests import digest_of
 from dyad.train.run_folder.moments import refuse_moments
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
-from dyad.train.run_folder.parts import PARTS, Part, collect, parts_folder
+from dyad.train.run_folder.parts import PARTS, Part, collect, give_up, parts_folder
 from dyad.train.run_folder.tensor_files import SavedTensors, save_tensors
 
 OLDEST, FORMAT = 2, 5
@@ -199,6 +198,8 @@ def save(
             write_json(partial / MANIFEST, {"format": version, "files": entries})
         sync(final.parent)
     except (OSError, SafetensorError) as error:
+        if state.part:
+            give_up(final, state.part, error)
         needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
         reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
@@ -209,11 +210,6 @@ def save(
             os.rename(folder, partial)  # first: a half deleted one must not look whole
             remove(partial)
     return final
-
-
-def free_bytes(path: Path) -> int:
-    """Return the free bytes of the disk where `path` is or is to be made."""
-    return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:

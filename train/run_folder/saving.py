@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import HardwareError
+from dyad.data.base.files import free_bytes
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.checkpoint import CheckpointState, free_bytes
+from dyad.train.run_folder.checkpoint import CheckpointState
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step_plan import Plan
 

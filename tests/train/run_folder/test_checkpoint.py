@@ -5,9 +5,12 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from itertools import count, takewhile
+from multiprocessing import get_context
 from pathlib import Path
 from shutil import copy, copytree, move, rmtree
 from threading import Timer
@@ -314,6 +317,32 @@ def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(p.name for p in (saved / "checkpoints").iterdir()) == [f"step_0000000{n}" for n in (2, 4, 6)]
     assert find(saved, lambda line: None) == folder(saved, 6)
+
+
+def part_of_two(run_dir: Path, rank: int, full: bool) -> str:
+    """Save a part in a process of its own, which may not write a large file if `full`; return its error."""
+    rows = {"x": slice(100_000 * rank, 100_000 * (rank + 1))}
+    state = CheckpointState(8, {"x": torch.zeros(100_000)}, {}, {}, {}, part=(rank, 2, "a"), rows=rows)
+    if full:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        save(run_dir, state, keep=1)
+    except HardwareError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_part_without_room_ends_the_save_at_once(saved: Path, full: int) -> None:
+    """Else rank 0 would wait ten minutes for the part of rank 1."""
+    begun = time.monotonic()
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        errors = list(pool.map(part_of_two, [saved, saved], [0, 1], [full == 0, full == 1]))
+    assert time.monotonic() - begun < 60 and "File too large" in errors[0]
+    assert ("rank 1 cannot write its part" in errors[0]) == bool(full) and find(saved, pytest.fail) == folder(saved, 6)
+    if full:  # else rank 1 may begin its part when rank 0 has given up
+        assert not list((saved / "checkpoints").glob(".*"))
 
 
 def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
