@@ -1,0 +1,63 @@
+"""A job goes on by itself after a hardware failure. The rules: tests/train/run_folder/test_restarts.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from signal import SIGKILL
+
+import pytest
+from harness import Jobs, cut, digest, newest_whole
+from helpers.tiny_runs import SHARD, losses
+
+from dyad.train.run_folder.restarts import RESTARTS, UNKNOWN
+
+
+def test_a_rank_is_killed_and_then_torchruns_agent(jobs: Jobs) -> None:
+    """It goes on once, as dist.restarts=1 says; the same command ends it, with the bits of no kill."""
+    keys = {"steps": 100, "checkpoint.every": 5}
+    job = jobs.launch(2, {**keys, "dist.restarts": 1})
+    job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
+    job.signal(SIGKILL, rank=0)
+    job.until(lambda: "restart 1 of 1" in job.said(), "its restart")
+    begun = newest_whole(job.run)
+    job.until(lambda: newest_whole(job.run) > begun, "its next checkpoint")
+    os.kill(job.agent(), SIGKILL)
+    outcome = job.ends(within=30)
+    assert outcome.codes == [4] and not outcome.orphans, outcome.out
+    first, second = (json.loads(line) for line in (job.run / RESTARTS).read_text().splitlines())
+    assert (first["step"], first["restart"], first["hosts"]) == (begun, 1, [socket.gethostname()])
+    assert "rank 0 of 2" in first["cause"] and (second["cause"], second["restart"]) == (UNKNOWN, 0)
+    said = [line for line in outcome.out.splitlines() if "restart" in line]
+    assert said == [f"restart 1 of 1 at step {begun}: {first['cause']}", "no restart: dist.restarts=1"]
+    assert f"going on at step {begun} from" in outcome.out and said[0] in (job.run / "log.txt").read_text()
+    run, undisturbed = jobs.run(2, keys), jobs.run(2, {**keys, "run.name": "undisturbed"})
+    assert digest(run) == digest(undisturbed) and losses(run) == losses(undisturbed)
+
+
+@pytest.mark.soak
+def test_a_job_ends_by_itself_after_two_kills(jobs: Jobs) -> None:
+    keys = {"steps": 400, "checkpoint.every": 10, "data.workers": 1}
+    job = jobs.launch(2, {**keys, "dist.restarts": 2, "resume": "never"})
+    for restart in (1, 2):
+        begun = newest_whole(job.run)
+        job.until(lambda: newest_whole(job.run) > begun, "a checkpoint")  # noqa: B023
+        job.signal(SIGKILL, rank=restart - 1)
+        job.until(lambda: f"restart {restart} of 2" in job.said(), "its restart")  # noqa: B023
+        job.until(lambda: len(job.ranks()) == 2, "its trainers")
+    outcome = job.ends(within=300)
+    assert outcome.codes == [0] and not outcome.orphans, outcome.out
+    assert digest(job.run) == digest(jobs.run(2, {**keys, "run.name": "undisturbed"}))
+
+
+@pytest.mark.soak
+def test_what_no_restart_mends_is_told_once(jobs: Jobs, tmp_path: Path) -> None:
+    damaged = Path(shutil.copy(SHARD, tmp_path / "damaged.tar"))
+    cut(damaged, damaged.stat().st_size // 2)
+    for code, keys in ((2, {"optim.lr": -1}), (3, {"data.train": damaged})):
+        outcome = jobs.launch(1, keys).ends(within=120)
+        assert outcome.codes == [code] and outcome.out.count("error: ") == 1, outcome.out
+        assert "restart" not in outcome.out
