@@ -31,6 +31,8 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     limit = saved_config(folder).get("dist", {}).get("restarts", DistConfig.restarts)
     path = folder / RESTARTS
     earlier = list(read_lines(path, print)) if path.exists() else []
+    if requeued and earlier and str(earlier[-1][1].get("time")) >= str(state.get("time")):
+        return True  # the job recorded the failure before it was queued again
     restart = 1 + sum(1 for _, entry in earlier if entry.get("job") == job and entry.get("restart"))
     again = requeued or (saved > first and restart <= limit)
     cause = str(state.get("error", "")).partition(": ")[2].partition("\n")[0] or UNKNOWN

@@ -43,7 +43,8 @@ def test_the_key_says_how_often(tmp_path: Path, restarts: int | None, restarted:
 
 def test_the_cause_is_the_first_line_of_the_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     after_failure(failed(tmp_path / "a", 0, 1000, error="PeerFailure: rank 1 of 2: \x1b[31m gone\nmore"), "7")
-    after_failure(failed(tmp_path / "b", 0, 5), "7", requeued=True)
+    after_failure(failed(tmp_path / "b", 0, 5, status="running", time="2026"), "7", requeued=True)
+    assert after_failure(tmp_path / "b", "7", requeued=True)  # it is recorded
     assert capsys.readouterr().out.splitlines() == [
         "restart 1 of 2 at step 1,000: rank 1 of 2: \\x1b[31m gone",
         f"restart 1, by the scheduler, at step 5: {UNKNOWN}",
