@@ -51,7 +51,7 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     log = LineFile(folder / "log.txt", print)
     for text in map(printable, (line, *_repeated(entry["hosts"], [entry for _, entry in earlier]))):
         print(text)
-        log.write(text)
+        log.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {text}")
     log.close()
     return again
 
@@ -67,4 +67,4 @@ def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a line for each of the machines that has failed before."""
     for host in hosts:
         if times := sum(host in entry.get("hosts", []) for entry in earlier):
-            yield f"node {host} has failed {times + 1} times in this run: leave it out (sbatch --exclude={host})"
+            yield f"node {host} has failed {times + 1} times in this run: leave it out (SLURM: sbatch --exclude={host})"

@@ -57,4 +57,6 @@ def test_a_node_that_fails_twice_is_named(tmp_path: Path, capsys: pytest.Capture
     again(tmp_path, 5, 10, hosts=["n2"])
     assert "node" not in capsys.readouterr().out
     again(tmp_path, 10, 15, hosts=["n1", "n3"])
-    assert "node n1 has failed 2 times in this run: leave it out (sbatch --exclude=n1)\n" in capsys.readouterr().out
+    assert (
+        "node n1 has failed 2 times in this run: leave it out (SLURM: sbatch --exclude=n1)\n" in capsys.readouterr().out
+    )
