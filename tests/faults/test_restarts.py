@@ -10,50 +10,65 @@ import shutil
 import socket
 from pathlib import Path
 from signal import SIGKILL
+from typing import Any
 
 import pytest
-from harness import Jobs, cut, digest, newest_whole
+from harness import Job, Jobs, cut, digest, newest_whole
 from helpers.cli import ROOT
 from helpers.tiny_runs import SHARD, losses
 
 from dyad.train.run_folder.restarts import RESTARTS, UNKNOWN
 
 
-def test_a_rank_is_killed_and_then_torchruns_agent(jobs: Jobs) -> None:
-    """It goes on once, as dist.restarts=1 says; the same command ends it, with the bits of no kill."""
-    keys = {"steps": 100, "checkpoint.every": 5}
-    job = jobs.launch(2, {**keys, "dist.restarts": 1})
-    job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
-    job.signal(SIGKILL, rank=0)
-    job.until(lambda: "restart 1 of 1" in job.said(), "its restart")
+def entries(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / RESTARTS).read_text().splitlines()]
+
+
+def new_checkpoint(job: Job) -> int:
+    """Wait for a checkpoint, and return the step of the newest."""
     begun = newest_whole(job.run)
-    job.until(lambda: newest_whole(job.run) > begun, "its next checkpoint")
+    job.until(lambda: newest_whole(job.run) > begun, "a checkpoint")
+    return newest_whole(job.run)
+
+
+def test_torchruns_agent_is_killed_twice(jobs: Jobs) -> None:
+    """The job goes on once, as dist.restarts=1 says; the same command ends it, with the bits of no kill."""
+    keys = {"steps": 200, "checkpoint.every": 20}
+    job = jobs.launch(1, {**keys, "dist.restarts": 1, "resume": "never"})
+    new_checkpoint(job)
+    os.kill(job.agent(), SIGKILL)
+    job.until(lambda: "restart 1 of 1" in job.said(), "its restart")
+    new_checkpoint(job)
     os.kill(job.agent(), SIGKILL)
     outcome = job.ends(within=30)
     assert outcome.codes == [4] and not outcome.orphans, outcome.out
-    first, second = (json.loads(line) for line in (job.run / RESTARTS).read_text().splitlines())
-    assert (first["step"], first["restart"], first["hosts"]) == (begun, 1, [socket.gethostname()])
-    assert "rank 0 of 2" in first["cause"] and (second["cause"], second["restart"]) == (UNKNOWN, 0)
-    said = [line for line in outcome.out.splitlines() if "restart" in line]
-    assert said == [f"restart 1 of 1 at step {begun}: {first['cause']}", "no restart: dist.restarts=1"]
-    assert f"going on at step {begun} from" in outcome.out and said[0] in (job.run / "log.txt").read_text()
-    run, undisturbed = jobs.run(2, keys), jobs.run(2, {**keys, "run.name": "undisturbed"})
+    first, second = entries(job.run)
+    assert (first["cause"], first["restart"], second["cause"], second["restart"]) == (UNKNOWN, 1, UNKNOWN, 0)
+    said = [line for line in outcome.out.splitlines() if re.match("(no )?restart", line)]
+    assert said == [f"restart 1 of 1 at step {first['step']}: {UNKNOWN}", "no restart: dist.restarts=1"]
+    assert f"going on at step {first['step']} from" in outcome.out and said[0] in (job.run / "log.txt").read_text()
+    run, undisturbed = jobs.run(1, keys), jobs.run(1, {**keys, "run.name": "undisturbed"})
     assert digest(run) == digest(undisturbed) and losses(run) == losses(undisturbed)
 
 
 @pytest.mark.soak
-def test_a_job_ends_by_itself_after_two_kills(jobs: Jobs) -> None:
-    keys = {"steps": 400, "checkpoint.every": 10, "data.workers": 1}
+def test_a_job_ends_by_itself_after_the_kills_of_both_ranks(jobs: Jobs) -> None:
+    keys = {"steps": 200, "checkpoint.every": 5, "data.workers": 1}
     job = jobs.launch(2, {**keys, "dist.restarts": 2, "resume": "never"})
     for restart in (1, 2):
-        begun = newest_whole(job.run)
-        job.until(lambda: newest_whole(job.run) > begun, "a checkpoint")  # noqa: B023
+        new_checkpoint(job)
         job.signal(SIGKILL, rank=restart - 1)
         job.until(lambda: f"restart {restart} of 2" in job.said(), "its restart")  # noqa: B023
         job.until(lambda: len(job.ranks()) == 2, "its trainers")
     outcome = job.ends(within=300)
     assert outcome.codes == [0] and not outcome.orphans, outcome.out
-    assert digest(job.run) == digest(jobs.run(2, {**keys, "run.name": "undisturbed"}))
+    for number, entry in enumerate(entries(job.run)):
+        assert f"rank {number} of 2" in entry["cause"] and entry["hosts"] == [socket.gethostname()]
+        line = f"restart {number + 1} of 2 at step {entry['step']}: {entry['cause']}"
+        assert outcome.out.count(line) == 1 and line in (job.run / "log.txt").read_text()
+    assert f"node {socket.gethostname()} has failed 2 times" in outcome.out
+    run, undisturbed = job.run, jobs.run(2, {**keys, "run.name": "undisturbed"})
+    assert digest(run) == digest(undisturbed) and losses(run) == losses(undisturbed)
 
 
 SRUN = """#!/bin/bash
