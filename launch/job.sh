@@ -72,6 +72,26 @@ print(state["status"], state["step"], state["time"])
 PY
 }
 
+dyad_restart() { # after exit code 4: says why, and succeeds if the run starts again: dyad_restart FOLDER BEFORE JOB
+    # without a state of this start nothing was trained
+    [ -n "$1" ] && [ "$2" != "$(dyad_state "$1")" ] && dyad_failed "$1" "$3"
+}
+
+dyad_failed() { # records a hardware failure: dyad_failed FOLDER JOB [requeued]
+    python -c 'import pathlib, sys
+from dyad.data.base.errors import run
+from dyad.train.run_folder.restarts import after_failure
+run(lambda: sys.exit(not after_failure(pathlib.Path(sys.argv[1]), sys.argv[2], requeued=len(sys.argv) > 3)))' "$@"
+}
+
+dyad_going_on() { # sets the array `arguments`: those of a start that goes on, however the first start began
+    local argument
+    arguments=()
+    for argument; do
+        if [[ $argument != resume=* && $argument != resume.mode=* ]]; then arguments+=("$argument"); fi
+    done
+}
+
 dyad_requeue() { # is a job to start again? dyad_requeue RESTARTS BEFORE AFTER, states of its run around this start
     local status step step_before _
     read -r _ step_before _ <<<"$2"

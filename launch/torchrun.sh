@@ -6,6 +6,8 @@
 #   bash launch/torchrun.sh --dry-run experiment=emoji           only print the command
 # From the environment: NPROC, NNODES, MASTER_ADDR, MASTER_PORT (29500), RDZV_ID (dyad). On SLURM: launch/slurm.sbatch.
 # Exit codes as `python -m train`: 0 ok, 2 configuration, 3 damaged data, 4 hardware, 75 preempted: run it again.
+# After 4, such as a killed process, it goes on by itself from the newest checkpoint, dist.restarts times at most, each time
+# only with a new one. Of several machines it does not: slurm.sbatch does, as all of them must begin together.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 agent='' asked=''
@@ -63,7 +65,10 @@ train() { # prepares, and becomes torchrun's agent
         exit
     fi
 
-    if [ "${SLURM_NODEID:-0}" = 0 ]; then dyad_check "$@" >/dev/null; fi
+    if [ "${SLURM_NODEID:-0}" = 0 ]; then
+        dyad_check "$@" >"$notes/folder"
+        dyad_state "$(cat "$notes/folder")" >"$notes/before"
+    fi
     if [ "${NNODES:-1}" != 1 ] && [ "${SLURM_NODEID:-}" = 0 ]; then dyad_port "${MASTER_PORT:-29500}"; fi
     threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / NPROC))
     : "${OMP_NUM_THREADS:=$((threads > 1 ? threads : 1))}"
@@ -86,19 +91,36 @@ watch() { # when the trainers have left with a code, torchrun may wait for ever 
     done
 }
 
+start() { # a start of the training, with its exit code in `status`
+    : >"$DYAD_EXIT_CODE"
+    set -m # a process group of its own, for stop
+    train "$@" &
+    agent=$!
+    set +m
+    watch 2>/dev/null &
+    dyad_attend "$agent" && status=0 || status=$?
+    agent=''
+    if [ "$status" != 0 ] && [ -n "$asked" ]; then status=$asked; fi # stopped before there was anything to save
+    if [ "$status" -gt 128 ] && [ ! -s "$DYAD_EXIT_CODE" ]; then
+        echo "error: torchrun was killed by SIG$(kill -l "$status"), and its trainers with it. Did memory run out?" >&2
+        status=4
+    fi
+    status=$(grep . "$DYAD_EXIT_CODE" || echo "$status")
+}
+
+goes_on() { # after a hardware failure, unless we were asked to stop
+    [ "$status$asked" = 4 ] && [ "${NNODES:-1}" = 1 ] \
+        && PATH="$PWD/.venv/bin:$PATH" dyad_restart "$(cat "$notes/folder")" "$(cat "$notes/before")" "${SLURM_JOB_ID:-$HOSTNAME:$$}"
+}
+
 source launch/job.sh
-DYAD_EXIT_CODE=$(mktemp) # the trainer writes its exit code here, see data/base/errors.py
-export DYAD_EXIT_CODE
-trap 'rm -f "$DYAD_EXIT_CODE"' EXIT
-set -m # a process group of its own, for stop
-train "$@" &
-agent=$!
-set +m
-watch 2>/dev/null &
-dyad_attend "$agent" && status=0 || status=$?
-if [ "$status" != 0 ] && [ -n "$asked" ]; then status=$asked; fi # stopped before there was anything to save
-if [ "$status" -gt 128 ] && [ ! -s "$DYAD_EXIT_CODE" ]; then
-    echo "error: torchrun was killed by SIG$(kill -l "$status"), and its trainers with it. Did memory run out?" >&2
-    status=4
-fi
-exit "$(grep . "$DYAD_EXIT_CODE" || echo "$status")"
+notes=$(mktemp -d)
+export DYAD_EXIT_CODE=$notes/code # the trainer writes its exit code here, see data/base/errors.py
+trap 'rm -rf "$notes"' EXIT
+start "$@"
+while goes_on; do
+    dyad_going_on "$@"
+    set -- "${arguments[@]}"
+    start "$@"
+done
+exit "$status"

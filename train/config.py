@@ -186,6 +186,9 @@ class DistConfig:
     )
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(500, "compare all weights every n steps, and at checkpoints; 0: never", least=0)
+    restarts: int = described(
+        3, "how often launch/ starts a job again after a hardware failure (code 4), if it has a new checkpoint", least=0
+    )
 
 
 @dataclass

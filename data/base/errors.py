@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
@@ -65,9 +65,13 @@ class BadRow(Exception):
 
 
 class HardwareError(UserError):
-    """An error for a fault of a device, a process group or another part of a machine. The message names the rank."""
+    """An error for a fault of a device, a process group or another part of a machine. The message names the rank.
+
+    ranks: the ranks that failed; None: the rank that raises the error.
+    """
 
     exit_code = ExitCode.HARDWARE
+    ranks: Sequence[int] | None = None
 
 
 class Preempted(UserError):

@@ -26,6 +26,7 @@ from dyad.train.run_folder.folder import all_keys, by_section
 FIRST = 8  # data sets that have more than their numbers on the page
 GALLERIES = 3_000_000  # bytes of all cases; every other part of the page has a bound of its own
 CHARTS = 24
+FAILURES = 5  # of the hardware, the last ones
 NOTICE, CONFIG = 12_000, 40_000  # characters of a notice, and of the configuration
 WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
@@ -211,10 +212,21 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "time": f"{duration(seconds)} in steps{speed}" if seconds else "",
         "processes": f"{rate / rate_of_each:.0f}" if rate and rate_of_each else "",
         "went on": "at step " + ", ".join(f"{step:,}" for step in run.resumed_at) if run.resumed_at else "",
+        "hardware failures": _failures(run),
         "seed": joined(options.get("seed")),
         **_device_facts(history),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _failures(run: RunFolder) -> str:
+    """Say how often the hardware failed and the run was started again, and why the last times."""
+    restarts = sum(bool(failure.get("restart")) for failure in run.failures)
+    shown = [
+        f"step {joined(failure.get('step'))} ({joined(failure.get('hosts'))}): {joined(failure.get('cause'))}"[:300]
+        for failure in run.failures
+    ]
+    return f"{len(shown)}, restarts: {restarts}. {'; '.join(shown[-FAILURES:])}" if shown else ""
 
 
 def _device_facts(history: History) -> dict[str, str]:

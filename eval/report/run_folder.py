@@ -1,6 +1,7 @@
 """Reads a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +17,11 @@ from dyad.eval.report.curves import History, last_value, read_history
 from dyad.eval.results.shapes import RESULT, STATE, read_object
 from dyad.eval.results.write import result_files
 from dyad.train.run_folder.folder import flat, saved_config
+from dyad.train.run_folder.restarts import RESTARTS
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
 LONGEST = 1 << 20  # bytes of a line
+FAILURES = 1000  # of the hardware, that are read
 RESUMED = re.compile(rb"going on at step (\d{1,15}) from ")
 
 
@@ -29,7 +32,7 @@ class RunFolder:
     config_text: config.yaml without secrets. options: its values, dotted key → value. state: run_state.json, {} if it
     is missing. history: metric → step → value, from metrics.jsonl. results: the contents of eval/*.json. state and
     results have the form defined in eval/results/shapes.py. resumed_at: the steps at which the run was started again.
-    unread: a line of text for each part that could not be read.
+    failures: the last lines of restarts.jsonl. unread: a line of text for each part that could not be read.
     """
 
     path: Path
@@ -39,6 +42,7 @@ class RunFolder:
     history: History
     results: Sequence[Mapping[str, Any]]
     resumed_at: Sequence[int]
+    failures: Sequence[Mapping[str, Any]]
     unread: Sequence[str]
 
     @property
@@ -50,28 +54,30 @@ class RunFolder:
 def read_run(path: Path) -> RunFolder:
     """Read the run folder `path`. Raises ConfigError if it is no run folder."""
     config = without_secrets(saved_config(path), by_name=True)
-    links = [name for name in ("eval", METRICS, LOG) if (path / name).exists() and not leads_inside(path / name, path)]
+    names = ("eval", METRICS, LOG, RESTARTS)
+    links = [name for name in names if (path / name).exists() and not leads_inside(path / name, path)]
     unread = [f"{name} is not read: it lies outside this folder" for name in links]
     return RunFolder(
         path,
         OmegaConf.to_yaml(config),
         flat(config),
         read_object(path, "run_state.json", STATE, unread.append) or {},
-        read_history(_records(path, unread.append)),
+        read_history(_records(path, METRICS, unread.append)),
         [found for name in result_files(path) if (found := read_object(path, name, RESULT, unread.append))],
         sorted({int(found[1]) for line in _lines(path, LOG, unread.append) if (found := RESUMED.search(line))}),
+        list(deque(_records(path, RESTARTS, unread.append), FAILURES)),
         unread,
     )
 
 
-def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in the lines of metrics.jsonl in the run folder `path`.
+def _records(path: Path, name: str, log: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in the lines of the file `name`, such as metrics.jsonl, in the run folder `path`.
 
     log: called with one line of text that counts the damaged lines, if there are any. An incomplete last line, which
     remains if the run is killed, does not count as damaged.
     """
     damaged = 0
-    for line in _lines(path, METRICS, log):
+    for line in _lines(path, name, log):
         record = None
         with suppress(ValueError):
             record = parse_json(line)
@@ -80,7 +86,7 @@ def _records(path: Path, log: Callable[[str], None]) -> Iterator[dict[str, Any]]
         else:
             damaged += line.endswith(b"\n")
     if damaged:
-        log(f"{METRICS}: {damaged:,} of its lines cannot be read")
+        log(f"{name}: {damaged:,} of its lines cannot be read")
 
 
 def _lines(path: Path, name: str, log: Callable[[str], None]) -> Iterator[bytes]:

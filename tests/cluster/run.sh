@@ -207,6 +207,26 @@ check "then it ends well" job_is "$stopped" COMPLETED
 check "it saved twice" [ "$(grep -c "Stopped on request at step" "$work/stopped.log")" = 2 ]
 check "with the losses of an undisturbed run" same_losses one stopped
 
+# A process is killed; then a node is lost
+killed_rank() { # killed_rank JOB RANK: kill -9
+    local pid
+    for pid in $(ours); do
+        if tr '\0' '\n' <"/proc/$pid/environ" | grep -cxE "RANK=$2|SLURM_JOB_ID=$1" | grep -qx 2; then kill -KILL "$pid"; fi
+    done 2>/dev/null
+}
+lost=$(submit lost "${emoji[@]}" run.name=lost checkpoint.every=5)
+until_true 600 steps lost 8
+killed_rank "$lost" 1
+check "a job goes on after the kill of a process" until_true 300 grep -q "^restart 1 of 3 at step .*rank 1 of 2" "$work/lost.log"
+check "in the same allocation" restarts "$lost" 0
+until_true 300 steps lost 15
+scontrol update NodeName=127.0.0.2 State=DOWN Reason=test
+check "without a node it queues again" until_true 120 restarts "$lost" 1
+scontrol update NodeName=127.0.0.2 State=RESUME
+until_true 900 ended "$lost"
+check "then it ends well" job_is "$lost" COMPLETED
+check "with the losses of an undisturbed run" same_losses one lost
+
 # Not wanted any more
 unwanted=$(submit unwanted "${emoji[@]}" run.name=unwanted)
 until_true 600 steps unwanted 2

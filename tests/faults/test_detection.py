@@ -66,7 +66,7 @@ def test_the_rank_where_all_met_is_stopped(jobs: Jobs) -> None:
 @pytest.mark.soak
 def test_a_rank_of_a_launched_job_is_stopped(jobs: Jobs) -> None:
     """torchrun asks the stopped rank to stop, and kills it 30 seconds later."""
-    job = jobs.launch(4, {**LONG, "dist.timeout": 2 * TIMEOUT})
+    job = jobs.launch(4, {**LONG, "dist.timeout": 2 * TIMEOUT, "dist.restarts": 0})
     job.reaches(7)
     job.signal(SIGSTOP, rank=0)
     outcome = job.ends(within=2 * TIMEOUT + 30 + 5 + 30)  # 30: a busy machine

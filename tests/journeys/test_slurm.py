@@ -106,6 +106,52 @@ def test_a_sweep_submits_a_job_for_each_run(tmp_path: Path) -> None:
     assert len(set(folders)) == 2 and all(folder.startswith(f"{tmp_path}/a b/emoji-") for folder in folders)
 
 
+# A job that loses a rank ---------------------------------------------------------------------------------------------
+
+# srun in its place: the n-th start ends with the n-th of $CODES, and with a checkpoint more
+SRUN = """
+if [ "${!#}" = true ]; then exit "$DEAD"; fi
+[ -e "$FOLDER/starts" ] || { mkdir -p "$FOLDER/checkpoints" && echo "dist: {restarts: 1}" >"$FOLDER/config.yaml"; }
+echo "$*" >>"$FOLDER/starts"
+starts=$(wc -l <"$FOLDER/starts") codes=($CODES)
+mkdir "$FOLDER/checkpoints/step_0000000$starts"
+echo '{"status": "failed", "step": '$((starts - 1))', "error": "PeerFailure: lost", "hosts": ["n2"]}' \\
+    >"$FOLDER/run_state.json"
+exit "${codes[starts - 1]}"
+"""
+
+
+FIRST = "restart 1 of 1 at step 1: lost"
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts", "nodes", "dead", "told"),
+    [
+        ("4 4 0", 2, 2, 0, [FIRST, "no restart: dist.restarts=1"]),
+        ("4 0", 1, 2, 1, [FIRST]),  # it queues again
+        ("2 0", 1, 2, 0, []),
+        ("4 0", 1, 1, 0, []),  # on one node torchrun.sh goes on
+    ],
+)
+def test_a_job_goes_on_with_its_nodes(
+    tmp_path: Path, codes: str, starts: int, nodes: int, dead: int, told: list[str]
+) -> None:
+    for name, script in {"srun": SRUN, "squeue": "", "scontrol": 'echo "$*"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{script}")
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    own = {"CODES": codes, "FOLDER": str(tmp_path / "a"), "DEAD": str(dead), "PATH": path}
+    arguments = ["experiment=emoji", "resume=never", f"run.dir={tmp_path}", "run.name=a"]
+    ended = sbatch(*arguments, **{**ALLOCATED, **own, "SLURM_JOB_NUM_NODES": str(nodes)})
+    assert ended.returncode == int(codes.split()[starts - 1]), ended
+    commands = (tmp_path / "a" / "starts").read_text().splitlines()
+    assert ["resume=never" in command for command in commands] == [True, *[False] * (starts - 1)]
+    assert all("launch/torchrun.sh experiment=emoji " in command for command in commands)
+    assert [line for line in ended.stdout.splitlines() if "restart" in line] == told
+    assert ("node n2 has failed 2 times in this run: leave it out" in ended.stdout) is (starts > 1)
+    assert ended.stdout.count(f"requeue {ALLOCATED['SLURM_JOB_ID']}") == dead
+
+
 # The pieces ----------------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,9 @@ def check_same_weights(world: World, named: Mapping[str, Tensor], step: int, sha
         f"{what}, first in {first}. Checkpoints are compared before they are written: the same command goes on "
         "from the newest. If a rank is named again, leave its machine out"
     )
-    raise _on_all_ranks(world, HardwareError(message))
+    error = HardwareError(message)
+    error.ranks = minority
+    raise _on_all_ranks(world, error)
 
 
 def bit_sum(tensor: Tensor) -> Tensor:

@@ -183,7 +183,9 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
     if not reports.registered:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         who = f"rank 0 of {world.size}, or its machine, is gone: rank {world.rank} is alone at {stage}"
-        return PeerFailure(f"{who}, and nobody answers at {address} ({reason})")
+        error = PeerFailure(f"{who}, and nobody answers at {address} ({reason})")
+        error.ranks = [0]
+        return error
     absent = [rank for rank in range(world.size) if rank not in reports.registered]
     # A rank whose listener answers is busy or hangs. The others of them are gone, which is what its peers met.
     absent = [rank for rank in absent if rank not in reports.answered] or absent
@@ -194,13 +196,13 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
         )
     else:
         error = PeerFailure(f"all {world.size} ranks are there, but cannot reach each other at {stage} ({reason})")
-    error.printed_elsewhere = world.rank != min(reports.registered)
+    error.printed_elsewhere, error.ranks = world.rank != min(reports.registered), absent
     return error
 
 
 def _printed_by_another(cause: Cause) -> PeerFailure:
     error = PeerFailure(f"rank {cause.rank}: {cause.text}")
-    error.printed_elsewhere = True
+    error.printed_elsewhere, error.ranks = True, [cause.rank]
     error.exit_code = ExitCode(cause.code)
     error.everywhere = cause.code == ExitCode.REQUEUE  # a requested stop, like Preempted: no failure of this rank
     return error

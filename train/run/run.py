@@ -29,7 +29,7 @@ from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
-from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.distributed.world import World, any_rank, gather_objects, machines
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
@@ -107,12 +107,12 @@ def train_run(world: World, config: TrainConfig) -> None:
         plan = run.plan
 
         # What it writes; rank 0 alone
-        own_folder = folder if world.rank == 0 else None
+        hosts = machines(world)
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
         log = logger.print
         for line in (*describe_hardware(config, world, asked), *run.describe()):
             log(line)
-        run_state = stack.enter_context(RunState(own_folder, plan.first_step, plan.total_steps))
+        run_state = stack.enter_context(RunState(folder, plan.first_step, plan.total_steps, world.rank, hosts))
         stop = stack.enter_context(StopRequest())
         parts.step.stop_requested, parts.step.logs = lambda: stop.requested, plan.logs
 
@@ -123,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         encoder = Encoder.of(config, parts.model, world, lambda: any_rank(stop.requested, world))
         encoder = replace(encoder, weights=parts.step.average.applied)
         evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, log)
-        ledger = stack.enter_context(Ledger(own_folder, plan.first_step, log))
+        ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, plan.first_step, log))
         monitor = run.build_monitor(ledger, log)
         writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan, log))
         save = partial(run.save, writer, monitor, logger)

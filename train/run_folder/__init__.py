@@ -1,1 +1,1 @@
-"""The run folder: its name and configuration, checkpoints, run_state.json, ledger.jsonl."""
+"""The run folder: its name and configuration, checkpoints, run_state.json, ledger.jsonl, restarts.jsonl."""

@@ -1,17 +1,18 @@
 """run_state.json, the status of a run for launch scripts and schedulers; and the lock of a run folder.
 
 {"format": 1, "status": "running" | "preempted" | "finished" | "failed", "step": …, "total_steps": …, "time": …,
-"error": …}
+"error": …, "hosts": […]}
 
-At the end of a run also "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the
-background. A run that was killed still says "running". torchrun turns every exit code into 1, so decide by this file
-whether to requeue a job. The lock keeps a second run out of a folder that is in use.
+hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. At the end of a run also
+"checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background. A run that was
+killed still says "running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The
+lock keeps a second run out of a folder that is in use.
 """
 
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -25,34 +26,44 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes run_state.json, the status of a run. Only rank 0 has a file; with run_dir=None nothing is written.
+    """Writes run_state.json, the status of a run; with run_dir=None nothing is written. Rank 0 writes it. If rank 0 is
+    lost, the rank that prints the reason writes "failed".
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
     itself must write any other end ("finished" or "preempted") with `write`. step: finished optimiser steps at the
-    start.
+    start. rank: of this process. hosts: the machine of each rank.
     """
 
-    def __init__(self, run_dir: Path | None, step: int, total_steps: int) -> None:
+    def __init__(
+        self, run_dir: Path | None, step: int, total_steps: int, rank: int = 0, hosts: Sequence[str] = ()
+    ) -> None:
         self._path = run_dir and run_dir / STATE
         self._step, self._total_steps = step, total_steps
+        self._rank, self._hosts, self._writes = rank, hosts, rank == 0
 
     def __enter__(self) -> "RunState":
         self.write("running", pid=os.getpid(), host=socket.gethostname())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is not None:
-            with suppress(HardwareError):  # the first error is the one to report
-                self.write("failed", error=f"{type(error).__name__}: {error}")
+        if error is None:
+            return
+        failed: Sequence[int] = ()
+        if isinstance(error, HardwareError):
+            failed = [self._rank] if error.ranks is None else error.ranks
+            self._writes |= 0 in failed and not error.printed_elsewhere
+        hosts = sorted({self._hosts[rank] for rank in failed if rank < len(self._hosts)})
+        with suppress(HardwareError):  # the first error is the one to report
+            self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
 
-    def write(self, status: str, step: int | None = None, **facts: str | float) -> None:
+    def write(self, status: str, step: int | None = None, **facts: str | float | list[str]) -> None:
         """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
 
         step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if
         writing fails.
         """
         self._step = self._step if step is None else step
-        if self._path:
+        if self._path and self._writes:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with writable(self._path):

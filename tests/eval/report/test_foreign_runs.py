@@ -52,7 +52,7 @@ def test_pictures_that_are_links_to_private_files_are_neither_shown_nor_sent(tmp
     assert SEEN not in write_report(run).read_text() and SECRET not in sent(run)
 
 
-@pytest.mark.parametrize("linked", ["eval", "eval/val.json", "metrics.jsonl", "run_state.json", "log.txt"])
+@pytest.mark.parametrize("linked", "eval eval/val.json metrics.jsonl run_state.json log.txt restarts.jsonl".split())
 def test_texts_that_are_links_to_private_files_are_not_shown(tmp_path: Path, linked: str) -> None:
     run = write_run(tmp_path / "run", results=[retrieval()])
     private = write_run(
@@ -62,6 +62,8 @@ def test_texts_that_are_links_to_private_files_are_not_shown(tmp_path: Path, lin
         state={"status": "failed", "error": "KEY"},
         log="going on at step 777 from x\n",
     )
+    (run / "restarts.jsonl").touch()
+    (private / "restarts.jsonl").write_text('{"cause": "KEY"}\n')
     replaced_by_link(run / linked, private / linked)
     page = seen(write_report(run)).text
     assert "KEY" not in page and "777" not in page and f"{linked} is not read: it lies outside this folder" in page

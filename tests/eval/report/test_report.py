@@ -246,6 +246,16 @@ def test_a_run_of_any_age_and_state_has_a_page(tmp_path: Path) -> None:
     assert "Training" not in one.text.split("What was trained")[0]
 
 
+def test_failures_of_the_hardware_and_restarts_are_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", results=[])
+    assert "hardware failures" not in seen(write_report(run)).text
+    failures = [{"step": step, "cause": HOSTILE * step, "hosts": ["n1", "n2"], "restart": 8 - step} for step in (7, 8)]
+    (run / "restarts.jsonl").write_text("".join(json.dumps(failure) + "\n" for failure in failures) + "{}\n[]\n")
+    page = seen(write_report(run))
+    assert "hardware failures 3, restarts: 1. step 7 (n1, n2): <script>" in page.text and "step 8 (n1" in page.text
+    assert "restarts.jsonl: 1 of its lines cannot be read" in page.text and "script" not in page.tags
+
+
 def test_numbers_that_are_none_leave_gaps(tmp_path: Path) -> None:
     lines = records()
     lines[3]["train/loss"] = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.messages import raises
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.train.run_folder.folder import FORMAT, saved_config
 from dyad.train.run_folder.run_state import RunState, locked
 
@@ -44,6 +44,22 @@ def test_an_error_leaves_failed_and_its_reason(tmp_path: Path) -> None:
         raise ConfigError("no such thing")
     assert state(tmp_path)["status"] == "failed"
     assert state(tmp_path)["error"] == "ConfigError: no such thing"
+
+
+def test_a_hardware_failure_names_the_machines_and_the_next_rank_writes_for_a_lost_rank_0(tmp_path: Path) -> None:
+    for rank, lost, elsewhere, written in ((1, [0, 2], False, True), (1, [0], True, False), (2, [1], False, False)):
+        error = HardwareError("gone")
+        error.ranks, error.printed_elsewhere = lost, elsewhere
+        with pytest.raises(HardwareError), RunState(tmp_path, 3, 10, rank, ["a", "b", "c"]):
+            assert not list(tmp_path.iterdir())
+            raise error
+        assert (tmp_path / "run_state.json").exists() is written
+        if written:
+            assert state(tmp_path)["hosts"] == ["a", "c"] and state(tmp_path)["status"] == "failed"
+            (tmp_path / "run_state.json").unlink()
+    with pytest.raises(HardwareError), RunState(tmp_path, 3, 10, 0, ["a", "b"]):
+        raise HardwareError("out of memory")
+    assert state(tmp_path)["hosts"] == ["a"]
 
 
 def test_off_rank_0_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

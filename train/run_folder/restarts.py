@@ -1,0 +1,70 @@
+"""restarts.jsonl: the hardware failures of a run (code 4), and whether a launch script starts the run again.
+
+One JSON object per failure, {"step": …, "time": …, "cause": …, "hosts": […], "job": …, "restart": …}. step: of the
+newest checkpoint. hosts: the machines of the ranks that failed, as far as known. job: the job of SLURM or the launch
+script. restart: 1 for the first restart of that job; 0 if the failure ended the job. Needs no torch.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import printable
+from dyad.data.base.files import LineFile, read_lines, write_bytes
+from dyad.train.config import DistConfig
+from dyad.train.run_folder.folder import recorded_state, saved_config
+
+RESTARTS = "restarts.jsonl"
+UNKNOWN = "killed, or its machine is gone: no rank has written a reason"
+
+
+def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
+    """Record a hardware failure of the run in `folder` and print it; return whether the run is to start again.
+
+    It is, if the last start wrote a checkpoint and `job` was started again less than dist.restarts times. requeued:
+    whether the scheduler has started it again already, as SLURM does when a node is lost.
+    """
+    state = recorded_state(folder)
+    first, saved = state.get("step", 0), max(_saved_steps(folder), default=0)
+    limit = saved_config(folder).get("dist", {}).get("restarts", DistConfig.restarts)
+    path = folder / RESTARTS
+    earlier = list(read_lines(path, print)) if path.exists() else []
+    if requeued and earlier and str(earlier[-1][1].get("time")) >= str(state.get("time")):
+        return True  # the job recorded the failure before it was queued again
+    restart = 1 + sum(1 for _, entry in earlier if entry.get("job") == job and entry.get("restart"))
+    again = requeued or (saved > first and restart <= limit)
+    cause = str(state.get("error", "")).partition(": ")[2].partition("\n")[0] or UNKNOWN
+    now = datetime.now().astimezone().isoformat(timespec="seconds")
+    entry: dict[str, Any] = {"step": saved, "time": now, "cause": cause, "hosts": state.get("hosts", [])}
+    entry |= {"job": job, "restart": restart * again}
+    write_bytes(path, b"".join(line.rstrip() + b"\n" for line, _ in earlier) + json.dumps(entry).encode() + b"\n")
+    if requeued:
+        line = f"restart {restart}, by the scheduler, at step {saved:,}: {cause}"
+    elif again:
+        line = f"restart {restart} of {limit} at step {saved:,}: {cause}"
+    elif saved > first:
+        line = f"no restart: dist.restarts={limit}"
+    else:
+        line = f"no restart: no new checkpoint since step {first:,}"
+    log = LineFile(folder / "log.txt", print)
+    for text in map(printable, (line, *_repeated(entry["hosts"], [entry for _, entry in earlier]))):
+        print(text)
+        log.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {text}")
+    log.close()
+    return again
+
+
+def _saved_steps(folder: Path) -> Iterator[int]:
+    """Yield the steps of all checkpoints of a run."""
+    for path in (folder / "checkpoints").glob("step_*"):
+        if path.name[5:].isdecimal():
+            yield int(path.name[5:])
+
+
+def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each of the machines that has failed before."""
+    for host in hosts:
+        if times := sum(host in entry.get("hosts", []) for entry in earlier):
+            yield f"node {host} has failed {times + 1} times in this run: leave it out (SLURM: sbatch --exclude={host})"
