@@ -1,6 +1,7 @@
 """What follows from the devices of a run: the precision of its towers, and what is said of them and their memory."""
 
 import math
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 from torch.cuda import nccl
 
-from dyad.data.base.errors import HardwareError
+from dyad.data.base.errors import HardwareError, first_line
 from dyad.data.loading.loader import cores_of_rank, worker_count
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
@@ -19,6 +20,13 @@ from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
 
 LEAST_CORES = 4  # for each GPU: one trains, the others decode pictures
+# Errors of CUDA for which no program is to blame. torch has their numbers only since 2.9, as AcceleratorError.
+FAILED = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "CUDA-capable device(s) is/are busy",
+    "unknown error",
+)
 
 
 def with_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
@@ -56,8 +64,9 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
 
 
 @contextmanager
-def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]:
-    """Turn torch.OutOfMemoryError of the block into a HardwareError: peak memory, chunk_size now, the next smaller."""
+def explained_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
+    """Turn errors of the block that mean the device into HardwareError: one of FAILED, and torch.OutOfMemoryError, with
+    peak memory, chunk_size now and the next smaller one."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -69,3 +78,8 @@ def explained_out_of_memory(config: TrainConfig, world: World) -> Iterator[None]
             f"rank {world.rank}: CUDA out of memory, {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB at the peak. "
             f"chunk_size is {now} of {pairs} pairs per rank. {fix}, or model.grad_checkpointing=true"
         ) from error
+    except RuntimeError as error:
+        if not any(f"CUDA error: {words}" in str(error) for words in FAILED):
+            raise
+        failed = f"rank {world.rank}: the GPU {world.device.index} of {socket.gethostname()} failed"
+        raise HardwareError(f"{failed}: {first_line(error)}") from error

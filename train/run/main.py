@@ -98,13 +98,13 @@ def run(config: TrainConfig) -> None:
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
     from dyad.train.monitor.postmortem import name_flight_records
-    from dyad.train.run.hardware import explained_out_of_memory
+    from dyad.train.run.hardware import explained_device_errors
     from dyad.train.run.run import train_run
 
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
     group = process_group(config.dist.timeout, config.dist.start_timeout)
-    with group as world, explained_out_of_memory(config, world), chosen_kernels(config.deterministic):
+    with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 
 

@@ -44,7 +44,7 @@ from dyad.train.run.calibrate import describe_inputs
 from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
-from dyad.train.run.hardware import describe_hardware, explained_out_of_memory, with_precision
+from dyad.train.run.hardware import describe_hardware, explained_device_errors, with_precision
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts, verify_source
 from dyad.train.run_folder import checkpoint
@@ -138,7 +138,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         if config.tracking.postmortem and world.device.type == "cuda":
             record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
-        stack.enter_context(explained_out_of_memory(config, world))
+        stack.enter_context(explained_device_errors(config, world))
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
