@@ -3,6 +3,7 @@
 Towers are wrapped in DistributedDataParallel, or sharded (sharding.py).
 """
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -54,6 +55,8 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
     trained = any(p.requires_grad for p in tower.parameters())
     if world.size == 1 or isinstance(tower, FSDPModule) or not trained:
         return tower
+    # of kernels of 1×1 in channels_last: other strides, but the same order in memory
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
     # The step synchronises buffers itself. An attribute, as versions of torch disagree on the name of the argument.
