@@ -1,6 +1,7 @@
 """BM25 against the formula written out, its order, and the index kept in a folder."""
 
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -131,6 +132,13 @@ def test_the_second_of_two_builders_takes_the_index_of_the_first(tmp_path: Path)
         yield from TEXTS
 
     assert open_bm25(texts(), tmp_path, "x").search(["nile"], 1)[0][1].tolist() == [2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_a_killed_builder_left_is_deleted(tmp_path: Path) -> None:
+    (tmp_path / ".bm25-0badcafe").mkdir()
+    os.utime(tmp_path / ".bm25-0badcafe", (0, 0))
+    open_bm25(TEXTS, tmp_path, "x")
     assert len(list(tmp_path.iterdir())) == 1
 
 
