@@ -1,4 +1,4 @@
-"""A job goes on by itself after a hardware failure. The rules: tests/train/run_folder/test_restarts.py."""
+"""A job goes on by itself after a hardware failure. The rules: tests/train/run_folder/test_failure_records.py."""
 
 from __future__ import annotations
 

@@ -264,3 +264,9 @@ def test_no_module_has_two_names(command: str) -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.stdout.splitlines()[-1] == "twice []", run.stdout + run.stderr
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports a file outside of packages by its name alone."""
+    names = [p.name for p in (ROOT / "tests").rglob("test_*.py") if not (p.parent / "__init__.py").exists()]
+    assert len({*names}) == len(names)
