@@ -56,11 +56,6 @@ class World:
         return self.aborted.is_set() or any(error != ErrorType.SUCCESS for error in failed)
 
 
-def machines(world: World) -> list[str]:
-    """Return the host name of each rank's machine, by rank. Every rank must call it."""
-    return gather_objects(socket.gethostname(), world)
-
-
 def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = None) -> World:
     """Join the process group that torchrun started: NCCL on GPUs, gloo on CPUs, none for a single process.
 

@@ -38,7 +38,7 @@ from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.doctor.machine import size
 from dyad.train.run.components import batch_norms
 from dyad.train.run.main import check_sweep, training_files
-from dyad.train.run_folder.folder import is_finished, run_folder
+from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
 from dyad.train.towers.image import build_image_tower
@@ -65,8 +65,8 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
-    checkpoints = sorted((folder / "checkpoints").glob("step_*"))
-    state = f"goes on from {checkpoints[-1].name}" if checkpoints else "is new"
+    saved = steps(folder)
+    state = f"goes on from {folder_of(folder, saved[0]).name}" if saved else "is new"
     if is_finished(config):
         state = "is finished: the same command does nothing"
     length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"

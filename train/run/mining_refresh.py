@@ -28,7 +28,7 @@ from dyad.data.shards.storage import sha256_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.mine.mining import MINED, SUMMARY, embedded, mine
 from dyad.train.distributed.agreement import rank_0_first, rank_0_only
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.folder import folder_of, steps
 
 FOLDER, EMBEDDINGS = "negatives", "embeddings"
 BLOCK = 256  # texts encoded at a time. Not eval.block, which may change at a restart, and with it the last bits
@@ -106,7 +106,7 @@ class NegativeRefresh:
         its segment. Errors of the file system are ignored.
         """
         remove(self.run / FOLDER / EMBEDDINGS)
-        oldest = min([step, *checkpoint.steps(self.run)])
+        oldest = min([step, *steps(self.run)])
         for folder in (self.run / FOLDER).glob("step_*"):
             number = folder.name.removeprefix("step_")
             if number.isdecimal() and int(number) < oldest - oldest % self._every:
@@ -128,8 +128,8 @@ class NegativeRefresh:
                         if source := file_inside(theirs, name):
                             shutil.copyfile(source, folder / name)
         if problem := _problem(folder):
-            borders = [s for s in checkpoint.steps(self.run) if s % self._every == 0 and s < step]
-            earlier = f"resume={checkpoint.folder_of(self.run, borders[0])} or " if borders else ""
+            borders = [s for s in steps(self.run) if s % self._every == 0 and s < step]
+            earlier = f"resume={folder_of(self.run, borders[0])} or " if borders else ""
             raise DataError(
                 f"{folder / MINED} {problem}: steps {begin} to {begin + self._every - 1} draw from it, and the run "
                 f"goes on at step {step}. Put it back, or go on where it is mined anyway: {earlier}resume=never"

@@ -1,5 +1,6 @@
 """One training run from its configuration: build the components, restore them where the run stopped, train."""
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
-from dyad.train.distributed.world import World, any_rank, gather_objects, machines
+from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
@@ -54,6 +55,7 @@ from dyad.train.run_folder.folder import (
     open_run,
     plain,
     put_aside,
+    put_other_checkpoints_aside,
     recorded_activation,
     recorded_caption_per,
     recorded_state,
@@ -107,7 +109,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         plan = run.plan
 
         # What it writes; rank 0 alone
-        hosts = machines(world)
+        hosts = gather_objects(socket.gethostname(), world)
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
         log = logger.print
         for line in (*describe_hardware(config, world, asked), *run.describe()):
@@ -391,10 +393,4 @@ class TrainingRun:
         """
         first_step = self.plan.first_step
         save(first_step, self.plan.evaluation_owed, True)
-
-        def leave_behind() -> None:
-            others = [s for s in reversed(checkpoint.steps(self.folder)) if s != first_step]
-            with writable(self.folder):
-                put_aside(self.folder, [f"checkpoints/{checkpoint.folder_of(self.folder, s).name}" for s in others])
-
-        rank_0_only(self.world, leave_behind)
+        rank_0_only(self.world, lambda: put_other_checkpoints_aside(self.folder, first_step))

@@ -45,6 +45,7 @@ from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.digests import digest_of
+from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.moments import refuse_moments
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 from dyad.train.run_folder.parts import PARTS, Part, collect, give_up, parts_folder
@@ -231,17 +232,6 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
     return None
 
 
-def folder_of(run_dir: Path, step: int) -> Path:
-    """Return the path of the checkpoint that a run writes after `step` optimiser steps."""
-    return run_dir / "checkpoints" / f"step_{step:08d}"
-
-
-def steps(run_dir: Path) -> list[int]:
-    """Return the step numbers of all checkpoints in the run folder, newest first; damaged checkpoints count too."""
-    folders = [path for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()]
-    return sorted((int(p.name[5:]) for p in folders if re.fullmatch(r"step_\d{8,}", p.name)), reverse=True)
-
-
 def locate(path: Path, log: Callable[[str], None]) -> Path:
     """Return the checkpoint folder that a user means by `path`.
 
@@ -304,7 +294,7 @@ def _files(listed: Iterable[str], name: str) -> list[str]:
 def _verified(folder: Path, *names: str) -> Iterator[None]:
     """Context manager: verify the files `names` of a checkpoint (default: all files); the with block reads them.
 
-    Raises DataError as `verify`, or if the block cannot parse a file although its checksum is right; ConfigError too.
+    Raises the errors of `verify`, and DataError if the block cannot parse a file although its checksum is right.
     """
     verify(folder, names or FILES)
     try:

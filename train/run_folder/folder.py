@@ -19,7 +19,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, write_bytes
+from dyad.data.base.files import file_inside, open_foreign, writable, write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
@@ -29,7 +29,7 @@ CONFIG, STATE = "config.yaml", "run_state.json"
 FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 # what names steps, besides the checkpoints
-STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "eval", "negatives", "profile")
+STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
 # Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
@@ -269,7 +269,7 @@ def _begun_keys(config: TrainConfig) -> dict[str, Any]:
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
     """Return the dotted keys of the run in the run folder, None if this run does not resume it."""
     folder = run_folder(config)
-    if config.resume.mode == "never" or not _has_checkpoint(folder) or not (folder / CONFIG).exists():
+    if config.resume.mode == "never" or not steps(folder) or not (folder / CONFIG).exists():
         return None
     return flat(saved_config(folder))
 
@@ -282,7 +282,7 @@ def open_run(config: TrainConfig) -> Path:
     """
     check_run(config)
     folder = run_folder(config)
-    if config.resume.mode == "never" and _has_checkpoint(folder):
+    if config.resume.mode == "never" and steps(folder):
         put_aside(folder, RUN_FILES)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / CONFIG, OmegaConf.to_yaml(OmegaConf.create(plain(config))).encode())
@@ -298,6 +298,12 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
             os.rename(folder / name, aside / name)
 
 
+def put_other_checkpoints_aside(folder: Path, step: int) -> None:
+    """Put all checkpoints aside but that of `step`, the oldest first. Raises HardwareError where that is impossible."""
+    with writable(folder):
+        put_aside(folder, [f"checkpoints/{folder_of(folder, s).name}" for s in reversed(steps(folder)) if s != step])
+
+
 def is_finished(config: TrainConfig) -> bool:
     """Whether run_state.json says that the run of this configuration is finished, and its last checkpoint exists.
 
@@ -310,7 +316,7 @@ def is_finished(config: TrainConfig) -> bool:
         return False
     state = recorded_state(folder)
     step = state.get("step")
-    if state.get("status") != "finished" or type(step) is not int or not _has_checkpoint(folder, f"step_{step:08d}"):
+    if state.get("status") != "finished" or type(step) is not int or not folder_of(folder, step).exists():
         return False
     old = _resumed_keys(config) or {}
     return all(old.get(key) == getattr(config, key) for key in LENGTH)
@@ -322,7 +328,7 @@ def shorter_run(config: TrainConfig) -> Path | None:
     Only runs without a name of their own are looked at: their names say whether all other keys are equal.
     """
     new = run_folder(config)
-    for folder in [] if config.run.name or _has_checkpoint(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
+    for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
         with suppress(OSError, ValueError, TypeError, YAMLError):
             # two lines, without parsing the YAML of every run
             found = dict(re.findall(r"^(steps|epochs): (\S+)$", config_text(folder / CONFIG), re.MULTILINE))
@@ -343,8 +349,15 @@ def recorded_state(folder: Path) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def _has_checkpoint(folder: Path, name: str = "step_*") -> bool:
-    return any((folder / "checkpoints").glob(name))
+def folder_of(run_dir: Path, step: int) -> Path:
+    """Return the path of the checkpoint that a run writes after `step` optimiser steps."""
+    return run_dir / "checkpoints" / f"step_{step:08d}"
+
+
+def steps(run_dir: Path) -> list[int]:
+    """Return the step numbers of all checkpoints in the run folder, newest first; damaged checkpoints count too."""
+    folders = [path for path in (run_dir / "checkpoints").glob("step_*") if path.is_dir()]
+    return sorted((int(p.name[5:]) for p in folders if re.fullmatch(r"step_\d{8,}", p.name)), reverse=True)
 
 
 def plain(config: Any) -> dict[str, Any]:

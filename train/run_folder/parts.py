@@ -18,7 +18,7 @@ def parts_folder(final: Path, part: Part) -> Path:
 
 
 def give_up(final: Path, part: Part, error: Exception) -> None:
-    """Tell rank 0 that this rank cannot write its part; on rank 0, delete all parts, they may fill the disk."""
+    """Leave the error of this rank for `collect` on rank 0. Rank 0 itself deletes all parts, to free the disk."""
     parts = parts_folder(final, part)
     if part[0] == 0:
         remove(parts)

@@ -14,7 +14,7 @@ from typing import Any
 from dyad.data.base.errors import printable
 from dyad.data.base.files import LineFile, read_lines, write_bytes
 from dyad.train.config import DistConfig
-from dyad.train.run_folder.folder import recorded_state, saved_config
+from dyad.train.run_folder.folder import recorded_state, saved_config, steps
 
 RESTARTS = "restarts.jsonl"
 UNKNOWN = "killed, or its machine is gone: no rank has written a reason"
@@ -27,7 +27,7 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     whether the scheduler has started it again already, as SLURM does when a node is lost.
     """
     state = recorded_state(folder)
-    first, saved = state.get("step", 0), max(_saved_steps(folder), default=0)
+    first, saved = state.get("step", 0), max(steps(folder), default=0)
     limit = saved_config(folder).get("dist", {}).get("restarts", DistConfig.restarts)
     path = folder / RESTARTS
     earlier = list(read_lines(path, print)) if path.exists() else []
@@ -54,13 +54,6 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
         log.write(f"{datetime.now():%Y-%m-%d,%H:%M:%S} | INFO | {text}")
     log.close()
     return again
-
-
-def _saved_steps(folder: Path) -> Iterator[int]:
-    """Yield the steps of all checkpoints of a run."""
-    for path in (folder / "checkpoints").glob("step_*"):
-        if path.name[5:].isdecimal():
-            yield int(path.name[5:])
 
 
 def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:

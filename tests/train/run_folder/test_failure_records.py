@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dyad.train.run_folder.folder import STEP_FILES
 from dyad.train.run_folder.restarts import RESTARTS, UNKNOWN, after_failure
 
 
@@ -60,3 +61,7 @@ def test_a_node_that_fails_twice_is_named(tmp_path: Path, capsys: pytest.Capture
     assert (
         "node n1 has failed 2 times in this run: leave it out (SLURM: sbatch --exclude=n1)\n" in capsys.readouterr().out
     )
+
+
+def test_a_run_that_begins_again_leaves_the_failures_behind() -> None:
+    assert RESTARTS in STEP_FILES

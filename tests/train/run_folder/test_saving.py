@@ -23,6 +23,7 @@ from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.checkpoint import CheckpointState, capture, load
+from dyad.train.run_folder.folder import steps
 from dyad.train.run_folder.saving import CheckpointWriter
 from dyad.train.step_plan import Plan
 from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
@@ -191,7 +192,7 @@ def test_a_checkpoint_that_finds_no_room(tmp_path: Path) -> None:
                 writer.save(state(run, 5))
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
         writer.save_in_background(state(run, 6))
-    assert checkpoint.steps(tmp_path) == [6, 2] and len(said) == 1
+    assert steps(tmp_path) == [6, 2] and len(said) == 1
 
 
 def test_a_checkpoint_never_knows_more_than_the_lines(tmp_path: Path) -> None:
@@ -203,9 +204,9 @@ def test_a_checkpoint_never_knows_more_than_the_lines(tmp_path: Path) -> None:
             writer.save_in_background(state(Run(0), 1))
             writer.wait()
         assert len(said) == 2 and "takes no more lines" in said[0] and "cannot write checkpoint" in said[1]
-        assert checkpoint.steps(tmp_path) == []
+        assert steps(tmp_path) == []
         writer.save_in_background(state(Run(0), 2))
-    assert checkpoint.steps(tmp_path) == [2] and (tmp_path / "lines").read_text() == "1\n"
+    assert steps(tmp_path) == [2] and (tmp_path / "lines").read_text() == "1\n"
     lines.close()
 
 
