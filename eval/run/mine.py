@@ -101,8 +101,13 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
-        identity = {"checkpoint": str(checkpoint), "step": trained.step, "questions": questions.fingerprint}
-        identity |= {"corpus": corpus.fingerprint, "scores": without_secrets(command.scores)}
+        identity = {
+            "checkpoint": str(checkpoint),
+            "step": trained.step,
+            "questions": questions.fingerprint,
+            "corpus": corpus.fingerprint,
+            "scores": without_secrets(command.scores),
+        }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary))))

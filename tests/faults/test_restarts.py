@@ -33,7 +33,7 @@ def new_checkpoint(job: Job) -> int:
 
 def test_torchruns_agent_is_killed_twice(jobs: Jobs) -> None:
     """The job goes on once, as dist.restarts=1 says; the same command ends it, with the bits of no kill."""
-    keys = {"steps": 200, "checkpoint.every": 20}
+    keys = {"steps": 300, "checkpoint.every": 20}
     job = jobs.launch(1, {**keys, "dist.restarts": 1, "resume": "never"})
     new_checkpoint(job)
     os.kill(job.agent(), SIGKILL)
