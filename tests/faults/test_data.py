@@ -287,6 +287,7 @@ def test_a_loader_process_is_lost(jobs: Jobs, fault: Signals) -> None:
     outcome = job.ends(within=60)
     how = "was killed by SIGKILL" if fault is SIGKILL else "is stopped by a signal: nothing came for 5 s"
     told(outcome, 4, f"rank 1: loader worker 0 (process {lost}, at sample ", f"of {SHARD}) {how}")
+    assert state(job.run)["error"].count("rank 1: ") == 1  # as rank 0 writes it
 
 
 @pytest.mark.soak

@@ -201,7 +201,8 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
 
 
 def _printed_by_another(cause: Cause) -> PeerFailure:
-    error = PeerFailure(f"rank {cause.rank}: {cause.text}")
+    text = cause.text.removeprefix(f"rank {cause.rank}: ")  # some messages begin with it
+    error = PeerFailure(f"rank {cause.rank}: {text}")
     error.printed_elsewhere, error.ranks = True, [cause.rank]
     error.exit_code = ExitCode(cause.code)
     error.everywhere = cause.code == ExitCode.REQUEUE  # a requested stop, like Preempted: no failure of this rank
