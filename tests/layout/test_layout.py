@@ -270,3 +270,11 @@ def test_no_two_test_files_share_a_name() -> None:
     """pytest imports a file outside of packages by its name alone."""
     names = [p.name for p in (ROOT / "tests").rglob("test_*.py") if not (p.parent / "__init__.py").exists()]
     assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_process_group_is_ended_where_it_is_begun(path: Path) -> None:
+    """Else gloo's threads outlive it, and one that frees a tensor while the interpreter ends aborts the process."""
+    code = path.read_text()
+    if re.search(r"\bdist\.init_process_group\(", code):
+        assert "dist.destroy_process_group()" in code

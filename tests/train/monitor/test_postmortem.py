@@ -20,6 +20,7 @@ name_flight_records(Path(sys.argv[1]))
 dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{sys.argv[1]}/store")
 dist.all_reduce(torch.ones(3))
 torch._C._distributed_c10d._dump_fr_trace_file(0)  # what a backend does at a timeout
+dist.destroy_process_group()
 """
 EXHAUST = """
 import sys, torch
