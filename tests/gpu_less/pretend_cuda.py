@@ -165,14 +165,23 @@ def _for_cpu(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**numbers, "device": torch.device("cpu")} if numbers.get("device") else numbers
 
 
-def _wide_addmm(total: Tensor, left: Tensor, right: Tensor, *_: Any, out: Tensor | None = None, **more: Any) -> Tensor:
+def _wide_addmm(
+    total: Tensor, left: Tensor, right: Tensor, *_: Any, out: Tensor | None = None, beta: float = 1, **more: Any
+) -> Tensor:
     """addmm(out_dtype=float32), which a CPU does not have."""
-    return torch.addmm(total, left.float(), right.float(), out=out)
+    return torch.addmm(total, left.float(), right.float(), beta=beta, out=out)
+
+
+def _wide_mm(left: Tensor, right: Tensor, *_: Any, out: Tensor | None = None) -> Tensor:
+    """mm(out_dtype=float32), which a CPU does not have."""
+    return torch.mm(left.float(), right.float(), out=out)
 
 
 EMULATED: dict[Any, Callable[..., Any]] = {
     aten.addmm.dtype: _wide_addmm,
     aten.addmm.dtype_out: _wide_addmm,
+    aten.mm.dtype: _wide_mm,
+    aten.mm.dtype_out: _wide_mm,
     aten.record_stream.default: lambda *_: None,
 }
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from dyad.train.losses.sums import lse_triton
+from dyad.train.losses.sums import fused_tiles, lse_triton, tiles
 from tests.gpu_less.pretend_cuda import on_cpu
 
 Arguments = dict[str, Any]
@@ -62,13 +62,18 @@ def _gradient(a: Arguments) -> None:
 
 @contextmanager
 def computed_kernels() -> Iterator[None]:
-    """Both kernels are computed on the CPU during the block, as if Triton could compile for the pretended GPU."""
+    """Both kernels are computed on the CPU during the block, as if Triton could compile for the pretended GPU.
+
+    So are the functions that torch.compile would make kernels of; they run as they stand.
+    """
     instead = {
         "compiles": lambda device: True,
         "_sums_kernel": PretendKernel(lse_triton._sums_kernel, _sums),
         "_gradient_kernel": PretendKernel(lse_triton._gradient_kernel, _gradient),
     }
     with ExitStack() as patches:
+        patches.enter_context(patch.object(tiles, "fuses", lambda device: device.type == "cuda"))
+        patches.enter_context(patch.object(fused_tiles, "fuses", lambda device: False))
         for name, value in instead.items():
             patches.enter_context(patch.object(lse_triton, name, value))
         yield

@@ -150,7 +150,7 @@ def kernels() -> Iterator[Finding]:
     if gpu_count():
         import torch
 
-        from dyad.train.losses.sums.triton_trial import compile_problem
+        from dyad.train.losses.sums.triton_setup import compile_problem
 
         text, _, fix = compile_problem(torch.device("cuda", 0)).partition(". Fix: ")
         done = ok("kernels", "Triton compiles and runs one")

@@ -380,7 +380,7 @@ def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.Monkey
         def ones(*_: object, error: Exception = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr("dyad.train.losses.sums.triton_trial.torch.ones", ones)
+        monkeypatch.setattr("dyad.train.losses.sums.triton_setup.torch.ones", ones)
         (finding,) = machine.kernels()
         assert is_told(finding, Level.warn, str(error).splitlines()[0], fix) and "more" not in str(finding)
 

@@ -87,9 +87,10 @@ class LogisticFormula:
         offsets = () if self.offsets_M is None else (self.offsets_M,)
         others = pair_sum(
             _labelled_by_key(len(equal), self.data_weight / self.noise_weight) if equal else _noise,
-            scale * batch.x_bD.to(scale.dtype),  # multiplying x spares a multiplication of every score
+            batch.x_bD,
             batch.y_MD,
             labelled.exclusion,
+            scale=scale,
             rows=[rows for rows, _ in equal],
             columns=[*(columns for _, columns in equal), *offsets],
             parameters=(self.shift,),
@@ -114,7 +115,7 @@ def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
         row_keys, column_keys, added = inputs[:keys], inputs[keys : 2 * keys], inputs[2 * keys :]
         a = sum(added, start=s)
         is_data = reduce(torch.logical_or, (r == c for r, c in zip(row_keys, column_keys, strict=True)))
-        return torch.where(is_data, data_weight * softplus(-a), softplus(a)) if is_data.any() else softplus(a)
+        return torch.where(is_data, data_weight, 1.0) * softplus(torch.where(is_data, -a, a))
 
     return f
 

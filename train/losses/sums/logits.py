@@ -3,6 +3,8 @@
 A row sum is a log-sum-exp of the logits over all columns of one row; a column sum runs over all rows of one column.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dyad.train.losses.sums.tiles import slices
+from dyad.train.losses.sums.tiles import part_of, slices
 
 Shares = Callable[[Tensor], Tensor]  # the log-sums of this rank's rows (b,) → its shares of numbers of any shape
 
@@ -34,6 +36,11 @@ class Logits:
     row_weights_b: Tensor | None
     column_weights_M: Tensor | None
 
+    @staticmethod
+    def detached(*inputs: Tensor | None) -> Logits:
+        """Make them of tensors that may need gradients, for an autograd function that forms these itself."""
+        return Logits(*(None if v is None else v.detach() for v in inputs))  # pyright: ignore[reportArgumentType]
+
     @property
     def shared(self) -> bool:
         """Whether the logits of the row sums are those of the column sums too.
@@ -41,6 +48,12 @@ class Logits:
         They are if there is one scale for all pairs, and there are no log-weights.
         """
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
+
+    def of_tile(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return a tile's row scale (r, 1) or 0-d, column scale (c,) or 0-d, log-weights (r,) and (c,) or None."""
+        row_scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
+        column_scale = self.row_scale if self.column_scale_M is None else self.column_scale_M[columns]
+        return row_scale, column_scale, part_of(self.row_weights_b, rows), part_of(self.column_weights_M, columns)
 
     def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
         """Compute a tile's logits of the row sums (log-sum-exp over columns) into `out`, and return it.

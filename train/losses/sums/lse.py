@@ -88,7 +88,7 @@ class _LogPartition(torch.autograd.Function):
     def forward(ctx: Any, x_bD: Tensor, y_MD: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *logit_inputs, given, exclusion, row_weights_B, shares, ctx.whole_gradients = rest
         layout = given or Layout((len(y_MD),), 0)  # of one rank: nothing is sent
-        tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits(*logit_inputs)
+        tiles, logits = Tiles(x_bD, y_MD, exclusion), Logits.detached(*logit_inputs)
         bound = find_bound(tiles, logits, layout, row_weights_B)
         kept: list[Block] | None = [] if tiles.fit and any(ctx.needs_input_grad) else None
         sums = None if bound is None else one_shift_sums(tiles, logits, bound, layout, shares, given is None, kept)
@@ -105,7 +105,7 @@ class _LogPartition(torch.autograd.Function):
         ctx: Any, row_gradient_b: Tensor, column_gradient_M: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
         x_bD, y_MD, *logit_inputs, rows_b, columns_M = ctx.saved_tensors
-        tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits(*logit_inputs)
+        tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits.detached(*logit_inputs)
         if not ctx.whole_gradients:
             column_gradient_M = ctx.layout.sum_(column_gradient_M.clone())
         upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, column_gradient_M)

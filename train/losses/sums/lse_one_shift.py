@@ -3,7 +3,8 @@
 Legend: a_ij logits, b rows of this rank, M columns of all ranks. |a_ij| ≤ scale·max|x|·max|y| gives one shift c that
 every rank knows. Let E_ij = exp(a_ij − c), 0 where a pair is left out, w_j and w'_i the weights of columns and rows
 (exp of the log-weights, divided by their largest). Then the row sums Σ_j E_ij w_j and column sums Σ_i E_ij w'_i are
-plain additions over tiles and ranks. On a GPU in half precision the Triton kernels of lse_triton.py compute the same.
+plain additions over tiles and ranks. On a GPU in half precision the Triton kernels of lse_triton.py compute the same,
+without log-weights; with them, fused_tiles.py.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import assumed, holds
+from dyad.train.losses.sums.fused_tiles import exp_gradients, exp_sums
 from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
-from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles, shaped
+from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles, part_of, shaped
 
 if TYPE_CHECKING:
     from dyad.train.losses.sums.lse_triton import KernelExclusion
@@ -133,9 +135,11 @@ def one_shift_gradients(
         kernels, exclusion = fused
         found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
-    blocks = kept or _exponentials(tiles, logits, bound)
     d_weights = None, None
-    if found is None:
+    if found is None and tiles.half:
+        d_weights = _add_fused_tiles(gradients, tiles, logits, bound, u_b, v_M)
+    elif found is None:
+        blocks = kept or _exponentials(tiles, logits, bound)
         d_weights = _add_tiles(gradients, blocks, tiles.scratch(), logits, bound, u_b, v_M)
     dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
     return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
@@ -167,6 +171,13 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) 
         return kernels.exp_sums(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, exclusion)
     row_factors_b, column_factors_M = _factors(logits, bound)
     row_sums_b, column_sums_M = (e.new_zeros(len(e), dtype=tiles.dtype) for e in (tiles.x_bD, tiles.y_MD))
+    if tiles.half:
+        for rows, columns, s in tiles.scores():
+            factors = part_of(row_factors_b, rows), part_of(column_factors_M, columns)
+            sums = exp_sums(s, logits.row_scale, bound.shift, tiles.left_out(rows, columns), *factors)
+            row_sums_b[rows] += sums[0]
+            column_sums_M[columns] += sums[1]
+        return row_sums_b, column_sums_M
     for rows, columns, e in _exponentials(tiles, logits, bound, kept):
         row_sums_b[rows] += e.sum(1) if column_factors_M is None else e @ column_factors_M[columns]
         column_sums_M[columns] += e.sum(0) if row_factors_b is None else row_factors_b[rows] @ e
@@ -195,6 +206,27 @@ def _add_tiles(
             by_column = by_column * row_factors_b[rows, None]
             d_rows_b[rows] += row_factors_b[rows] * (e @ v_M[columns])
         gradients.add(rows, columns, e.mul_(torch.add(by_row, by_column, out=shaped(space, *e.shape))))
+    return d_rows_b, d_columns_M
+
+
+def _add_fused_tiles(
+    gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Do what _add_tiles does, for products of half precision."""
+    row_factors_b, column_factors_M = _factors(logits, bound)
+    d_rows_b, d_columns_M = (
+        None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
+    )
+    for rows, columns, s in tiles.scores():
+        g, d_rows, d_columns = exp_gradients(
+            s, logits.row_scale, bound.shift, tiles.left_out(rows, columns), u_b[rows], v_M[columns],
+            part_of(row_factors_b, rows), part_of(column_factors_M, columns), tiles.gradient_dtype,
+        )  # fmt: skip
+        gradients.add(rows, columns, g)
+        if d_rows_b is not None and d_rows is not None:
+            d_rows_b[rows] += d_rows
+        if d_columns_M is not None and d_columns is not None:
+            d_columns_M[columns] += d_columns
     return d_rows_b, d_columns_M
 
 

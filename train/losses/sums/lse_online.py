@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.fused_tiles import log_sum_gradients, log_sums
 from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
 from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
@@ -22,14 +23,24 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout, shares: Shares) ->
     """
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
-    for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
-        rows_b[rows] = torch.logaddexp(rows_b[rows], of_rows.logsumexp(1))
-        columns_M[columns] = torch.logaddexp(columns_M[columns], of_columns.logsumexp(0))
+    for rows, columns, of_rows, of_columns in _log_sums(tiles, logits):
+        rows_b[rows] = torch.logaddexp(rows_b[rows], of_rows)
+        columns_M[columns] = torch.logaddexp(columns_M[columns], of_columns)
     highest_M = layout.max_(columns_M.clone())
     highest_M.masked_fill_(highest_M == -math.inf, 0.0)  # −inf − (−inf) is NaN
     own = shares(rows_b)
     shared = layout.sum_(torch.cat([(columns_M - highest_M).exp_(), own.flatten()]))
     return rows_b, highest_M + shared[: len(highest_M)].log(), shared[len(highest_M) :].view_as(own)
+
+
+def _log_sums(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
+    """Yield (row slice, column slice, log-sums of the tile's rows, log-sums of its columns) of each tile."""
+    if tiles.half:
+        for rows, columns, s in tiles.scores():
+            yield rows, columns, *log_sums(s, *logits.of_tile(rows, columns), tiles.left_out(rows, columns))
+    else:
+        for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
+            yield rows, columns, of_rows.logsumexp(1), of_columns.logsumexp(0)
 
 
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
@@ -40,6 +51,8 @@ def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) 
     and LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
     score s_ij = <x_i, y_j> is scale_i P_ij + scale_j Q_ij.
     """
+    if tiles.half:
+        return _fused_gradients(tiles, logits, upstream)
     gradients = Gradients(tiles)
     row_scale = logits.row_scale
     d_row_scale = torch.zeros_like(row_scale)
@@ -66,6 +79,26 @@ def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) 
         d_row_scale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(row_scale)
     of_embeddings = gradients.scaled(row_scale if d_column_scale_M is None else None)
     return *of_embeddings, d_row_scale, d_column_scale_M, d_row_weights_b, d_column_weights_M
+
+
+def _fused_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
+    """Return what online_gradients does, for products of half precision."""
+    gradients = Gradients(tiles)
+    x_bD, y_MD = tiles.x_bD, tiles.y_MD
+    of_scales, of_weights = ([e.new_zeros(len(e), dtype=tiles.dtype) for e in (x_bD, y_MD)] for _ in range(2))
+    for rows, columns, s in tiles.scores():
+        sums = upstream.rows_b[rows], upstream.columns_M[columns]
+        of_sums = upstream.row_gradient_b[rows], upstream.column_gradient_M[columns]
+        given = *logits.of_tile(rows, columns), tiles.left_out(rows, columns), sums, of_sums
+        g, *of_tile = log_sum_gradients(s, *given, tiles.gradient_dtype)
+        gradients.add(rows, columns, g)
+        parts = zip((*of_scales, *of_weights), (rows, columns) * 2, of_tile, strict=True)
+        for total, part, value in parts:
+            total[part] += value
+    d_scales = of_scales if logits.column_scale_M is not None else (of_scales[0].sum() + of_scales[1].sum(), None)
+    weights = logits.row_weights_b, logits.column_weights_M
+    d_weights = (None if w is None else d for w, d in zip(weights, of_weights, strict=True))
+    return *gradients.scaled(None), *d_scales, *d_weights
 
 
 def _two_logits(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:

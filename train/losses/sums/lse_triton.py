@@ -24,9 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dyad.train.losses.sums.block_shapes import INTERPRETED, compiled, tuned
-from dyad.train.losses.sums.tiles import slices
-from dyad.train.losses.sums.triton_trial import INSTALLED, compiles, tl, triton
+from dyad.train.losses.sums.tiles import add_product, slices
+from dyad.train.losses.sums.triton_setup import INSTALLED, INTERPRETED, compiled, compiles, tl, triton, tuned
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
@@ -169,8 +168,8 @@ def gradients(
         for columns in slices(len(y_MD), STRIP):
             x, y, part = x_bD[rows], y_MD[columns], exclusion.within(rows, columns)
             g = gradient_strip(x, y, scale, shift, u_b[rows], v_M[columns], part, out=space)
-            _add_product(dx_bD[rows], g, y)
-            _add_product(dy_MD[columns], g.T, x)
+            add_product(dx_bD[rows], g, y)
+            add_product(dy_MD[columns], g.T, x)
     return (dx_bD, dy_MD) if factor is None else (dx_bD.div_(factor), dy_MD.div_(factor))
 
 
@@ -202,14 +201,6 @@ def _stride(columns: int) -> int:
     cuBLAS is fast when rows start at multiples of 128 bytes (64 elements in half precision).
     """
     return 64 * triton.cdiv(columns, 64)
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total` in place, with products and sums in float32."""
-    if total.is_cuda:
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-    else:
-        total.addmm_(left.float(), right.float())
 
 
 def _key_arguments(exclusion: KernelExclusion, unused: Tensor) -> list[Any]:

@@ -6,13 +6,15 @@ ranks, D width.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.functions import first_order_only
-from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles
+from dyad.train.losses.sums.fused_tiles import fused
+from dyad.train.losses.sums.logits import sum_of_products
+from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles, part_of
 
 Function = Callable[..., Tensor]
 
@@ -23,6 +25,7 @@ def pair_sum(
     y_MD: Tensor,
     exclusion: Exclusion | None = None,
     *,
+    scale: Tensor | None = None,
     row_factors_b: Tensor | None = None,
     rows: Sequence[Tensor] = (),
     columns: Sequence[Tensor] = (),
@@ -31,19 +34,20 @@ def pair_sum(
 ) -> Tensor:
     """Return Σ_i w_i Σ_j f(s_ij, *rows_i, *columns_j, *parameters) over this rank's rows i and all columns j, 0-d.
 
-    The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = <x_i,
-    y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative, also
-    for pairs that are left out. rows, columns, parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion:
-    pairs to leave out; None: no pair. row_factors_b: the factors w_i; None: all 1. scores: the tiles of scores where
-    they are known; None: they are computed. x_bD: the row embeddings of this
-    rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or float64. Scores are float32 or better.
-    Differentiable in all tensors except w; gradients of inputs that all ranks share (y, columns, parameters) are this
-    rank's share, to be summed over ranks.
+    The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = scale ·
+    <x_i, y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative,
+    also for pairs that are left out, and must not branch on numbers. scale: 0-d; None: 1. rows, columns, parameters:
+    further inputs of f, tensors (b,), (M,) and 0-d. exclusion: pairs to leave out; None: no pair. row_factors_b: the
+    factors w_i; None: all 1. scores: the tiles of scores where they are known; None: they are computed. x_bD: the row
+    embeddings of this rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or float64. Scores are
+    float32 or better. Differentiable in all tensors except w; gradients of inputs that all ranks share (y, scale,
+    columns, parameters) are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
-            f, exclusion, row_factors_b, scores, (len(rows), len(columns)), x_bD, y_MD, *rows, *columns, *parameters
-        )
+            f, exclusion, row_factors_b, scores, (len(rows), len(columns)), x_bD, y_MD, scale,
+            *rows, *columns, *parameters,
+        )  # fmt: skip
 
 
 class _PairSum(torch.autograd.Function):
@@ -62,42 +66,82 @@ class _PairSum(torch.autograd.Function):
         counts: tuple[int, int],
         x_bD: Tensor,
         y_MD: Tensor,
+        scale: Tensor | None,
         *inputs: Tensor,
     ) -> Tensor:
-        tiles = Tiles(x_bD, y_MD, exclusion)
-        learning = any(ctx.needs_input_grad)
+        tiles, learning = Tiles(x_bD, y_MD, exclusion), any(ctx.needs_input_grad)
+        scale, inputs = scale if scale is None else scale.detach(), tuple(v.detach() for v in inputs)
         gradients = Gradients(tiles) if learning else None
-        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[7:]) if needed]
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[8:]) if needed]
         d_inputs: list[Any] = [torch.zeros_like(v) if i in wanted else None for i, v in enumerate(inputs)]
         total = x_bD.new_zeros((), dtype=torch.float64)
-        for rows, columns, s in known or tiles.scores():
+        for rows, columns, s in known or tiles.scores(None if tiles.half else scale):
             parts = [_part_of_tile(i, counts, rows, columns) for i in range(len(inputs))]
-            s, leaves = s.detach(), [v[part].detach() for v, part in zip(inputs, parts, strict=True)]
-            with torch.set_grad_enabled(learning):
-                for leaf in (s, *(leaves[i] for i in wanted)):
-                    leaf.requires_grad_(learning)
-                values = f(s, *leaves)
-                if exclusion and (mask := exclusion.mask(rows, columns)) is not None:
-                    values = values.masked_fill(mask, 0.0)
-                tile_sum = values.sum() if row_factors_b is None else row_factors_b[rows] @ values.sum(1)
-            total += tile_sum.detach()
+            tile_sum, g, *d_parts = _terms(
+                s,
+                scale if tiles.half else None,
+                tiles.left_out(rows, columns),
+                part_of(row_factors_b, rows),
+                f,
+                [v[part] for v, part in zip(inputs, parts, strict=True)],
+                wanted,
+                tiles.gradient_dtype if learning else None,
+            )
+            total += tile_sum
             if gradients is not None:
-                g, *d_leaves = torch.autograd.grad(tile_sum, [s, *(leaves[i] for i in wanted)], materialize_grads=True)
                 gradients.add(rows, columns, g)
-                for i, d_leaf in zip(wanted, d_leaves, strict=True):
-                    d_inputs[i][parts[i]] += d_leaf
+                for i, d_part in zip(wanted, d_parts, strict=True):
+                    d_inputs[i][parts[i]] += d_part if inputs[i].ndim else d_part.sum()
         if gradients is not None:
             ctx.types = (x_bD.dtype, y_MD.dtype)
-            ctx.save_for_backward(gradients.dx_bD, gradients.dy_MD, *d_inputs)
+            dx_bD, dy_MD = gradients.dx_bD, gradients.dy_MD
+            d_scale = None if scale is None else sum_of_products(x_bD, dx_bD)
+            if scale is not None:
+                dx_bD.mul_(scale)
+                dy_MD.mul_(scale)
+            ctx.save_for_backward(dx_bD, dy_MD, d_scale, *d_inputs)
         return total.to(tiles.dtype)
 
     @staticmethod
     @first_order_only
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dx_bD, dy_MD, *d_inputs = ctx.saved_tensors
+        dx_bD, dy_MD, *of_inputs = ctx.saved_tensors
         x_type, y_type = ctx.types
-        of_inputs = (None if d is None else gradient.to(d) * d for d in d_inputs)
-        return *(None,) * 5, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *of_inputs
+        d_inputs = (None if d is None else gradient.to(d) * d for d in of_inputs)
+        return *(None,) * 5, (gradient * dx_bD).to(x_type), (gradient * dy_MD).to(y_type), *d_inputs
+
+
+@fused
+def _terms(
+    s: Tensor,
+    scale: Tensor | None,
+    left_out: Tensor | None,
+    factors_r: Tensor | None,
+    f: Function,
+    inputs: Sequence[Tensor],
+    wanted: Sequence[int],
+    dtype: torch.dtype | None,
+) -> tuple[Tensor, ...]:
+    """Return the sum over a tile, 0-d, and its gradients in scale · s, (r, c) in `dtype`, and in the wanted inputs.
+
+    s: the tile's products (r, c). scale: None if s has it already. left_out: a bool mask (r, c). factors_r: the factors
+    w of the rows. inputs: the tile's parts of the inputs of f. wanted: which inputs need a gradient. dtype: None: no
+    gradients are needed, and the result is the sum alone, twice.
+    """
+    inputs = [v if v.ndim else v.expand(len(s), 1) for v in inputs]  # sums over rows, as all others: one kernel
+
+    def total(scores: Tensor, *changing: Tensor) -> Tensor:
+        given = dict(zip(wanted, changing, strict=True))
+        values = f(scores, *(given.get(i, v) for i, v in enumerate(inputs)))
+        of_rows = (values if left_out is None else values.masked_fill(left_out, 0.0)).sum(1)
+        return of_rows.sum() if factors_r is None else factors_r @ of_rows
+
+    changing = [s if scale is None else s * scale, *(inputs[i] for i in wanted)]
+    if dtype is None:
+        return (value := total(*changing)), value
+    value, gradients = cast("tuple[Tensor, Callable[[Tensor], Any]]", torch.func.vjp(total, *changing))
+    g, *d_inputs = gradients(torch.ones_like(value))
+    return value, g.to(dtype), *d_inputs
 
 
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:

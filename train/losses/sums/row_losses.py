@@ -5,7 +5,8 @@ d_ij = scale · (s_ij − p_i), N_i = log Σ_j exp(d_ij).
 
 A row needs nothing of other rows. So as soon as a strip of rows has its N_i, the loss of these rows and its gradient in
 them are known, and the gradient is computed from the exponentials that are still there: 6·b·M·D flops, where sums of
-rows and columns (lse.py) need 8, and no shift but the largest logit of each row. A strip takes TILE · M numbers.
+rows and columns (lse.py) need 8, and no shift but the largest logit of each row. A strip takes TILE · M numbers,
+more on GPUs.
 """
 
 import math
@@ -16,7 +17,10 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.functions import first_order_only
-from dyad.train.losses.sums.tiles import Exclusion, Tiles, shaped, slices
+from dyad.train.losses.sums.fused_tiles import row_exponentials
+from dyad.train.losses.sums.tiles import TILE, Exclusion, Tiles, add_product, shaped, slices, wide_product
+
+LARGEST_STRIP = 1 << 28  # scores of a strip of more than TILE rows: 1 GB
 
 Rows = tuple[Tensor, Tensor, Tensor]
 
@@ -58,23 +62,28 @@ class _RowLosses(torch.autograd.Function):
         scale: Tensor,
         *inputs: Tensor,
     ) -> Rows:
-        tiles, learning = Tiles(x_bD, y_MD, exclusion), any(ctx.needs_input_grad)
-        y, lowest = y_MD.to(tiles.dtype), torch.finfo(tiles.dtype).min / 4  # finite: a row without pairs gives no NaN
+        tiles, learning, scale = Tiles(x_bD, y_MD, exclusion), any(ctx.needs_input_grad), scale.detach()
+        y, lowest = tiles.operand(y_MD), torch.finfo(tiles.dtype).min / 4  # finite: a row without pairs gives no NaN
         dx_bD, dy_MD = (torch.zeros_like(v, dtype=tiles.dtype) for v in (x_bD, y_MD))
         d_p_b, d_scale, *d_inputs = (torch.zeros_like(v) for v in (p_b, scale, *inputs))
         total = x_bD.new_zeros((), dtype=torch.float64)
         log_sums_b, means_b = (x_bD.new_empty(len(x_bD), dtype=tiles.dtype) for _ in range(2))
-        space = x_bD.new_empty(min(tiles.size, len(x_bD)) * len(y), dtype=tiles.dtype)
-        for strip in slices(len(x_bD), tiles.size):
+        height = max(TILE, min(tiles.size, LARGEST_STRIP // max(len(y), 1) // TILE * TILE))
+        space = x_bD.new_empty(min(height, len(x_bD)) * len(y), dtype=tiles.dtype)
+        for strip in slices(len(x_bD), height):
             x = x_bD[strip].to(tiles.dtype) * scale
-            a = torch.mm(x, y.T, out=shaped(space, len(x), len(y)))
+            a = wide_product(x_bD[strip] if tiles.half else x, y.T, shaped(space, len(x), len(y)))
             for columns in slices(len(y), tiles.size):
                 tiles.leave_out_(strip, columns, lowest, a[:, columns])
-            top = a.amax(1) if len(y) else a.new_full((len(x),), lowest)
-            e = a.sub_(top[:, None]).exp_()
-            sums, own = e.sum(1), scale * p_b[strip]
+            if tiles.half:
+                top, sums, e = row_exponentials(a, scale, lowest, y.dtype)
+            else:
+                top = a.amax(1) if len(y) else a.new_full((len(x),), lowest)
+                e = a.sub_(top[:, None]).exp_()
+                sums = e.sum(1)
+            own = scale * p_b[strip]
             log_sums_b[strip] = (top - own + sums.log()).masked_fill_(top <= lowest / 2, -math.inf)  # none is left
-            weighted = torch.mm(e, y, out=dx_bD[strip]).div_(sums[:, None])  # the mean column under the softmax
+            weighted = wide_product(e, y, dx_bD[strip]).div_(sums[:, None])  # the mean column under the softmax
             means_b[strip] = torch.linalg.vecdot(x, weighted) - own
             parts = [strip if i < by_row else ... for i in range(len(inputs))]
             of_strip = (v[part] for v, part in zip(inputs, parts, strict=True))
@@ -89,7 +98,7 @@ class _RowLosses(torch.autograd.Function):
                 d_p_b[strip] = -scale * u
                 d_scale += u @ means_b[strip] / scale
                 weighted.mul_((u * scale)[:, None])
-                dy_MD.addmm_(e.T, x.mul_((u / sums)[:, None]))
+                add_product(dy_MD, e.T, x.mul_((u / sums)[:, None]).to(e.dtype))
         if learning:
             ctx.types = [v.dtype for v in (x_bD, y_MD, p_b, scale, *inputs)]
             ctx.save_for_backward(dx_bD, dy_MD, d_p_b, d_scale, *d_inputs)

@@ -6,18 +6,22 @@ Legend: b rows of this rank, M columns of all ranks, D width; s_ij = <x_i, y_j>;
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 
 import torch
 from torch import Tensor
 
+from dyad.train.losses.sums.fused_tiles import fuses
+
 TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
 LARGE_TILE = 8192  # on GPUs, which take long to begin each of the operations on a tile; 0.27 GB in float32
 KEPT = 1 << 27  # bytes: if all scores of a call fit, they are kept instead of computed again
 ROOM = 40e9  # least bytes of a GPU for that: up to six are alive at once
+MANY = 1 << 28  # pairs of a call whose products in float32 a GPU notices: 16384 rows and columns
 
 
 Block = tuple[slice, slice, Tensor]  # rows and columns of a tile, and its scores or a function of them
@@ -220,27 +224,49 @@ class Tiles:
         self.dtype = torch.promote_types(x_bD.dtype, torch.float32)
         self.size = tile_size(x_bD.device)
 
+    @cached_property
+    def half(self) -> bool:
+        """Whether products are of half precision, summed in float32, and what follows them is fused: bf16 on GPUs.
+
+        A product of two bf16 numbers is exact in float32, so the scores are those of float32.
+        """
+        pairs = len(self.x_bD) * len(self.y_MD)
+        half = pairs > 0 and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
+        if not half and self.x_bD.is_cuda and pairs >= MANY:
+            _say_what_is_slow()
+        return half
+
+    @property
+    def gradient_dtype(self) -> torch.dtype:
+        """The dtype of gradients in scores: that of the products which they enter."""
+        return self.x_bD.dtype if self.half else self.dtype
+
     @property
     def fit(self) -> bool:
-        """Whether all scores together take at most KEPT bytes."""
-        return len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
+        """Whether all scores together take at most KEPT bytes, and are worth keeping: products of half are not."""
+        return not self.half and len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
 
     def scores(
         self, scale: Tensor | None = None, shift: Tensor | None = None, *, kept: bool = False
     ) -> Iterator[Block]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        scale: 0-d; None: 1. shift: 0-d; None: 0. The scores are float32 or better, and include pairs that the sums
-        leave out. The caller may overwrite them; the next tile is computed into the same memory, unless they are kept.
+        scale: 0-d; None: 1. shift: 0-d; None: 0. With products of half precision both must be None. The scores are
+        float32 or better, and include pairs that the sums leave out. The caller may overwrite them; the next tile is
+        computed into the same memory, unless they are kept.
         """
         space = None if kept else self.scratch()
         for rows in slices(len(self.x_bD), self.size):
-            x = self.x_bD[rows].to(self.dtype)
+            x = self.operand(self.x_bD[rows])
             x = x if scale is None else x * scale
             for columns in slices(len(self.y_MD), self.size):
-                y = self.y_MD[columns].to(self.dtype)
-                s = torch.mm(x, y.T, out=None if space is None else shaped(space, len(x), len(y)))
+                y = self.operand(self.y_MD[columns])
+                s = wide_product(x, y.T, None if space is None else shaped(space, len(x), len(y)))
                 yield rows, columns, s if shift is None else s.sub_(shift)
+
+    def operand(self, embeddings: Tensor) -> Tensor:
+        """Return embeddings in the dtype in which products take them."""
+        return embeddings if self.half else embeddings.to(self.dtype)
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:
         """Write `value` over the pairs of a tile that the sums leave out, in place, in each tensor of `scores`.
@@ -250,6 +276,10 @@ class Tiles:
         index = self.exclusion and self.exclusion.index(rows, columns)
         for s in scores if index is not None else ():
             s[index] = value
+
+    def left_out(self, rows: slice, columns: slice) -> Tensor | None:
+        """Mark the pairs of a tile that the sums leave out: (r, c) bool; None: no pair."""
+        return self.exclusion and self.exclusion.mask(rows, columns)
 
     def scratch(self) -> Tensor:
         """Allocate flat memory for the scores of one tile; the function `shaped` views it as a matrix."""
@@ -272,11 +302,11 @@ class Gradients:
         """Add the contribution of one tile of scores to the stored gradients of x and of y.
 
         rows, columns: the slices of the score matrix that the tile covers; all tiles come in the order of Tiles.scores.
-        g: the gradient of the loss in the tile's scores, (r, c).
+        g: the gradient of the loss in the tile's scores, (r, c), of tiles.gradient_dtype.
         """
         y, x = self._tiles.y_MD[columns].to(g.dtype), self._tiles.x_bD[rows].to(g.dtype)
-        self.dx_bD[rows].addmm_(g, y, beta=columns.start > 0)
-        self.dy_MD[columns].addmm_(g.T, x, beta=rows.start > 0)
+        add_product(self.dx_bD[rows], g, y, write=columns.start == 0)
+        add_product(self.dy_MD[columns], g.T, x, write=rows.start == 0)
 
     def scaled(self, scale: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return the gradients of x (b, D) and y (M, D), times `scale` unless it is None, in the types of x and y.
@@ -286,6 +316,33 @@ class Gradients:
         pair = ((self.dx_bD, self._tiles.x_bD), (self.dy_MD, self._tiles.y_MD))
         dx_bD, dy_MD = ((d if scale is None else d.mul_(scale)).to(e.dtype) for d, e in pair)
         return dx_bD, dy_MD
+
+
+def wide_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return left @ right, or write it into `out`: summed in float32 or better, and of that dtype."""
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if left.dtype != wide and left.is_cuda:
+        return torch.mm(left, right, out_dtype=wide, out=out)
+    return torch.mm(left.to(wide), right.to(wide), out=out)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, *, write: bool = False) -> None:
+    """Add left @ right to `total`, float32 or better, in place. write: overwrite what `total` holds."""
+    if left.dtype != total.dtype and total.is_cuda:
+        torch.addmm(total, left, right, beta=int(not write), out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.to(total.dtype), right.to(total.dtype), beta=int(not write))
+
+
+def part_of(values: Tensor | None, part: slice) -> Tensor | None:
+    """Return values[part], or None without values."""
+    return None if values is None else values[part]
+
+
+@cache
+def _say_what_is_slow() -> None:
+    line = "the loss of this many pairs is computed in float32, without the tensor cores"
+    print(f"{line}: precision=bf16 would be several times as fast", file=sys.stderr)
 
 
 def slices(count: int, size: int | None = None) -> Iterator[slice]:

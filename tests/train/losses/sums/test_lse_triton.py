@@ -12,14 +12,14 @@ from jobs import kernels_job
 from torch._subclasses import FakeTensorMode
 
 from dyad.train.distributed.devices import chosen_kernels
-from dyad.train.losses.sums import block_shapes, lse_triton as kernels
+from dyad.train.losses.sums import lse_triton as kernels, triton_setup
 from dyad.train.losses.sums.logits import Logits
 from dyad.train.losses.sums.lse_one_shift import _fused
 from dyad.train.losses.sums.tiles import Exclusion, Pairs, Tiles
-from dyad.train.losses.sums.triton_trial import compiles
+from dyad.train.losses.sums.triton_setup import compiles
 
 ROOT = Path(__file__).parents[4]
-TRIAL = "import torch; from dyad.train.losses.sums.triton_trial import *; print(compile_problem(torch.device('{}')))"
+TRIAL = "import torch; from dyad.train.losses.sums.triton_setup import *; print(compile_problem(torch.device('{}')))"
 
 
 @pytest.mark.triton
@@ -61,15 +61,15 @@ def test_a_machine_that_cannot_compile_falls_back_with_one_line(
 def test_deterministic_runs_take_one_shape(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The shape decides the order of sums, and the fastest differs from node to node; what is timed says so, once."""
     for kernel in (kernels._sums_kernel, kernels._gradient_kernel):
-        assert kernel.keys == ["D", "KEYS"] and len(kernel.configs) == len(block_shapes.BLOCKS)
+        assert kernel.keys == ["D", "KEYS"] and len(kernel.configs) == len(triton_setup.BLOCKS)
         assert kernel.early_config_prune(kernel.configs, {}) == kernel.configs
         with chosen_kernels(deterministic=True):
             assert kernel.early_config_prune(kernel.configs, {}) == kernel.configs[:1]
     calls = []
     active = SimpleNamespace(get_benchmarker=lambda: lambda call, quantiles: calls.append(quantiles))
     runtime = SimpleNamespace(driver=SimpleNamespace(active=active))  # there is none without a GPU
-    monkeypatch.setattr(block_shapes, "triton", SimpleNamespace(runtime=runtime))
-    block_shapes._say_what_is_timed.cache_clear()
+    monkeypatch.setattr(triton_setup, "triton", SimpleNamespace(runtime=runtime))
+    triton_setup._say_what_is_timed.cache_clear()
     for _ in range(3):
         kernels._sums_kernel.do_bench(lambda: None, quantiles=(0.5,))
     assert calls == [(0.5,)] * 3 and len(capfd.readouterr().err.splitlines()) == 1
