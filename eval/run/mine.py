@@ -92,12 +92,14 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from dyad.eval.run.load_run import load_run, own_output
     from dyad.train.distributed.agreement import raise_on_all, rank_0_first
     from dyad.train.distributed.failures import process_group
+    from dyad.train.distributed.world import set_timeout
 
     trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else own_output(run, "mined")
-    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
+    with process_group(config.dist.seconds_to_start) as world:
         model = trained.model
         questions, corpus = rank_0_first(world, lambda: open_inputs(config, out, write=world.rank == 0))
+        set_timeout(config.dist.timeout)
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]

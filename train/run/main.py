@@ -103,7 +103,7 @@ def run(config: TrainConfig) -> None:
 
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
-    group = process_group(config.dist.timeout, config.dist.start_timeout)
+    group = process_group(config.dist.seconds_to_start)
     with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 

@@ -30,7 +30,7 @@ from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
-from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.distributed.world import World, any_rank, gather_objects, patient_at_first
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
@@ -141,16 +141,17 @@ def train_run(world: World, config: TrainConfig) -> None:
             record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
         stack.enter_context(explained_device_errors(config, world))
+        patient = partial(patient_at_first, first=config.dist.seconds_to_start, later=config.dist.timeout)
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
         status, step = fit(
             plan,
             run.batches(encoder, copies, log),
-            step=take_step,
+            step=patient(take_step),
             monitor=monitor,
             diagnose=run.diagnose,
-            evaluate=evaluation,
+            evaluate=patient(evaluation),
             save=save,
             should_stop=lambda: parts.step.stopping,
             logger=logger,
