@@ -127,14 +127,13 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     from dyad.eval.results.write import facts, print_tables, result, write
     from dyad.eval.run.load_run import LoadedRun, own_output
     from dyad.eval.run.suite import build_evaluators
-    from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first, rank_0_only
+    from dyad.train.distributed.agreement import rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
     from dyad.train.distributed.world import set_timeout
     from dyad.train.run.evaluation import written_report
-    from dyad.train.towers.published import may_download
 
     with process_group(config.dist.seconds_to_start) as world:
-        loaded = (node_first if may_download(config.model) else raise_on_all)(world, found.load)
+        loaded = found.load_on_all(world)
         trained = loaded if isinstance(loaded, LoadedRun) else None
         encode = Encoder.of(config, loaded.model, world)
         before = cache(lambda: Encoder.of(config, untrained(config), world))

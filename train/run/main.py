@@ -192,6 +192,8 @@ def _check_batch(config: TrainConfig) -> None:
 
     if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
         return
+    if "RANK" in os.environ:  # launch/ has looked; each rank would read the files again, and none is indexed yet
+        return
     written = written_sources(config.data.train or "", "data.train")
     of_source = (replace(config, data=replace(config.data, train=source.path)) for source in written)
     found = [most_samples(training_files(own), config.data.columns) for own in of_source]

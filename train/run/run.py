@@ -46,6 +46,7 @@ from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_device_errors, with_precision
+from dyad.train.run.indexing import index_shares
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts, verify_source
 from dyad.train.run_folder import checkpoint
@@ -97,6 +98,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=fewest))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
+    index_shares(config, world)
     config = with_classes(config, world)
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
