@@ -77,8 +77,10 @@ def run(config: TrainConfig) -> None:
 
     Raises Preempted when a stop was requested (by a signal such as SIGTERM).
     """
+    from dyad.train.distributed.compile_caches import use_local_caches
     from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
 
+    use_local_caches()
     if config.planned:
         if _is_rank_0():
             from dyad.train.plan.summary import print_plan
