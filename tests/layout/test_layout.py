@@ -60,6 +60,8 @@ the schedule of the learning rate | train/step/optim.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
 the formats of question files | data/question_passage/formats.py | FORMATS
 DDP | train/distributed/data_parallel.py | wrap_towers
+where compiled kernels are kept | train/distributed/compile_caches.py | use_local_caches
+shards are indexed by several machines | train/run/indexing.py | index_shares
 sharded towers: FSDP2 and HSDP | train/distributed/sharding.py | shard
 parts of a checkpoint, by rows | train/run_folder/tensor_files.py | SavedTensors
 the all-gather with a gradient | train/losses/sums/all_gather.py | Layout
