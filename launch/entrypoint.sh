@@ -19,6 +19,8 @@ esac
 if [ "${HOME:-}" = /cache ]; then # the container's: users that share the volume neither block nor believe each other
     HOME=/cache/$(id -u)
     export HOME XDG_CACHE_HOME=$HOME
+    # in the volume, as /tmp goes with the container
+    export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$HOME/triton} TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$HOME/inductor}
     mkdir -p "$HOME"
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

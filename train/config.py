@@ -182,13 +182,21 @@ class DistConfig:
     )
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
     start_timeout: float | None = described(
-        None, "seconds the processes may take to join; null: dist.timeout", above=0, most=1e9
+        None,
+        "the same until the first step and evaluation, which may compile, have ended, and to join; null: at least 600",
+        above=0,
+        most=1e9,
     )
     slow_rank: float = described(0.7, "warn of a rank below this share of the others' pace; 0: never", least=0, below=1)
     digest_every: int = described(500, "compare all weights every n steps, and at checkpoints; 0: never", least=0)
     restarts: int = described(
         3, "how often launch/ starts a job again after a hardware failure (code 4), if it has a new checkpoint", least=0
     )
+
+    @property
+    def seconds_to_start(self) -> float:
+        """How long processes may take to join, and a collective may wait until the first step has ended."""
+        return self.start_timeout or max(self.timeout, 600.0)
 
 
 @dataclass

@@ -6,15 +6,14 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
-from dyad.eval.run.load_run import LoadedModel, find_run, load_run, read_config
+from dyad.eval.run.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
 from dyad.train.cli.compose import typed
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
@@ -22,6 +21,9 @@ from dyad.train.run_folder.folder import all_keys
 from dyad.train.towers.calibration import SETTINGS, Calibration, exported
 from dyad.train.towers.published import is_two_tower
 from dyad.train.towers.sentence_transformers import open_schema, sentence_folder
+
+if TYPE_CHECKING:
+    from dyad.train.distributed.world import World
 
 KEPT = """objective.similarity model.text.pooling data.question.prefix data.question.length data.passage.prefix
 data.passage.length data.passage.title""".split()
@@ -41,10 +43,24 @@ model= is one of, each with the weights, prompts and lengths that it brings:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that is not loaded yet. load: builds it and loads its weights; it raises ConfigError or DataError."""
+    """A model that is not loaded yet.
+
+    load: builds it in this process and loads its weights; it raises ConfigError or DataError. trained: the path of the
+    run or checkpoint that it is of; None: of another library.
+    """
 
     config: TrainConfig
     load: Callable[[], LoadedModel]
+    trained: str | None = None
+
+    def load_on_all(self, world: "World") -> LoadedModel:
+        """Load the model on every rank. Every rank must call it; errors are raised on all."""
+        from dyad.train.distributed.agreement import node_first, raise_on_all
+        from dyad.train.towers.published import may_download
+
+        if self.trained:
+            return load_on_all(self.trained, world)
+        return (node_first if may_download(self.config.model) else raise_on_all)(world, self.load)
 
 
 def find_model(name: str) -> FoundModel:
@@ -62,9 +78,8 @@ def find_model(name: str) -> FoundModel:
 
 
 def find_trained(path: str) -> FoundModel:
-    """Find the model of a run folder or of one of its checkpoints. Raises the errors of `find_run`."""
-    run, checkpoint = find_run(path)
-    return FoundModel(read_config(run), partial(load_run, run, checkpoint))
+    """Find the model of a run folder or of one of its checkpoints. Raises ConfigError if there is none."""
+    return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
 
 
 def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:

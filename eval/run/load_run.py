@@ -18,6 +18,7 @@ from dyad.train.run_folder.folder import saved_config
 from dyad.train.towers.calibration import Calibration
 
 if TYPE_CHECKING:
+    from dyad.train.distributed.world import World
     from dyad.train.towers.build import TwoTowerModel
 
 
@@ -53,6 +54,14 @@ def find_run(path: str) -> tuple[Path, Path]:
     For a run folder, the checkpoint is the newest whole one; damaged ones are skipped with a line on stderr. Raises
     ConfigError if there is no checkpoint, DataError if all are damaged.
     """
+    from dyad.train.run_folder.checkpoint import locate
+
+    return run_folder_of(path), locate(Path(path).expanduser(), print_once)
+
+
+def run_folder_of(path: str) -> Path:
+    """Return the run folder for `path`, which is one, or a checkpoint of one. Reads no checkpoint. Raises ConfigError
+    if there is none."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
@@ -61,10 +70,10 @@ def find_run(path: str) -> tuple[Path, Path]:
     if runs and not (folder / "config.yaml").exists():
         raise ConfigError(f"'{path}' is a folder of runs: give one of {', '.join(runs[:5])}")
 
-    from dyad.train.run_folder.checkpoint import locate
+    from dyad.train.run_folder.checkpoint import is_checkpoint, refuse_without_checkpoint
 
-    checkpoint = locate(folder, print_once)
-    return (folder if checkpoint != folder else folder.resolve().parent.parent), checkpoint
+    refuse_without_checkpoint(folder)
+    return folder.resolve().parent.parent if is_checkpoint(folder) else folder
 
 
 def own_output(run: Path, name: str) -> Path:
@@ -97,6 +106,20 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
         model = replace(model, image=image_spec(model.image, config.data))
     calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
     return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, step_of(checkpoint))
+
+
+def load_on_all(path: str, world: "World") -> LoadedRun:
+    """Load the model of a run folder or a checkpoint on every rank; one rank of each machine hashes its files.
+
+    Rank 0 chooses the checkpoint. Every rank must call it. Raises the errors of `find_run` and `load_run` on all ranks.
+    """
+    from dyad.train.distributed.agreement import from_rank_0, raise_on_all
+    from dyad.train.run_folder.checkpoint import OF_WEIGHTS, STATE, verify
+    from dyad.train.run_folder.digests import once_a_machine
+
+    run, checkpoint = from_rank_0(world, lambda: find_run(path))
+    once_a_machine(world, lambda: verify(checkpoint, (*OF_WEIGHTS, STATE)))
+    return raise_on_all(world, lambda: load_run(run, checkpoint))
 
 
 def read_config(run: Path) -> TrainConfig:

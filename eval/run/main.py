@@ -127,19 +127,20 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     from dyad.eval.results.write import facts, print_tables, result, write
     from dyad.eval.run.load_run import LoadedRun, own_output
     from dyad.eval.run.suite import build_evaluators
-    from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first, rank_0_only
+    from dyad.train.distributed.agreement import rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
+    from dyad.train.distributed.world import set_timeout
     from dyad.train.run.evaluation import written_report
-    from dyad.train.towers.published import may_download
 
-    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
-        loaded = (node_first if may_download(config.model) else raise_on_all)(world, found.load)
+    with process_group(config.dist.seconds_to_start) as world:
+        loaded = found.load_on_all(world)
         trained = loaded if isinstance(loaded, LoadedRun) else None
         encode = Encoder.of(config, loaded.model, world)
         before = cache(lambda: Encoder.of(config, untrained(config), world))
         baselines = baselines_of(command, config)
         # rank 0 indexes new shards, the others find them indexed
         evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
+        set_timeout(config.dist.timeout)
         about = facts(config, loaded.source, trained and trained.step)
         own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
         folder = Path(command.out) if command.out else own_output(trained.run, "eval") if trained else own

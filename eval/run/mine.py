@@ -60,15 +60,15 @@ REASONS = {
 def main() -> None:
     command = command_options(MineCommand, "python -m eval.mine", PURPOSE, EXAMPLES, lambda: NOTES)
 
-    from dyad.eval.run.load_run import find_run, read_config
+    from dyad.eval.run.load_run import read_config, run_folder_of
     from dyad.eval.search.index_spec import check_spec
 
-    run, checkpoint = find_run(command.run)
+    run = run_folder_of(command.run)
     config = with_command(read_config(run), command)
     if config.task.name != "question_passage":
         raise ConfigError(f"{run} is of task={config.task.name}: only question_passage has passages to mine")
     check_spec(config.data.negatives.mining.index)
-    negatives(command, config, run, checkpoint)
+    negatives(command, config, run)
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
@@ -81,7 +81,7 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
     return replace(config, data=replace(data, train=train, passage=passage, negatives=negatives))
 
 
-def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: Path) -> None:
+def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     """Mine hard negatives with a run's checkpoint: encode questions and passages, search, choose.
 
     All processes must call it together. Process 0 writes the files and prints a report.
@@ -89,20 +89,22 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path, checkpoint: 
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
     from dyad.eval.mine.pair_scores import read_pair_scores
-    from dyad.eval.run.load_run import load_run, own_output
+    from dyad.eval.run.load_run import load_on_all, own_output
     from dyad.train.distributed.agreement import raise_on_all, rank_0_first
     from dyad.train.distributed.failures import process_group
+    from dyad.train.distributed.world import set_timeout
 
-    trained = load_run(run, checkpoint)
     out = Path(command.out).expanduser() if command.out else own_output(run, "mined")
-    with process_group(config.dist.timeout, config.dist.start_timeout) as world:
+    with process_group(config.dist.seconds_to_start) as world:
+        trained = load_on_all(command.run, world)
         model = trained.model
         questions, corpus = rank_0_first(world, lambda: open_inputs(config, out, write=world.rank == 0))
+        set_timeout(config.dist.timeout)
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         encode = Encoder.of(config, model, world)
         source = embedded(encode, questions, corpus, model.tokenize, config.data, out / "embeddings")  # type: ignore[arg-type]
         identity = {
-            "checkpoint": str(checkpoint),
+            "checkpoint": str(trained.checkpoint),
             "step": trained.step,
             "questions": questions.fingerprint,
             "corpus": corpus.fingerprint,

@@ -46,6 +46,16 @@ def out_of_memory(step: TrainStep, batch: Batch) -> Batch:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore on a second line")
 
 
+def pause(step: TrainStep, batch: Batch) -> Batch:
+    time.sleep(float(os.environ["SECONDS"]))
+    return batch
+
+
+def hang(step: TrainStep, batch: Batch) -> Batch:
+    time.sleep(1000)
+    return batch
+
+
 def crash_while_another_is_busy(step: TrainStep, batch: Batch) -> Batch:
     if step.world.rank == 2:
         time.sleep(5)

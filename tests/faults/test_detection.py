@@ -38,7 +38,7 @@ def survivors_end(job: Job, stopped: int) -> None:
 
 
 def test_a_rank_is_stopped(jobs: Jobs) -> None:
-    job = jobs.start(3, {**LONG, "dist.start_timeout": 300})  # it is over when all have joined
+    job = jobs.start(3, {**LONG, "dist.start_timeout": 300})  # it is over when the first step has ended
     job.reaches(7)
     job.signal(SIGSTOP, rank=1)
     survivors_end(job, stopped=1)
@@ -110,7 +110,7 @@ def test_an_error_of_all_ranks_is_told_once(jobs: Jobs) -> None:
 
 
 def test_a_rank_of_an_evaluation_is_stopped(jobs: Jobs, commands: Commands) -> None:
-    run = jobs.run(1, {"steps": 1, "dist.timeout": TIMEOUT, "data.val": VAL})
+    run = jobs.run(1, {"steps": 1, "dist.start_timeout": TIMEOUT, "data.val": VAL})
     fault = {"FAULT": "stop_at_the_evaluators@start", "ON": "1", "MODULE": "eval"}
     job = Forks(run, commands.started(2, "faults.one_rank", f"checkpoint={run}", coming=None, **fault))
     survivors_end(job, stopped=1)
@@ -120,12 +120,24 @@ def test_a_rank_of_an_evaluation_is_stopped(jobs: Jobs, commands: Commands) -> N
     told_once(outcome, "rank 1 of 2 did not come to a collective")
 
 
+def test_a_first_step_may_take_longer_than_a_later_one(jobs: Jobs) -> None:
+    """As that of a rank that compiles, of every start; the others wait. Later it is a hang."""
+    pause = {"SECONDS": str(1.5 * TIMEOUT), "ON": "1"}
+    job = with_fault(jobs, 2, LONG, "pause@1,hang@8", **pause)
+    job.reaches(7)
+    outcome = job.ends(within=TIMEOUT + 30)
+    assert outcome.codes == [4, 4] and not outcome.orphans
+    told_once(outcome, "rank 1 of 2 did not come to step 8")
+    outcome = with_fault(jobs, 2, {**LONG, "steps": 8}, "pause@6", **pause).ends()
+    assert outcome.codes == [0, 0] and "going on at step 5" in outcome.out
+
+
 # Work of one rank -----------------------------------------------------------------------------------------------------
 
 
 def busy(jobs: Jobs, mark: Path, world: int, timeout: float, seconds: float) -> Job:
     """Rank 0 is busy, and the others wait for it."""
-    keys = {"steps": 3, "dist.timeout": timeout}
+    keys = {"steps": 3, "dist.start_timeout": timeout}
     job = with_fault(jobs, world, keys, "busy_at_the_evaluators@start", BUSY=str(seconds), MARK=str(mark))
     job.until(mark.exists, "the work of rank 0")
     return job

@@ -25,7 +25,7 @@ PAIRS = {"data": "image_text", "data.val": "null"}
 
 
 def test_a_rank_never_starts(jobs: Jobs) -> None:
-    outcome = jobs.start(2, {"dist.timeout": 2}, coming=[0]).ends(within=60)
+    outcome = jobs.start(2, {"dist.timeout": 2, "dist.start_timeout": 2}, coming=[0]).ends(within=60)
     assert outcome.codes == [4] and not outcome.orphans
     assert "rank 0 of 2: cannot join the other processes" in outcome.out and "1/2 clients joined" in outcome.out
 
@@ -33,7 +33,7 @@ def test_a_rank_never_starts(jobs: Jobs) -> None:
 def test_rank_0_ends_before_the_others_have_met_it(jobs: Jobs) -> None:
     job = jobs.start(2, {}, coming=[1])
     job.until(lambda: "rank 1 of 2 waits for rank 0: nobody answers at localhost:" in job.said(), "its words")
-    assert "dist.timeout (600 s)" in job.said()
+    assert "dist.start_timeout (600 s)" in job.said()
 
 
 def test_rank_0_is_killed_while_another_waits_with_it(jobs: Jobs) -> None:

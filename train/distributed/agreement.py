@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from threading import Event, Thread
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from dyad.data.base.errors import ExitCode, Preempted, UserError
 from dyad.train.distributed.signals import STARTUP
-from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object
+from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object, gather_objects
 
 T = TypeVar("T")
 BUSY = -1  # in place of an exit code: this rank works, and lives
@@ -60,12 +61,13 @@ def rank_0_only(world: World, work: Callable[[], T]) -> T | None:
 
 
 def rank_0_first(world: World, work: Callable[[], T]) -> T:
-    """Run `work` on rank 0, then on all other ranks, and return each rank's own result.
+    """Run `work` on rank 0, then on the first rank of each other machine, then on all others; return each rank's own
+    result.
 
-    So the other ranks find the files that rank 0 has written. Every rank must call it. An error of any rank is raised
-    on all ranks, as in raise_on_all.
+    So the other ranks find the files that rank 0 has written, or that the first of their machine has, if caches are not
+    shared. Every rank must call it. An error of any rank is raised on all ranks, as in raise_on_all.
     """
-    return _in_two_turns(world, work, first=world.rank == 0)
+    return _in_turns(world, work, 0 if world.rank == 0 else 1 if is_first_of_machine() else 2)
 
 
 def node_first(world: World, work: Callable[[], T]) -> T:
@@ -74,14 +76,25 @@ def node_first(world: World, work: Callable[[], T]) -> T:
     So one process of a machine downloads, and the others read its files. Every rank must call it. An error of any rank
     is raised on all ranks, as in raise_on_all. `work` must not communicate.
     """
-    return _in_two_turns(world, work, first=os.environ.get("LOCAL_RANK", "0") == "0")
+    return _in_turns(world, work, 0 if is_first_of_machine() else 1)
 
 
-def _in_two_turns(world: World, work: Callable[[], T], first: bool) -> T:
-    """Run `work` on the ranks that pass first=True, then on the others, and return each rank's own result."""
-    of_first = only_on(world, first, work)
-    of_others = only_on(world, not first, work)
-    return of_first if first else of_others  # type: ignore[return-value]  # each rank has worked once
+def is_first_of_machine() -> bool:
+    """Whether this process has the lowest rank on its machine."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def machine(world: World) -> tuple[int, int]:
+    """Return the number of this machine, counted from 0 in the order of ranks, and how many the job has. Every rank
+    must call it."""
+    firsts = list(accumulate(gather_objects(is_first_of_machine(), world)))
+    return firsts[world.rank] - 1, firsts[-1]
+
+
+def _in_turns(world: World, work: Callable[[], T], turn: int) -> T:
+    """Run `work` on the ranks of turn 0, then on those of turn 1, then of turn 2; return each rank's own result."""
+    results = [only_on(world, turn == now, work) for now in range(3)]
+    return results[turn]  # type: ignore[return-value]  # each rank has worked once
 
 
 def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError | None]:

@@ -39,14 +39,13 @@ class PeerFailure(HardwareError):
 
 
 @contextmanager
-def process_group(timeout: float, start_timeout: float | None = None) -> Iterator[World]:
+def process_group(timeout: float) -> Iterator[World]:
     """Join the process group of this job, yield its World, and leave the group at the end of the block.
 
-    timeout: seconds that communication between ranks may wait. start_timeout: seconds that processes may take to join;
-    None: timeout. Raises HardwareError when the group cannot be formed; errors of the block are treated as by
-    `report_failures`.
+    timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`.
+    Raises HardwareError when the group cannot be formed; errors of the block are treated as by `report_failures`.
     """
-    world = init_world(timeout, start_timeout=start_timeout)
+    world = init_world(timeout)
     try:
         listener = Listener(world, timeout)
     except RuntimeError as error:
@@ -192,7 +191,7 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
     if absent:
         error = PeerFailure(
             f"{list_ranks(absent)} of {world.size} did not come to {stage}: stopped, killed, or busy for longer than "
-            f"dist.timeout ({reason})"
+            f"dist.timeout, or dist.start_timeout before the first step ({reason})"
         )
     else:
         error = PeerFailure(f"all {world.size} ranks are there, but cannot reach each other at {stage} ({reason})")

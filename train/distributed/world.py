@@ -3,14 +3,16 @@
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Event, Timer
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 # Before a group is joined. The defaults of its functions keep the group of that moment, whose threads then run while
 # the interpreter ends. One that frees a tensor at that time aborts the process.
@@ -22,6 +24,7 @@ from dyad.data.base.errors import ConfigError, HardwareError, first_line
 from dyad.data.base.sockets import Connection, open_connections
 from dyad.train.distributed.devices import cuda_usable, gpu_problem
 
+P = ParamSpec("P")
 T = TypeVar("T")
 SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints that it waits
 
@@ -56,12 +59,12 @@ class World:
         return self.aborted.is_set() or any(error != ErrorType.SUCCESS for error in failed)
 
 
-def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = None) -> World:
+def init_world(timeout: float, cpu: bool = False) -> World:
     """Join the process group that torchrun started: NCCL on GPUs, gloo on CPUs, none for a single process.
 
-    timeout: seconds that a collective may wait. cpu: use no GPU. start_timeout: seconds that processes may take to
-    join; None: timeout. Raises HardwareError, naming the rank, when the group cannot be formed, a machine has more
-    processes than GPUs, or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
+    timeout: seconds that processes may take to join, and that a collective may wait until `set_timeout`. cpu: use no
+    GPU. Raises HardwareError, naming the rank, when the group cannot be formed, a machine has more processes than GPUs,
+    or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
@@ -75,17 +78,15 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
             f"{rank_and_world}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide "
             "them: CUDA_VISIBLE_DEVICES="
         )
-    limit = start_timeout or timeout
-    limit_text = f"{'dist.start_timeout' if start_timeout else 'dist.timeout'} ({limit:g} s)"
     # with its device NCCL connects here, where a failure has its message, and not in the first collective
     device = {} if cpu or "LOCAL_RANK" not in os.environ else {"device_id": torch.device("cuda", _local_rank())}
     before = set(open_connections())
-    waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, limit_text))
+    waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, timeout))
     waiting.daemon = True
     if "MASTER_PORT" in os.environ:
         waiting.start()
     try:
-        state = PartialState(cpu=cpu, timeout=timedelta(seconds=limit), **device)
+        state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout), **device)
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{rank_and_world}: cannot join the other processes: {first_line(error)}") from error
     finally:
@@ -95,10 +96,6 @@ def init_world(timeout: float, cpu: bool = False, start_timeout: float | None = 
     own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
         return World(device=own)
-    if start_timeout:
-        # torch 2.11 and older know it by a private name alone
-        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        set_timeout(timedelta(seconds=timeout))
     control: Any = None
     if not cpu:
         before = set(open_connections())  # NCCL's connections are not gloo's
@@ -141,11 +138,11 @@ def _check_launch(cpu: bool) -> None:
         raise error
 
 
-def _print_if_unreachable(rank_and_world: str, limit: str) -> None:
+def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
     """Print that this process waits for rank 0, if nothing accepts a connection at MASTER_ADDR:MASTER_PORT.
 
     A timer calls it while the process waits to join the group. rank_and_world: this process, for example "rank 1 of 8".
-    limit: the key and the seconds after which this process gives up. Both are only shown in the message.
+    timeout: the seconds after which this process gives up. Both are only shown in the message.
     """
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     try:
@@ -153,9 +150,36 @@ def _print_if_unreachable(rank_and_world: str, limit: str) -> None:
     except OSError:
         print(
             f"{rank_and_world} waits for rank 0: nobody answers at {host}:{port}. Is it running? This process gives up "
-            f"after {limit}",
+            f"after dist.start_timeout ({timeout:g} s)",
             file=sys.stderr,
         )
+
+
+def set_timeout(seconds: float) -> None:
+    """Let collectives that this process begins from now on wait at most `seconds`, in all its process groups."""
+    # torch 2.11 and older know it by a private name alone
+    set_of_group = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout
+    for group in list(c10d._world.pg_map):  # also those of device meshes, which begin with a timeout of torch's own
+        set_of_group(timedelta(seconds=seconds), group)
+
+
+def patient_at_first(work: Callable[P, T], first: float, later: float) -> Callable[P, T]:
+    """Return `work`, in whose first call collectives may wait `first` seconds, and `later` seconds from its end on.
+
+    A first call may compile for minutes on one rank, while the others wait.
+    """
+    called = False
+
+    def patient(*arguments: P.args, **keywords: P.kwargs) -> T:
+        nonlocal called
+        if called:
+            return work(*arguments, **keywords)
+        set_timeout(first)
+        result, called = work(*arguments, **keywords), True
+        set_timeout(later)
+        return result
+
+    return patient
 
 
 def shutdown(world: World, broken: bool = False) -> None:

@@ -150,8 +150,10 @@ def kernels() -> Iterator[Finding]:
     if gpu_count():
         import torch
 
+        from dyad.train.distributed.compile_caches import use_local_caches
         from dyad.train.losses.sums.triton_setup import compile_problem
 
+        use_local_caches()
         text, _, fix = compile_problem(torch.device("cuda", 0)).partition(". Fix: ")
         done = ok("kernels", "Triton compiles and runs one")
         yield warn("kernels", f"{text}: the loss takes longer", fix) if text else done

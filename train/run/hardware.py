@@ -15,6 +15,7 @@ from dyad.data.base.errors import HardwareError, first_line
 from dyad.data.loading.loader import cores_of_rank, worker_count
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.distributed.compile_caches import describe_caches
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
@@ -59,6 +60,8 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     if (own := chosen_precision(asked, world.device)) is not config.precision:
         used = f"precision=auto takes {config.precision.value}, not {own.value}"
         yield f"{used}: so the run began, or not all GPUs compute {own.value}"
+    if cuda or config.compile:
+        yield describe_caches()
     if cuda and cores_of_rank() < LEAST_CORES:
         yield f"warning: {cores_of_rank()} CPU cores feed each GPU; give {LEAST_CORES} or more: sbatch --cpus-per-task"
 

@@ -77,8 +77,10 @@ def run(config: TrainConfig) -> None:
 
     Raises Preempted when a stop was requested (by a signal such as SIGTERM).
     """
+    from dyad.train.distributed.compile_caches import use_local_caches
     from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
 
+    use_local_caches()
     if config.planned:
         if _is_rank_0():
             from dyad.train.plan.summary import print_plan
@@ -103,7 +105,7 @@ def run(config: TrainConfig) -> None:
 
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
-    group = process_group(config.dist.timeout, config.dist.start_timeout)
+    group = process_group(config.dist.seconds_to_start)
     with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 
@@ -191,6 +193,8 @@ def _check_batch(config: TrainConfig) -> None:
     from dyad.data.shards.sources import written_sources
 
     if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
+        return
+    if "RANK" in os.environ:  # launch/ has looked; each rank would read the files again, and none is indexed yet
         return
     written = written_sources(config.data.train or "", "data.train")
     of_source = (replace(config, data=replace(config.data, train=source.path)) for source in written)

@@ -30,7 +30,7 @@ from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
-from dyad.train.distributed.world import World, any_rank, gather_objects
+from dyad.train.distributed.world import World, any_rank, gather_objects, patient_at_first
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
@@ -46,6 +46,7 @@ from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
 from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_device_errors, with_precision
+from dyad.train.run.indexing import index_shares
 from dyad.train.run.mining_refresh import NegativeRefresh
 from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts, verify_source
 from dyad.train.run_folder import checkpoint
@@ -97,6 +98,7 @@ def train_run(world: World, config: TrainConfig) -> None:
         fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=fewest))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
+    index_shares(config, world)
     config = with_classes(config, world)
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
@@ -141,16 +143,17 @@ def train_run(world: World, config: TrainConfig) -> None:
             record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
         stack.enter_context(explained_device_errors(config, world))
+        patient = partial(patient_at_first, first=config.dist.seconds_to_start, later=config.dist.timeout)
         monitor.verify(plan.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
         status, step = fit(
             plan,
             run.batches(encoder, copies, log),
-            step=take_step,
+            step=patient(take_step),
             monitor=monitor,
             diagnose=run.diagnose,
-            evaluate=evaluation,
+            evaluate=patient(evaluation),
             save=save,
             should_stop=lambda: parts.step.stopping,
             logger=logger,

@@ -239,11 +239,21 @@ def locate(path: Path, log: Callable[[str], None]) -> Path:
     with one line for each damaged checkpoint that is passed over. Raises ConfigError when there is no checkpoint,
     DataError when a run has checkpoints and all are damaged.
     """
-    itself = re.fullmatch(r"step_\d{8,}", path.resolve().name) or (path / MANIFEST).exists()
-    folder = path if itself else find(path, log)
-    if folder is None:
-        raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
+    refuse_without_checkpoint(path)
+    folder = path if is_checkpoint(path) else find(path, log)
+    assert folder is not None
     return folder
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether `path` is a checkpoint folder itself, judged by its name or its manifest."""
+    return bool(re.fullmatch(r"step_\d{8,}", path.resolve().name)) or (path / MANIFEST).exists()
+
+
+def refuse_without_checkpoint(path: Path) -> None:
+    """Raise ConfigError if `path` is neither a checkpoint folder nor a run folder that has one, whole or damaged."""
+    if not is_checkpoint(path) and not steps(path):
+        raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
 
 
 def load(folder: Path) -> CheckpointState:

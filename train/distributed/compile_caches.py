@@ -1,0 +1,49 @@
+"""Where Triton and torch.compile keep what they have compiled: on a local disk, in a folder of this user alone.
+
+By themselves, Triton writes to the home folder, which many ranks may share over a network, and torch.compile to a
+folder of /tmp with a name that another user can guess and take first. What lies in these folders is run.
+"""
+
+import os
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+
+
+def use_local_caches() -> None:
+    """Set VARIABLES, for this process and its children; a value of the user stays.
+
+    The folder is dyad-<user id> in $TMPDIR or /tmp; or dyad/compiled in the user's cache (~/.cache) if that would not
+    be safe or libraries could not be loaded from there.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dyad/compiled"
+    folder = _private_folder(Path(tempfile.gettempdir())) or home
+    for variable, name in VARIABLES.items():
+        os.environ.setdefault(variable, str(folder / name))
+    # torch keeps compiled C++ headers in /tmp/torchinductor_<user> whatever the variables say
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+
+
+def describe_caches() -> str:
+    """Return a line that says where compiled kernels are kept."""
+    return f"compiled kernels are kept in {', '.join(f'{name}={os.environ[name]}' for name in VARIABLES)}"
+
+
+def _private_folder(parent: Path) -> Path | None:
+    """Make the folder of this user in `parent`, or find it there, and return it.
+
+    None if others can read, write or replace it, or if `parent` is mounted without the right to run what lies there.
+    """
+    user, folder = os.getuid(), parent / f"dyad-{os.getuid()}"
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        above, own, mount = parent.stat(), folder.lstat(), os.statvfs(parent)
+    except OSError:
+        return None
+    is_private = stat.S_ISDIR(own.st_mode) and own.st_uid == user and not own.st_mode & 0o077
+    stays = above.st_uid in (0, user) and (above.st_mode & stat.S_ISVTX or not above.st_mode & 0o022)
+    return folder if is_private and stays and not mount.f_flag & os.ST_NOEXEC else None
