@@ -6,7 +6,7 @@ stay on the host. So the host knows which pictures a change takes, and never wai
 Shape letters: b pictures of a batch; n pictures that are changed together; S side of a picture in pixels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import permutations, product
 
@@ -15,44 +15,56 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
+from dyad.data.batch import Noise
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.transforms import Floats, between
+from dyad.data.image_text.transforms import CROP_DRAWS, Floats, between
 
+Cropped = tuple[Tensor, np.ndarray]  # a picture before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
 RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey, blur and solarise
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
 ORDERS = list(permutations(range(4)))
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
 # pixels that are changed together: their floats fit into a CPU's cache, and take some 0.7 GB of a GPU's memory
-BLOCK_PIXELS = {"cpu": 2**15, "cuda": 2**24}
+BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
 
 
-def add_noise(pictures: Tensor, augment: AugmentConfig, draws: Floats) -> Tensor:
+def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor, Noise]:
+    """Return pictures of one size as a batch, uint8 (b, 3, S, S), and the noise that `augment` asks for."""
+    pictures, draws = zip(*cropped, strict=True)
+    return torch.stack(pictures), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
+
+
+def add_noise(augment: AugmentConfig, pictures: Tensor, draws: Floats) -> Tensor:
     """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
     recoloured, jittered, made grey, blurred and solarised. Returns `pictures` itself if `augment` asks for none of
     these.
 
-    pictures: uint8 (b, 3, S, S), on any device. augment: how strong each change may be. draws (b, NOISE_DRAWS): random
+    augment: how strong each change may be. pictures: uint8 (b, 3, S, S), on any device. draws (b, NOISE_DRAWS): random
     numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
     batch, so that its bits do not depend on the other pictures. Devices may round differently, by 1 of 255.
     """
     warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
-    gains = augment.brightness or tuple(augment.gain) != (1, 1)
+    colours = augment.brightness or tuple(augment.gain) != (1, 1)
     recolours = (any(augment.jitter) and augment.jitter_prob, augment.grey, augment.blur, augment.solarise)
-    if not (warps or augment.flip or gains or any(recolours)):
+    if not (warps or augment.flip or colours or any(recolours)):
         return pictures
+    inverse, brightness = _inverse_maps(augment, draws), 1 + augment.brightness * between((-1, 1), draws[:, 9:10])
+    maps, gains = (_sent(numbers, pictures) for numbers in (inverse, between(augment.gain, draws[:, 6:9]) * brightness))
+    mirrored, chosen = draws[:, 5] < augment.flip, draws[:, RECOLOURS] < recolours
     result = torch.empty_like(pictures)
     block = max(1, BLOCK_PIXELS[pictures.device.type] // pictures.shape[-1] ** 2)
     for start in range(0, len(pictures), block):
         rows = slice(start, start + block)
-        pixels, own = pictures[rows].float(), draws[rows]
+        pixels, recoloured = pictures[rows].float(), chosen[rows].T
         if warps:
-            pixels = _warped(pixels, _inverse_maps(augment, own))
+            pixels = _warped(pixels, maps[rows])
         else:  # sampling pixels would take twenty times as long
-            pixels = _changed(pixels, own[:, 5] < augment.flip, lambda part, _: part.flip(-1))
-        if gains:
-            brightness = 1 + augment.brightness * between((-1, 1), own[:, 9:10])
-            pixels.mul_(_sent(between(augment.gain, own[:, 6:9]) * brightness, pixels)[:, :, None, None])
-        pixels = _recoloured(pixels, augment, own, (own[:, RECOLOURS] < recolours).T)
+            pixels = _changed(pixels, mirrored[rows], lambda part, _: part.flip(-1))
+        if colours:
+            pixels.mul_(gains[rows, :, None, None])
+            pixels = _changed(pixels, recoloured[0], lambda part, _: part.clamp_(0, 255))
+        if recoloured.any():
+            pixels = _recoloured(pixels, augment, draws[rows], recoloured)
         result[rows] = pixels.add_(0.5).clamp_(0, 255)
     return result
 
@@ -65,7 +77,7 @@ def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.nd
         return change(pixels, rows)
     if len(rows):
         places = torch.from_numpy(rows).to(pixels.device, non_blocking=True)
-        pixels.index_copy_(0, places, change(pixels[places], rows))
+        pixels.index_copy_(0, places, change(pixels.index_select(0, places), rows))
     return pixels
 
 
@@ -84,18 +96,18 @@ def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: n
     solarise. draws (n, NOISE_DRAWS): random numbers in [0, 1).
     """
     jitter, grey, blur, solarise = chosen
-    pixels = _changed(pixels, jitter, lambda part, rows: _jittered(part.clamp(0, 255), augment.jitter, draws[rows]))
+    pixels = _jittered(pixels, augment.jitter, draws, jitter)
     pixels = _changed(pixels, grey, lambda part, _: _luma(part).repeat(1, 3, 1, 1))
     pixels = _changed(pixels, blur, lambda part, rows: _blurred(part, between(augment.blur_sigma, draws[rows, 18])))
     return _changed(pixels, solarise, lambda part, _: torch.where(part < 128, part, 255 - part))
 
 
-def _jittered(pixels: Tensor, strengths: list[float], draws: Floats) -> Tensor:
-    """Change brightness, contrast, saturation and hue of pictures, float (n, 3, S, S) in 0..255, each picture in an
-    order of its own, as torchvision's ColorJitter.
+def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
+    """Change brightness, contrast, saturation and hue of the pictures that are `chosen`, bool (n,), each in an order of
+    its own, as torchvision's ColorJitter.
 
-    strengths: the largest relative change of each; of the hue, the largest shift as a share of the colour circle. draws
-    (n, NOISE_DRAWS): random numbers in [0, 1).
+    pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of each; of the hue, the largest shift
+    as a share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1).
     """
 
     def change(kind: int, part: Tensor, rows: np.ndarray) -> Tensor:
@@ -104,9 +116,8 @@ def _jittered(pixels: Tensor, strengths: list[float], draws: Floats) -> Tensor:
         return CHANGES[kind](part, _sent(between(interval, draws[rows, 13 + kind]), part)[:, None, None, None])
 
     orders = np.array(ORDERS)[(24 * draws[:, 12]).astype(int)]
-    for place, kind in product(range(4), range(4)):
-        if strengths[kind]:
-            pixels = _changed(pixels, orders[:, place] == kind, partial(change, kind))
+    for place, kind in product(range(4), (kind for kind in range(4) if strengths[kind])):
+        pixels = _changed(pixels, chosen & (orders[:, place] == kind), partial(change, kind))
     return pixels
 
 
@@ -130,24 +141,16 @@ def _mixed(pixels: Tensor, grey: Tensor, factors: Tensor) -> Tensor:
 def _hue_shifted(pixels: Tensor, shifts: Tensor) -> Tensor:
     """Shift the hue of pictures, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1) of the colour circle.
 
-    To the bit as torchvision's adjust_hue, which takes one shift for all pictures.
+    The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. With a distance d to its own hue, a channel is the
+    highest value - (highest - lowest) · min(max(d - 1, 0), 1): the conversions from RGB to HSV and back, in one.
     """
-    pixels = pixels / 255
     high, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
-    spread = high - low
-    saturation, divisor = spread / high.where(spread > 0, 1), spread.where(spread > 0, 1)
-    red, green, _ = pixels.split(1, 1)
-    from_red, from_green, from_blue = ((high - pixels) / divisor).split(1, 1)
-    hue = torch.where(green == high, from_red + 2 - from_blue, from_green + 4 - from_red)
-    hue = hue.where(red < high, from_blue - from_green).mul_(1 / 6).add_(1).fmod_(1)
-    sixth = hue.add_(shifts).remainder_(1).mul_(6)
-    sector = sixth.floor()
-    falling = (sixth - sector) * saturation
-    rising, least = falling + (1 - saturation), 1 - saturation
-    # share of `high` that red has in sector 0 … 5: 1, 1 - falling, least, least, rising, 1; green and blue follow it
-    sector = torch.cat([sector, sector + 4, sector + 2], 1).remainder_(6)
-    share = torch.where(sector == 1, 1 - falling, torch.where(sector == 4, rising, least))
-    return share.where((sector > 0) & (sector < 5), 1).mul_(high).mul_(255)
+    spread, (red, green, blue) = high - low, pixels.split(1, 1)
+    scale = 1 / spread.clamp_min(1e-6)  # of a grey pixel the hue may be any
+    hue = torch.where(green == high, (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4))
+    hue = torch.where(red == high, (green - blue).mul_(scale), hue).add_(6 * shifts).remainder_(6)
+    distances = [3 - (hue - 3).abs_(), (hue - 2).abs_(), (hue - 4).abs_()]  # beyond 2 all are alike
+    return high - torch.cat(distances, 1).sub_(1).clamp_(0, 1).mul_(spread)
 
 
 CHANGES = (_brightened, _contrasted, _saturated, _hue_shifted)
@@ -193,7 +196,7 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
     return np.stack([np.stack([cos * x, sin * x, shift[:, 0]], 1), np.stack([-sin * y, cos * y, shift[:, 1]], 1)], 1)
 
 
-def _warped(pixels: Tensor, inverse: Floats) -> Tensor:
+def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
     """Rotate, zoom, stretch, shift and flip pictures, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
     3).
 
@@ -203,7 +206,7 @@ def _warped(pixels: Tensor, inverse: Floats) -> Tensor:
     size = pixels.shape[-1]
     centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
     x, y = centres[None, None, :], centres[None, :, None]
-    rows = _sent(inverse, pixels)[:, :, :, None, None].unbind(1)
+    rows = inverse[:, :, :, None, None].unbind(1)
     # elementwise, not affine_grid: its matrix product may round differently in another batch
     grid = torch.stack([a * x + b * y + c for a, b, c in (row.unbind(1) for row in rows)], -1)
     return 255 - grid_sample(255 - pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -1,7 +1,7 @@
 """From the bytes of a picture to the uint8 square that a tower (encoder) takes: decoding, resizing, random crops.
 
-Pictures stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest, is
-a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
+Pictures stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest,
+is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
 
 Shape letters: b pictures of a batch; H, W height and width of a decoded picture; S side of the tower's input.
 """

@@ -12,13 +12,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
+from dyad.data.image_text.noise import ORDERS, add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
     DRAWS,
-    ORDERS,
     Floats,
     ImageSpec,
-    add_noise,
     crop_box,
     training_size,
     uniforms,
@@ -57,7 +56,7 @@ def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
 def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor], draws: Floats) -> Tensor:
     """Pictures as a training batch holds them."""
     sized = [training_size(picture, spec, augment, row) for picture, row in zip(pictures, draws, strict=True)]
-    return add_noise(torch.stack(sized), augment, draws[:, CROP_DRAWS:])
+    return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 
 def by_torchvision(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, row: Floats) -> Tensor:
