@@ -61,6 +61,17 @@ def test_ranks_and_workers_get_the_parts_of_one_global_batch(world_size: int, wo
         assert same(want, Batch(x, y, ids, x_keys, y_keys))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_noise_that_is_added_later_has_the_bits_of_a_loader_process(workers: int) -> None:
+    steps: dict[str, Any] = {"first_step": 1, "last_step": 3, "workers": workers, "rank": 1, "world_size": 2}
+    order = Order([100], [1.0], seed=3, global_batch_size=25)
+    at_once, later = (list(build_loader(views(), order, **steps, noise_later=later)) for later in (False, True))
+    for whole, pending in zip(at_once, later, strict=True):
+        assert whole.x_noise is None and pending.x_noise is not None and not torch.equal(whole.x, pending.x)
+        added = pending.to(torch.device("cpu")).with_noise()
+        assert same(whole, added) and same(whole, added.with_noise())
+
+
 def test_the_second_view_has_options_of_its_own() -> None:
     plain, other = DataConfig(), DataConfig(augment_y={"solarise": 1.0})
     x, y = (
