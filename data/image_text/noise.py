@@ -24,7 +24,7 @@ RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey,
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
 ORDERS = list(permutations(range(4)))
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
-# pixels that are changed together: their floats fit into a CPU's cache, and take some 0.7 GB of a GPU's memory
+# pixels that are changed together: their floats fit into a CPU's cache, and take at most 1 GB of a GPU's memory
 BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
 
 

@@ -37,8 +37,8 @@ def batches_of_parts(
     pinned memory.
 
     make(step, number, rows): returns a part, the given rows of the step's batch. number: counts the parts of all steps;
-    worker processes make them in turn. rows: size of a batch. noise_later: whether the noise is left to
-    the device. options, and the errors: as in `prefetched`.
+    worker processes make them in turn. rows: size of a batch. noise_later: as in `build_loader`.
+    options, and the errors: as in `prefetched`.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]

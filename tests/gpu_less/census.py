@@ -178,11 +178,12 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
     optim = OptimConfig(lr=1e-2, clip_norm=1.0)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
-    last: Any = 100, World(0, case.world_size, device), (PAIRS,) * case.world_size
-    terms = [LossTerm(towers, objective, config, *last)]
+    world, pairs = World(0, case.world_size, device), (PAIRS,) * case.world_size
+    term = partial(LossTerm, config=config, total_steps=100, world=world, pairs=pairs)
+    terms = [term(towers, objective)]
     if case.views == "also":
         towers, objective = moved(TwoTower(Picture(), Text()), device), moved(build_objective("clip"), device)
-        terms.append(LossTerm(towers, objective, config, *last, "pairs"))
+        terms.append(term(towers, objective, name="pairs"))
     step = TrainStep(terms)
     state = step.state_dict()
     if state["scaler"]:

@@ -53,7 +53,7 @@ def test_views_depend_on_seed_epoch_sample_and_view_alone() -> None:
 def test_ranks_and_workers_get_the_parts_of_one_global_batch(world_size: int, workers: int) -> None:
     data, order = views(), Order([100], [1.0], seed=3, global_batch_size=10)
     whole = [data.__getitems__([(0, i) for i in order.local(step, 0, 1)[1].tolist()]).with_noise() for step in range(3)]
-    steps = {"first_step": 0, "last_step": 3, "workers": workers}
+    steps: dict[str, Any] = {"first_step": 0, "last_step": 3, "workers": workers}
     parts = [list(build_loader(data, order, rank=r, world_size=world_size, **steps)) for r in range(world_size)]
     for want, *found in zip(whole, *parts, strict=True):
         columns = (torch.cat([getattr(p, k) for p in found]) for k in ("x", "y", "sample_ids", "x_keys", "y_keys"))
