@@ -67,9 +67,9 @@ def build_loader(
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds to wait for a worker that does not go on to its next sample; 0: no limit. noise_later: whether the batches come
-    without noise, for Batch.with_noise on the device. With CUDA they lie in pinned memory. Raises HardwareError when a
-    worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
+    seconds to wait for a worker that does not go on to its next sample; 0: no limit. noise_later: whether the batches
+    come without noise, for Batch.with_noise on the device. With CUDA they lie in pinned memory. Raises HardwareError
+    when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
 
