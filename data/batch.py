@@ -56,6 +56,24 @@ class KnownPositives:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """Noise of the inputs of one side, such as blur of pictures, that is still to be added.
+
+    add(inputs, draws): returns the inputs with noise, on their device. draws (b, k): random numbers of each row, kept
+    on the host.
+    """
+
+    add: Callable[[Tensor, np.ndarray], Tensor]
+    draws: np.ndarray
+
+    def __getitem__(self, rows: Tensor) -> "Noise":
+        return replace(self, draws=self.draws[rows.numpy()])
+
+    def added(self, inputs: Tensor) -> Tensor:
+        return self.add(inputs, self.draws)
+
+
+@dataclass(frozen=True)
 class BadSample:
     """A sample that could not be used. row: its row in the local batch; id: its sample id; shard, key: where it is
     stored; reason: the error message; replaced_by: id of the sample tried next."""
@@ -79,7 +97,8 @@ class Batch:
     keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
-    on the host; None for a side that is no text, or whose tokenizer does not tell.
+    on the host; None for a side that is no text, or whose tokenizer does not tell. x_noise, y_noise: what is still to
+    be added to x and y.
     """
 
     x: Tensor
@@ -94,12 +113,20 @@ class Batch:
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
     positives: Tensor | None = None
+    x_noise: Noise | None = None
+    y_noise: Noise | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
     def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
         return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def with_noise(self: B) -> B:
+        """Return the batch with its noise added, on the device where it is."""
+        sides = (self.x, self.x_noise), (self.y, self.y_noise)
+        x, y = (inputs if noise is None else noise.added(inputs) for inputs, noise in sides)
+        return replace(self, x=x, y=y, x_noise=None, y_noise=None)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator of a GPU that `stream` reads the batch, which another stream has filled."""

@@ -9,7 +9,7 @@ that start with data/ are below the package data, all others below train.
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader
                                    processes; ahead.py copies a batch to a GPU during the step before it
  3. data/image_text/dataset.py, data/question_passage/dataset.py, views.py   ids → samples, read by offset through
-                                   data/shards/shards.py, decoded and augmented by data/image_text/transforms.py or
+                                   data/shards/shards.py, decoded and cropped by data/image_text/transforms.py or
                                    tokenized → data/batch.py `Batch` of the two views, x and y
  4. step/loop.py                   `fit` takes a batch and calls the step, then the monitor; logs, evaluates, saves
  5. step/step.py                   `TrainStep.__call__`: learning rate (step/optim.py), gradient, skip or apply

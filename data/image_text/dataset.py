@@ -20,6 +20,7 @@ from torch import Tensor
 from dyad.data.batch import BadSample, Batch, lengths_by
 from dyad.data.config import DataConfig
 from dyad.data.image_text import transforms
+from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
@@ -80,13 +81,15 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs: augments the pictures (as data.augment says) and tokenises the
-        captions. bad: the unusable samples that were met while the pairs were made; the returned batch lists them."""
+        """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
+        tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
+        lists them."""
         pictures, texts, *numbers, draws = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
-        noise, y = np.stack(draws)[:, transforms.CROP_DRAWS :], self.tokenize([*texts])
-        x = transforms.add_noise(torch.stack(pictures), self.config.augment, noise)
-        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths_by(self.tokenize, y))
+        x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
+        y = self.tokenize([*texts])
+        lengths = lengths_by(self.tokenize, y)
+        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths, x_noise=x_noise)
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or

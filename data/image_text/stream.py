@@ -161,17 +161,19 @@ class Stream:
         workers: int,
         timeout: float,
         ahead: Callable[[Iterator[StreamBatch]], Iterator[StreamBatch]] = iter,
+        noise_later: bool = False,
     ) -> Iterator[Batch]:
         """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
         of a step. Each batch is added to the attribute `progress` just before it is yielded.
 
         workers: number of loader processes. timeout: seconds to wait for a worker that does not go on to its next
         sample before HardwareError is raised; 0: no limit. ahead: what copies batches to the device before their step.
+        noise_later: as in `build_loader`.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
         options = {"where": self.shard_of, "timeout": timeout, "rank": self._rank}
-        for batch in ahead(batches_of_parts(self._part, steps, count, workers, **options)):
+        for batch in ahead(batches_of_parts(self._part, steps, count, workers, noise_later, **options)):
             self.progress.add(batch)
             yield batch
 

@@ -16,13 +16,12 @@ from dyad.data.batch import Batch
 from dyad.data.config import BadSamples, DataConfig
 from dyad.data.image_text import transforms
 from dyad.data.image_text.dataset import Pictures, RetrievalSet, image_spec
+from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
-
-Cropped = tuple[Tensor, np.ndarray]  # a view before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
 
 
 class PictureViews:
@@ -42,15 +41,16 @@ class PictureViews:
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the samples at the given positions, each a pair (epoch, sample id): x, y uint8 (b, 3, S,
-        S).
+        S), whose noise is still to be added.
 
         Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
         when a shard cannot be read, and after too many consecutive bad samples.
         """
         cropped, bad = self._replacements.load(positions, self._cropped, self.shards.origin)
         ids, keys, *views = zip(*cropped, strict=True)
-        x, y = (self.noisy(of_all, view) for view, of_all in enumerate(views))
-        return Batch(x, y, torch.tensor(ids), torch.tensor(keys), torch.tensor(keys), bad=bad)
+        (x, x_noise), (y, y_noise) = map(stacked, views, self.augments)
+        ids, keys = torch.tensor(ids), torch.tensor(keys)
+        return Batch(x, y, ids, keys, keys.clone(), bad=bad, x_noise=x_noise, y_noise=y_noise)
 
     def where(self, sample_id: int) -> str:
         index, row = self.shards.locate(sample_id)
@@ -68,12 +68,6 @@ class PictureViews:
         draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
         return transforms.training_size(picture, self.spec, self.augments[view], draws), draws
 
-    def noisy(self, cropped: Sequence[Cropped], view: int) -> Tensor:
-        """Return one view of k pictures with its noise, uint8 (k, 3, S, S)."""
-        pixels, draws = zip(*cropped, strict=True)
-        noise = np.stack(draws)[:, transforms.CROP_DRAWS :]
-        return transforms.add_noise(torch.stack(pixels), self.augments[view], noise)
-
 
 @dataclass(frozen=True)
 class ViewItems(Pictures):
@@ -88,7 +82,9 @@ class ViewItems(Pictures):
     def block(self, start: int, stop: int) -> Tensor:
         """Return the views of pictures start … stop - 1, uint8 (k, 3, S, S)."""
         pictures = ((i, Pictures.decoded(self, i)) for i in range(start, min(stop, len(self))))
-        return self.views.noisy([self.views.cropped(picture, 0, i, self.view) for i, picture in pictures], self.view)
+        cropped = (self.views.cropped(picture, 0, i, self.view) for i, picture in pictures)
+        views, noise = stacked(cropped, self.views.augments[self.view])
+        return noise.added(views)
 
     def decoded(self, i: int) -> Tensor:
         """Return picture i to look at, uint8 (3, S, S)."""

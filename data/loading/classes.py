@@ -74,6 +74,8 @@ class Labelled:
         of_sides = {"x": batch.x[own], "y": batch.x[other], "x_keys": batch.x_keys[own], "y_keys": batch.x_keys[other]}
         if lengths is not None:
             of_sides |= {"x_lengths": lengths[own.numpy()], "y_lengths": lengths[other.numpy()]}
+        if batch.x_noise is not None:
+            of_sides |= {"x_noise": batch.x_noise[own], "y_noise": batch.x_noise[other]}
         return replace(batch, sample_ids=batch.sample_ids[own], **of_sides)
 
 

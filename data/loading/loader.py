@@ -62,13 +62,14 @@ def build_loader(
     last_step: int,
     workers: int,
     timeout: float = 0,
+    noise_later: bool = False,
 ) -> Iterator[Batch]:
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds to wait for a worker that does not go on to its next sample; 0: no limit. With CUDA the batches lie in
-    pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset`
-    raised for a batch that it cannot make.
+    seconds to wait for a worker that does not go on to its next sample; 0: no limit. noise_later: whether the batches
+    come without noise, for Batch.with_noise on the device. With CUDA they lie in pinned memory. Raises HardwareError
+    when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
 
@@ -78,6 +79,7 @@ def build_loader(
 
     rows, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
     count = rows.stop - rows.start
-    batches = batches_of_parts(make, steps, count, workers, where=dataset.where, timeout=timeout, rank=rank)
+    options = {"where": dataset.where, "timeout": timeout, "rank": rank}
+    batches = batches_of_parts(make, steps, count, workers, noise_later, **options)
     completed = getattr(dataset, "completed", None)  # of those that add what all batches of a rank have
     return batches if completed is None else (completed(batch, rank, world_size) for batch in batches)

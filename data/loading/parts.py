@@ -30,27 +30,31 @@ B = TypeVar("B", bound=Batch)
 MakePart = Callable[[int, int, slice], B]
 
 
-def batches_of_parts(make: MakePart[B], steps: range, rows: int, workers: int, **options: Any) -> Iterator[B]:
+def batches_of_parts(
+    make: MakePart[B], steps: range, rows: int, workers: int, noise_later: bool = False, **options: Any
+) -> Iterator[B]:
     """Yield this rank's batch of each step, put together from the parts that `make` returns. With CUDA it lies in
     pinned memory.
 
     make(step, number, rows): returns a part, the given rows of the step's batch. number: counts the parts of all steps;
-    worker processes make them in turn. rows: size of a batch. options, and the errors: as in `prefetched`.
+    worker processes make them in turn. rows: size of a batch. noise_later: as in `build_loader`.
+    options, and the errors: as in `prefetched`.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
     numbers = range(steps.start * count, steps.stop * count)
     ahead = max((2 * count - 1) // max(workers, 1), 1)  # of two batches, one part is being copied
-    parts = prefetched(partial(_packed, make, bounds), numbers, workers=workers, ahead=ahead, **options)
+    parts = prefetched(partial(_packed, make, bounds, noise_later), numbers, workers=workers, ahead=ahead, **options)
     for _ in steps:
         yield assembled(islice(parts, count), rows, torch.cuda.is_available())
 
 
-def _packed(make: MakePart[B], bounds: Sequence[int], number: int) -> B:
+def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number: int) -> B:
     """Make part `number` in a worker. Its tensors become arrays, except pictures: torch would send each of them through
     a file of its own in shared memory, which takes longer than to copy it."""
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
+    part = part if noise_later else part.with_noise()
     packed = mapped(part, Tensor.numpy)
     for side in SIDES:
         if getattr(part, side).dim() > 2:
@@ -102,7 +106,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     for name in (field.name for field in fields(records[0])):
         values = [getattr(record, name) for record in records]
         placed = list(zip(values, firsts, strict=False))
-        if name.endswith("lengths"):  # stays on the host
+        if name.endswith(("lengths", "draws")):  # stay on the host
             whole[name] = None if values[0] is None else np.concatenate(values)
         elif name == "positives" and isinstance(values[0], int):
             whole[name] = sum(values)

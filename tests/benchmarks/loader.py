@@ -2,7 +2,8 @@
 
 Synthetic photos (360 x 300 JPEG of about 24 kB) to 224 x 224 with open_clip's training crop (scale 0.9 to 1). One
 process, one thread, methods taking turns, CPU time, median of the rounds. Theirs ends with float32 batches as open_clip
-makes them, ours with the uint8 batches that the device normalises; neither tokenises. Last, a batch of emoji.
+makes them, ours with the uint8 batches that the device normalises; neither tokenises. Then a batch of emoji, and the
+views of SimCLR, with their noise and without it, which a GPU adds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor
 from dyad.data.config import AugmentConfig, DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.shards.shards import open_shards
@@ -35,6 +37,7 @@ EMOJI = Path(__file__).parents[2] / "data" / "samples" / "emoji"
 EMOJI_NOISE = AugmentConfig(
     rotate=10, zoom=[0.85, 1.25], aspect=0.1, shift=0.06, gain=[0.75, 1.2], brightness=0.1, grey=0.1
 )
+SIMCLR = AugmentConfig(crop_scale=[0.08, 1], flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey=0.2, blur=0.5)
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -109,6 +112,16 @@ def emoji() -> Callable[[], Iterator[Tensor]]:
     )
 
 
+def views(shard: Path, noise_later: bool) -> Callable[[], Iterator[Tensor]]:
+    shards = open_shards(parse_sources(str(shard)), workers=0)
+    dataset = PictureViews(shards, ImageSpec(224, HALF, HALF), DataConfig(augment=SIMCLR), seed=0)
+    order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=BATCH)
+    how = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 2, "workers": 0}
+    return lambda: (
+        side for batch in build_loader(dataset, order, **how, noise_later=noise_later) for side in (batch.x, batch.y)
+    )
+
+
 def cpu_ms(batches: Callable[[], Iterator[Tensor]]) -> float:
     """CPU milliseconds per picture."""
     start, count = time.process_time(), 0
@@ -123,6 +136,7 @@ def main() -> None:
         shard = Path(folder) / "photos.tar"
         print(f"{SAMPLES} JPEGs of 360 x 300, {write_shard(shard) / 1e3:.1f} kB on average, to 224 x 224")
         methods = {"webdataset + PIL + open_clip": theirs(shard), "ours": ours(shard), "emoji": emoji()}
+        methods |= {"views": views(shard, False), "views, noise later": views(shard, True)}
         times: dict[str, list[float]] = {name: [] for name in methods}
         for number in range(ROUNDS + 1):
             for name, batches in methods.items():
@@ -133,6 +147,8 @@ def main() -> None:
         print(f"{name:30} {median[name]:.2f} CPU-ms per picture, {1e3 / median[name]:.0f} per second and core")
     print(f"ratio {median['webdataset + PIL + open_clip'] / median['ours']:.2f} (goal: at least 3)")
     print(f"emoji batch of 256, decoded and with the recipe's noise: {256 * median['emoji']:.0f} CPU-ms")
+    for name in ("views", "views, noise later"):
+        print(f"SimCLR's {name:20} {median[name]:.2f} CPU-ms per view, {1e3 / median[name]:.0f} per second and core")
 
 
 if __name__ == "__main__":

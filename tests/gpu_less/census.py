@@ -15,15 +15,19 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, KnownPositives
-from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_further
+from dyad.data.config import AugmentConfig
+from dyad.data.image_text.noise import add_noise
+from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec, uniforms
 from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed import data_parallel
 from dyad.train.distributed.world import World
@@ -37,7 +41,11 @@ from dyad.train.towers.tower import TwoTower
 from tests.gpu_less.pretend_cuda import GPU, answers, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels
 
-PAIRS = 32
+PAIRS, SIDE = 32, 40  # SIDE: of views in pixels
+WARPED = AugmentConfig(rotate=10, zoom=[0.8, 1.2], shift=0.1, gain=[0.7, 1.4], brightness=0.1, jitter=[0.4] * 4)
+RECOLOURED = AugmentConfig(
+    flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, grey=0.2, blur=0.5, solarise=0.3, blur_sigma=[0.5, 2]
+)
 SAMPLES = 1000
 PAIRED = [name for name, options in OBJECTIVES.items() if options.inputs == "pairs"]  # what a run can train
 FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard negatives
@@ -45,7 +53,8 @@ FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard ne
 
 @dataclass(frozen=True)
 class Case:
-    """One objective and how it is trained. further: with hard negatives; known: and with listed positives."""
+    """One objective and how it is trained. further: with hard negatives; known: and with listed positives. views:
+    "alone" of two views of pictures with noise, "also": beside them a further loss of pictures and texts."""
 
     objective: str
     precision: str = "fp32"
@@ -53,12 +62,14 @@ class Case:
     world_size: int = 1
     further: bool = False
     known: bool = False
+    views: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         options = "".join(f", {key}={value}" for key, value in self.options.items())
         more = f"{', hard negatives' * self.further}{', known positives' * self.known}"
+        more += f", views {self.views}" if self.views else ""
         return f"{self.objective}{more}{options}"
 
 
@@ -88,13 +99,13 @@ def table_cases(world_size: int) -> list[Case]:
 
 
 class Picture(nn.Module):
-    """uint8 (b, 3, 8, 8) → (b, 16): four patches, of which half are dropped, and a projection."""
+    """uint8 (b, 3, S, S) → (b, 16): patches of 4 × 4 pixels, of which half are dropped, and a projection."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 8) -> None:
         super().__init__()
-        self.normalize = NormalizePixels(ImageSpec(8, (0.5, 0.4, 0.3), (0.3, 0.3, 0.2)))
+        self.normalize = NormalizePixels(ImageSpec(size, (0.5, 0.4, 0.3), (0.3, 0.3, 0.2)))
         self.convolution, self.dropout = nn.Conv2d(3, 8, 4, 4), PatchDropout(0.5, 0)
-        self.projection = nn.Linear(16, 16)
+        self.projection = nn.Linear(size * size // 4, 16)
 
     def forward(self, pixels: Tensor) -> Tensor:
         patches = self.convolution(self.normalize(pixels)).flatten(2).transpose(1, 2)
@@ -128,6 +139,22 @@ def batch(further: bool, known: bool) -> Batch:
     return pairs
 
 
+def views() -> Batch:
+    """Two views of pictures, whose noise has all parts, and is still to be added."""
+    generator, ids = torch.Generator().manual_seed(1), torch.arange(PAIRS)
+    x, y = torch.randint(256, (2, PAIRS, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+    draws = np.stack([uniforms(0, 0, i, 2 * NOISE_DRAWS) for i in range(PAIRS)])
+    of_sides = zip((WARPED, RECOLOURED), np.split(draws, 2, 1), strict=True)
+    x_noise, y_noise = (Noise(partial(add_noise, augment), own) for augment, own in of_sides)
+    return Batch(x, y, ids, ids + 7, ids + 7, x_noise=x_noise, y_noise=y_noise)
+
+
+def batch_of(case: Case) -> Batch:
+    if case.views == "also":
+        return with_further(views(), batch(False, False))
+    return views() if case.views else batch(case.further, case.known)
+
+
 def moved(module: nn.Module, device: torch.device) -> Any:
     """module.to(device), which cannot change pretended parameters."""
     for part in module.modules():
@@ -145,21 +172,26 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
         options["num_samples"] = SAMPLES
     if hasattr(OBJECTIVES[case.objective], "gamma_epochs"):
         options["gamma_epochs"] = 30
-    towers = moved(TwoTower(Picture(), Text()), device)
+    towers = moved(TwoTower(Picture(SIDE), Picture(SIDE)) if case.views else TwoTower(Picture(), Text()), device)
     objective = moved(build_objective(case.objective, **options), device)
     count = PAIRS * case.world_size
     chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
     optim = OptimConfig(lr=1e-2, clip_norm=1.0)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim, precision=Precision(precision), **chunks)
-    pairs = (PAIRS,) * case.world_size
-    step = TrainStep([LossTerm(towers, objective, config, 100, World(0, case.world_size, device), pairs)])
+    world, pairs = World(0, case.world_size, device), (PAIRS,) * case.world_size
+    term = partial(LossTerm, config=config, total_steps=100, world=world, pairs=pairs)
+    terms = [term(towers, objective)]
+    if case.views == "also":
+        towers, objective = moved(TwoTower(Picture(), Text()), device), moved(build_objective("clip"), device)
+        terms.append(term(towers, objective, name="pairs"))
+    step = TrainStep(terms)
     state = step.state_dict()
     if state["scaler"]:
         step.load_state_dict({**state, "scaler": {**state["scaler"], "scale": 1.0}})  # no overflow, no skipped step
-    step(batch(case.further, case.known), 0)
+    step(batch_of(case), 0)
     if mode:
         mode.forget()
-    return step(batch(case.further, case.known), 1)["loss"]
+    return step(batch_of(case), 1)["loss"]
 
 
 def run(case: Case) -> Found:

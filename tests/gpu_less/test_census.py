@@ -45,6 +45,7 @@ COLLECTIVES = {
 
 
 TOLERANCE = {"fp32": 1e-6, "bf16": 2e-2, "fp16": 5e-3}  # of the loss, which is of the order of 1; rounded embeddings
+VIEWS = [Case("simclr", precision="bf16", views="alone"), Case("simclr", views="also", chunk_size=8)]
 # at least one objective of each module of dyad/train/losses/objectives
 FAMILIES = {"clip", "dpr", "coce", "nce", "siglip", "isogclr", "spectral", "vicreg"}
 
@@ -69,8 +70,8 @@ def check(cases: list[Case], folder: Path) -> None:
 
 @pytest.mark.pretended
 def test_no_tensor_is_on_the_wrong_device_the_loss_is_right_and_the_host_waits_once(tmp_path: Path) -> None:
-    """In one process, whose imports take as long as 15 cases."""
-    check([*IN_CHUNKS, *OF_FAMILIES], tmp_path)
+    """In one process, whose imports take as long as 15 cases. Of views, the noise is added on the pretended GPU."""
+    check([*IN_CHUNKS, *OF_FAMILIES, *VIEWS], tmp_path)
 
 
 @pytest.mark.pretended

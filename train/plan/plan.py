@@ -197,7 +197,7 @@ class RunPlan:
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
             if config.has_pictures:
-                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and augments: {which}"
+                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and crops: {which}"
                 rows[f"cores of a {whose}"] = rate / pictures, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
         return rows

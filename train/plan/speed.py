@@ -27,7 +27,7 @@ Span = NDArray[np.float64]  # (2,): the least and the most
 LEAST, GROWTH, MOST = 0.11, 0.15, 2.0
 OF_VIT_B_32 = 14.8e9  # FLOPs of a pair, forward
 PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # bytes that a link carries / those of the tensor
-PICTURES_PER_CORE = 1065  # a second, decoded and augmented: tests/benchmarks/RESULTS.md, "Loading pictures"
+PICTURES_PER_CORE = 1065  # a second, decoded and cropped: tests/benchmarks/RESULTS.md, "Loading pictures"
 OF_RESULTS = "JPEG of 360 × 300 pixels (RESULTS.md)"
 MEASURED = 0.5  # seconds of a core for the pictures of a plan
 FEW = 16  # pictures
@@ -56,8 +56,8 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
 
 
 def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
-    """Return how many pictures a second one core decodes and augments, and which: the first of the run's own shard,
-    measured here, or, without one, those of RESULTS.md."""
+    """Return how many pictures a second one core decodes and crops for a GPU, and which: the first of the run's own
+    shard, measured here, or, without one, those of RESULTS.md."""
     if shard is not None and isinstance(model, PictureModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
         with suppress(UserError, OSError):
@@ -65,7 +65,7 @@ def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> 
             if isinstance(data.order, Order) and not isinstance(data.dataset, Stream):
                 alone = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1 << 20, "workers": 0}
                 start = time.process_time()
-                for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone), 1):
+                for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone, noise_later=True), 1):
                     if (taken := time.process_time() - start) > MEASURED:
                         return FEW * steps / taken, f"the first {FEW * steps:,} of data.train, on this machine"
     return PICTURES_PER_CORE, OF_RESULTS

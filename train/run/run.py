@@ -313,14 +313,14 @@ class TrainingRun:
         the copies to a GPU. log: called with a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
-        workers, timeout = worker_count(config.data.workers, self.world.device), config.data.timeout
+        workers, on_gpu = worker_count(config.data.workers, self.world.device), self.world.device.type == "cuda"
+        options: dict[str, Any] = {"workers": workers, "timeout": config.data.timeout, "noise_later": on_gpu}
         ahead = partial(copied_ahead, device=self.world.device, timer=copies)
         if isinstance(dataset, Stream):
-            return dataset.batches(plan.first_step, plan.total_steps, workers=workers, timeout=timeout, ahead=ahead)
+            return dataset.batches(plan.first_step, plan.total_steps, ahead=ahead, **options)
         assert isinstance(order, Order)
 
-        rank, world_size = self.world.rank, self.world.size
-        loader = partial(build_loader, rank=rank, world_size=world_size, workers=workers, timeout=timeout)
+        loader = partial(build_loader, rank=self.world.rank, world_size=self.world.size, **options)
 
         def load(dataset: BatchSource, first_step: int, last_step: int, order: Order = order) -> Iterator[Batch]:
             return ahead(loader(dataset, order=order, first_step=first_step, last_step=last_step))

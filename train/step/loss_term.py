@@ -79,12 +79,12 @@ class LossTerm:
         self._keep_graphs = (config.keep_graphs if whole else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
-        """Get ready for optimiser step `step` (from 0); return the batch on the device."""
+        """Get ready for optimiser step `step` (from 0); return the batch on the device, with its noise."""
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
         self.target.begin(step)
         self._before = self.statistics.read()
-        return batch.to(self.world.device)
+        return batch.to(self.world.device).with_noise()
 
     def undo(self) -> None:
         """Restore the objective's state and the running statistics of before `begin`."""

@@ -112,14 +112,16 @@ def test_what_a_sample_becomes_depends_on_seed_epoch_and_id_alone(tmp_path: Path
         *({"png": picture(n, (20, 10)), "json": {"caption": [f"{n} {k}" for k in range(9)]}} for n in range(6)),
     )
     data = dataset(shards, captions=["caption"], augment=augment)
-    whole = data.__getitems__([(1, n) for n in range(6)])
-    part = data.__getitems__([(1, 4), (1, 1)])
+    whole = data.__getitems__([(1, n) for n in range(6)]).with_noise()
+    part = data.__getitems__([(1, 4), (1, 1)]).with_noise()
     assert torch.equal(part.x, whole.x[[4, 1]]) and torch.equal(part.y, whole.y[[4, 1]])
-    other_epoch = data.__getitems__([(2, n) for n in range(6)])
-    other_seed = dataset(shards, 1, captions=["caption"], augment=augment).__getitems__([(1, n) for n in range(6)])
+    other_epoch = data.__getitems__([(2, n) for n in range(6)]).with_noise()
+    other_seed = (
+        dataset(shards, 1, captions=["caption"], augment=augment).__getitems__([(1, n) for n in range(6)]).with_noise()
+    )
     for other in (other_epoch, other_seed):
         assert not torch.equal(other.x, whole.x) and not torch.equal(other.y, whole.y)
-    again = pickle.loads(pickle.dumps(data)).__getitems__([(1, n) for n in range(6)])
+    again = pickle.loads(pickle.dumps(data)).__getitems__([(1, n) for n in range(6)]).with_noise()
     assert torch.equal(again.x, whole.x) and torch.equal(again.y, whole.y)
 
 

@@ -335,6 +335,17 @@ def test_what_a_stream_cannot_do_is_refused(words: list[str], named: str) -> Non
         check({**common, **dict(word.split("=") for word in words)})
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_noise_may_be_added_later(tmp_path: Path, workers: int) -> None:
+    shards = uneven(tmp_path, [20, 10])
+    at_once, later = (
+        list(stream_of(*shards).batches(0, 3, workers=workers, timeout=60, noise_later=later))
+        for later in (False, True)
+    )
+    for whole, pending in zip(at_once, later, strict=True):
+        assert not torch.equal(whole.x, pending.x) and torch.equal(whole.x, pending.with_noise().x)
+
+
 def test_a_share_of_less_than_a_shard_is_refused(tmp_path: Path) -> None:
     write_pairs(tmp_path / "a.tar", 1)
     with raises(ConfigError, "@0.2"):

@@ -23,13 +23,13 @@ from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig
+from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
     DRAWS,
     NOISE_DRAWS,
     Floats,
     ImageSpec,
-    add_noise,
     crop_box,
     decode,
     evaluation_transform,
@@ -69,7 +69,7 @@ def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
 def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor], draws: Floats) -> Tensor:
     """Pictures as a training batch holds them."""
     sized = [training_size(picture, spec, augment, row) for picture, row in zip(pictures, draws, strict=True)]
-    return add_noise(torch.stack(sized), augment, draws[:, CROP_DRAWS:])
+    return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 
 # Decoding
@@ -327,7 +327,7 @@ def test_noise_leaves_the_global_generators_alone() -> None:
 )
 def test_each_part_does_what_it_says(augment: AugmentConfig, expected: Callable[[Tensor], Tensor]) -> None:
     batch = pictures(6)
-    found = add_noise(batch, augment, draws(list(range(6)))[:, CROP_DRAWS:])
+    found = add_noise(augment, batch, draws(list(range(6)))[:, CROP_DRAWS:])
     assert (found.int() - expected(batch).int()).abs().max() <= (1 if augment.grey else 0)
 
 
@@ -342,9 +342,9 @@ def test_motion_agrees_with_torchvisions_affine() -> None:
     expected = F.affine(
         batch.float(), float(angle), list(map(float, moved)), float(zoom), [0.0], InterpolationMode.BILINEAR, [255.0]
     )
-    found = add_noise(batch, augment, row)
+    found = add_noise(augment, batch, row)
     assert (found.float() - expected)[..., 20:44, 20:44].abs().max() <= 0.51
-    corners = add_noise(torch.zeros_like(batch), AugmentConfig(zoom=[0.5, 0.5]), row)
+    corners = add_noise(AugmentConfig(zoom=[0.5, 0.5]), torch.zeros_like(batch), row)
     assert (corners[..., :10, :] == 255).all() and (corners[..., 20:44, 20:44] == 0).all()
 
 
@@ -353,9 +353,9 @@ def test_motion_agrees_with_torchvisions_affine() -> None:
 def test_aspect_and_brightness_stay_within_their_limits(sample: int, epoch: int) -> None:
     row = uniforms(0, epoch, sample, NOISE_DRAWS)[None]
     grey = torch.full((1, 3, 16, 16), 100, dtype=torch.uint8)
-    bright = add_noise(grey, AugmentConfig(brightness=0.2), row)
+    bright = add_noise(AugmentConfig(brightness=0.2), grey, row)
     assert bright.min() == bright.max() and 80 <= int(bright.min()) <= 120
     dark = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    covered = add_noise(dark, AugmentConfig(zoom=[0.5, 0.5], aspect=0.3), row)[0, 0] < 128
+    covered = add_noise(AugmentConfig(zoom=[0.5, 0.5], aspect=0.3), dark, row)[0, 0] < 128
     width, height = int(covered.any(0).sum()), int(covered.any(1).sum())
     assert 0.66 <= width / height <= 1.34

@@ -12,13 +12,12 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
+from dyad.data.image_text.noise import BLOCK_PIXELS, ORDERS, add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
     DRAWS,
-    ORDERS,
     Floats,
     ImageSpec,
-    add_noise,
     crop_box,
     training_size,
     uniforms,
@@ -28,6 +27,10 @@ HALF = (0.5, 0.5, 0.5)
 BYOL = AugmentConfig(
     crop_scale=[0.08, 1], flip=0.5, jitter=[0.4, 0.4, 0.2, 0.1], jitter_prob=0.8, grey=0.2, blur=0.5, solarise=0.2
 )
+EVERYTHING = AugmentConfig(
+    rotate=10, zoom=[0.85, 1.25], aspect=0.1, shift=0.06, gain=[0.75, 1.2], brightness=0.1, flip=0.5, grey=0.3,
+    jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.7, blur=0.5, solarise=0.3
+)  # fmt: skip
 ALONE = {
     "brightness": {"jitter": [0.8, 0, 0, 0]},
     "contrast": {"jitter": [0, 0.8, 0, 0]},
@@ -57,7 +60,7 @@ def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
 def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor], draws: Floats) -> Tensor:
     """Pictures as a training batch holds them."""
     sized = [training_size(picture, spec, augment, row) for picture, row in zip(pictures, draws, strict=True)]
-    return add_noise(torch.stack(sized), augment, draws[:, CROP_DRAWS:])
+    return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 
 def by_torchvision(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, row: Floats) -> Tensor:
@@ -90,6 +93,37 @@ def test_changes_of_simclr_and_byol_are_those_of_torchvision_with_the_same_draws
     distance = (ours - theirs).abs()
     assert distance.mean() < 0.3 and distance.max() <= 3, (distance.mean(), distance.max())  # of 255
     assert (ours - trained(spec, AugmentConfig(crop_scale=augment.crop_scale), pictures, rows)).abs().mean() > 0.5
+
+
+@pytest.mark.parametrize("augment", [BYOL, EVERYTHING], ids=["byol", "everything"])
+@pytest.mark.parametrize(("size", "count"), [(24, 300), (50, 200), (96, 100), (224, 32)])
+def test_a_whole_batch_has_the_bits_of_its_pictures_one_by_one(
+    augment: AugmentConfig, size: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU takes it, and as a loader process does at 224 pixels."""
+    generator = torch.Generator().manual_seed(size)
+    pictures = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    rows = draws(list(range(count)))[:, CROP_DRAWS:]
+    found = []
+    for pixels in (1, 1 << 30):
+        monkeypatch.setitem(BLOCK_PIXELS, "cpu", pixels)
+        found.append(add_noise(augment, pictures, rows))
+    assert torch.equal(*found) and (found[0] != pictures).flatten(1).any(1).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["brightness", "saturation", "hue", "grey", "blur", "flip"])
+@pytest.mark.parametrize(("size", "count"), [(32, 300), (61, 150), (224, 24)])
+def test_a_change_of_random_pictures_is_that_of_torchvision_within_1_of_255(name: str, size: int, count: int) -> None:
+    """What it rounds between two changes may differ by more."""
+    augment, spec = AugmentConfig(**ALONE[name]), ImageSpec(size, HALF, HALF)
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    pictures[0], pictures[1, 1:] = 90, pictures[1, :1]  # one colour; grey
+    rows = draws(list(range(count)))
+    ours = add_noise(augment, pictures, rows[:, CROP_DRAWS:]).float()
+    theirs = torch.stack([by_torchvision(p, spec, augment, row) for p, row in zip(pictures, rows, strict=True)])
+    distance = (ours - theirs).abs()
+    assert distance.max() <= 1 and distance.mean() < 0.02, (distance.max(), distance.mean())
 
 
 def test_a_view_has_the_same_bits_alone_and_in_a_batch_and_with_any_number_of_threads() -> None:

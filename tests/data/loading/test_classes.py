@@ -12,7 +12,7 @@ from helpers.messages import raises
 from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError, SampleError
-from dyad.data.batch import Batch
+from dyad.data.batch import Batch, Noise
 from dyad.data.config import DataConfig
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.order import local_rows
@@ -36,9 +36,13 @@ def test_the_classes_are_shared_over_the_ranks(world_size: int) -> None:
 
 
 def test_rare_samples_are_x_and_the_others_y() -> None:
-    found = Labelled(None).completed(batch([1, 0, 1, 1, 0]), 0, 1)  # type: ignore[arg-type]
+    mixed = batch([1, 0, 1, 1, 0])
+    mixed.x_noise = Noise(lambda x, draws: x + torch.from_numpy(draws), np.arange(5.0)[:, None])
+    found = Labelled(None).completed(mixed, 0, 1)  # type: ignore[arg-type]
     assert found.x.flatten().tolist() == [10, 40] and found.y.flatten().tolist() == [0, 20, 30]
     assert found.sample_ids.tolist() == [1, 4] and len(found) == 2
+    noisy = found.with_noise()
+    assert noisy.x.flatten().tolist() == [11, 44] and noisy.y.flatten().tolist() == [0, 22, 33]
     assert found.x_keys.tolist() == [101, 104] and found.y_keys.tolist() == [100, 102, 103]
 
 

@@ -64,8 +64,8 @@ def order() -> Order:
 
 
 def load(dataset, order: Order, rank=0, world_size=1, first=0, last=9, workers=0, timeout=60.0) -> Iterator[Batch]:
-    steps = {"first_step": first, "last_step": last}
-    return build_loader(dataset, order, rank=rank, world_size=world_size, **steps, workers=workers, timeout=timeout)
+    how = {"rank": rank, "world_size": world_size, "workers": workers, "timeout": timeout}
+    return build_loader(dataset, order, first_step=first, last_step=last, **how)
 
 
 def batches(*arguments, **options) -> list[Batch]:

@@ -146,7 +146,7 @@ def test_parts_become_the_batch(order: Order) -> None:
 def test_counts_of_parts_are_added() -> None:
     zero = torch.zeros(1)
     parts = [StreamBatch(zero, zero, zero, zero, zero, taken={1: n}, ended={n: 0}) for n in (2, 3)]
-    batch = assembled((_packed(lambda *_, part=part: part, [0, 1], 0) for part in parts), 2, False)
+    batch = assembled((_packed(lambda *_, part=part: part, [0, 1], False, 0) for part in parts), 2, False)
     assert batch.taken == {1: 5} and batch.ended == {2: 0, 3: 0} and len(batch) == 2
 
 

@@ -55,7 +55,7 @@ def test_bad_rows_are_replaced(tmp_path: Path) -> None:
 def test_two_ranks_share_a_batch(tmp_path: Path, workers: int) -> None:
     data = views(write_lines(tmp_path / "a.jsonl", [{"text": "w" * (1 + i % 30)} for i in range(20)]))
     order = Order(data.rows.shards.sizes, [1.0], seed=0, global_batch_size=8)
-    steps = {"first_step": 0, "last_step": 2, "workers": workers}
+    steps: dict[str, Any] = {"first_step": 0, "last_step": 2, "workers": workers}
     whole, *parts = (
         [texts_of(b.x) for b in build_loader(data, order, rank=r, world_size=w, **steps)]
         for r, w in ((0, 1), (0, 2), (1, 2))

@@ -11,6 +11,8 @@ from helpers import tiny_bert
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.batch import with_further
+from dyad.data.loading.loader import build_loader
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import TrainConfig, validate
@@ -47,6 +49,22 @@ def test_a_target_beside_a_further_loss() -> None:
     run = ["data=simclr", "objective=spectral_alternating", "target.kind=ema", "weight=3", also]
     parts = stepped([*PICTURES, *run])
     assert parts.step.target.towers and parts.further["groups"].config.weight == 1
+
+
+def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -> None:
+    """Of the run's own loss, pictures and captions, and of a further one, two views; both come without noise."""
+    views = "also.views='task=views objective=simclr data.augment.flip=0.5 model.head=simclr'"
+    words = ["experiment=emoji_scratch", "global_batch_size=8", "steps=2", f"data.train={SHARD}", views]
+    losses = []
+    for later in (False, True):
+        parts = build_parts(compose_config(words), World())
+        how = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1, "workers": 0, "noise_later": later}
+        every = [parts.data, *(of.data for of in parts.further.values())]
+        batch, further = (next(build_loader(of.dataset, of.order, **how)) for of in every)  # type: ignore[arg-type]
+        assert [b is not None for b in (batch.x_noise, further.x_noise, further.y_noise)] == [later] * 3
+        losses.append(parts.step(with_further(batch, further), 0)["loss"])
+        assert {"loss", "views/loss"} <= {*parts.step.scalars}
+    assert losses[0] == losses[1]
 
 
 def test_equal_views_of_pictures_are_refused() -> None:

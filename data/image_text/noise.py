@@ -1,0 +1,212 @@
+"""Noise of training pictures: what augmentation changes after the crop, from rotation to blur.
+
+A loader process on a CPU and a GPU run the same code, the GPU on whole batches after their copy. The random numbers
+stay on the host. So the host knows which pictures a change takes, and never waits for the GPU.
+
+Shape letters: b pictures of a batch; n pictures that are changed together; S side of a picture in pixels.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import permutations, product
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, pad
+
+from dyad.data.batch import Noise
+from dyad.data.config import AugmentConfig
+from dyad.data.image_text.transforms import CROP_DRAWS, Floats, between
+
+Cropped = tuple[Tensor, np.ndarray]  # a picture before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
+RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey, blur and solarise
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
+ORDERS = list(permutations(range(4)))
+LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
+# pixels that are changed together: their floats fit into a CPU's cache, and take at most 1 GB of a GPU's memory
+BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
+
+
+def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor, Noise]:
+    """Return pictures of one size as a batch, uint8 (b, 3, S, S), and the noise that `augment` asks for."""
+    pictures, draws = zip(*cropped, strict=True)
+    return torch.stack(pictures), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
+
+
+def add_noise(augment: AugmentConfig, pictures: Tensor, draws: Floats) -> Tensor:
+    """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
+    recoloured, jittered, made grey, blurred and solarised. Returns `pictures` itself if `augment` asks for none of
+    these.
+
+    augment: how strong each change may be. pictures: uint8 (b, 3, S, S), on any device. draws (b, NOISE_DRAWS): random
+    numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
+    batch, so that its bits do not depend on the other pictures. Devices may round differently, by 1 of 255.
+    """
+    warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
+    colours = augment.brightness or tuple(augment.gain) != (1, 1)
+    recolours = (any(augment.jitter) and augment.jitter_prob, augment.grey, augment.blur, augment.solarise)
+    if not (warps or augment.flip or colours or any(recolours)):
+        return pictures
+    inverse, brightness = _inverse_maps(augment, draws), 1 + augment.brightness * between((-1, 1), draws[:, 9:10])
+    maps, gains = (_sent(numbers, pictures) for numbers in (inverse, between(augment.gain, draws[:, 6:9]) * brightness))
+    mirrored, chosen = draws[:, 5] < augment.flip, draws[:, RECOLOURS] < recolours
+    result = torch.empty_like(pictures)
+    block = max(1, BLOCK_PIXELS[pictures.device.type] // pictures.shape[-1] ** 2)
+    for start in range(0, len(pictures), block):
+        rows = slice(start, start + block)
+        pixels, recoloured = pictures[rows].float(), chosen[rows].T
+        if warps:
+            pixels = _warped(pixels, maps[rows])
+        else:  # sampling pixels would take twenty times as long
+            pixels = _changed(pixels, mirrored[rows], lambda part, _: part.flip(-1))
+        if colours:
+            pixels.mul_(gains[rows, :, None, None])
+            pixels = _changed(pixels, recoloured[0], lambda part, _: part.clamp_(0, 255))
+        if recoloured.any():
+            pixels = _recoloured(pixels, augment, draws[rows], recoloured)
+        result[rows] = pixels.add_(0.5).clamp_(0, 255)
+    return result
+
+
+def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.ndarray], Tensor]) -> Tensor:
+    """Return pictures, float (n, 3, S, S), of which those that are `chosen`, bool (n,), are replaced by change(them,
+    their rows). May overwrite `pixels`."""
+    rows = np.flatnonzero(chosen)
+    if len(rows) == len(pixels):
+        return change(pixels, rows)
+    if len(rows):
+        places = torch.from_numpy(rows).to(pixels.device, non_blocking=True)
+        pixels.index_copy_(0, places, change(pixels.index_select(0, places), rows))
+    return pixels
+
+
+def _sent(numbers: Floats, pixels: Tensor) -> Tensor:
+    """Return numbers of the host as floats on the device of `pixels`."""
+    return torch.from_numpy(numbers).float().to(pixels.device, non_blocking=True)
+
+
+# Colours and blur -----------------------------------------------------------------------------------------------------
+
+
+def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: np.ndarray) -> Tensor:
+    """Return pictures, float (n, 3, S, S) in 0..255, after those changes of RECOLOURS that are `chosen`, bool (4, n).
+
+    Their order is that of Chen et al. 2020 (appendix A) and Grill et al. 2020 (appendix B): colour jitter, grey, blur,
+    solarise. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    """
+    jitter, grey, blur, solarise = chosen
+    pixels = _jittered(pixels, augment.jitter, draws, jitter)
+    pixels = _changed(pixels, grey, lambda part, _: _luma(part).repeat(1, 3, 1, 1))
+    pixels = _changed(pixels, blur, lambda part, rows: _blurred(part, between(augment.blur_sigma, draws[rows, 18])))
+    return _changed(pixels, solarise, lambda part, _: torch.where(part < 128, part, 255 - part))
+
+
+def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
+    """Change brightness, contrast, saturation and hue of the pictures that are `chosen`, bool (n,), each in an order of
+    its own, as torchvision's ColorJitter.
+
+    pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of each; of the hue, the largest shift
+    as a share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    """
+
+    def change(kind: int, part: Tensor, rows: np.ndarray) -> Tensor:
+        strength = strengths[kind]
+        interval = (-strength, strength) if kind == HUE else (max(0.0, 1 - strength), 1 + strength)
+        return CHANGES[kind](part, _sent(between(interval, draws[rows, 13 + kind]), part)[:, None, None, None])
+
+    orders = np.array(ORDERS)[(24 * draws[:, 12]).astype(int)]
+    for place, kind in product(range(4), (kind for kind in range(4) if strengths[kind])):
+        pixels = _changed(pixels, chosen & (orders[:, place] == kind), partial(change, kind))
+    return pixels
+
+
+def _brightened(pixels: Tensor, factors: Tensor) -> Tensor:
+    return (pixels * factors).clamp_(0, 255)
+
+
+def _contrasted(pixels: Tensor, factors: Tensor) -> Tensor:
+    grey = _luma(pixels).round_()  # a sum of whole numbers is exact in any order
+    return _mixed(pixels, grey.sum((1, 2, 3), keepdim=True, dtype=torch.int64) / grey[0].numel(), factors)
+
+
+def _saturated(pixels: Tensor, factors: Tensor) -> Tensor:
+    return _mixed(pixels, _luma(pixels), factors)
+
+
+def _mixed(pixels: Tensor, grey: Tensor, factors: Tensor) -> Tensor:
+    return (pixels - grey).mul_(factors).add_(grey).clamp_(0, 255)
+
+
+def _hue_shifted(pixels: Tensor, shifts: Tensor) -> Tensor:
+    """Shift the hue of pictures, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1) of the colour circle.
+
+    The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. With a distance d to its own hue, a channel is the
+    highest value - (highest - lowest) · min(max(d - 1, 0), 1): the conversions from RGB to HSV and back, in one.
+    """
+    high, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
+    spread, (red, green, blue) = high - low, pixels.split(1, 1)
+    scale = 1 / spread.clamp_min(1e-6)  # of a grey pixel the hue may be any
+    hue = torch.where(green == high, (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4))
+    hue = torch.where(red == high, (green - blue).mul_(scale), hue).add_(6 * shifts).remainder_(6)
+    distances = [3 - (hue - 3).abs_(), (hue - 2).abs_(), (hue - 4).abs_()]  # beyond 2 all are alike
+    return high - torch.cat(distances, 1).sub_(1).clamp_(0, 1).mul_(spread)
+
+
+CHANGES = (_brightened, _contrasted, _saturated, _hue_shifted)
+
+
+def _luma(pixels: Tensor) -> Tensor:
+    """Return the grey value of each pixel, float (n, 1, S, S), of pictures (n, 3, S, S)."""
+    red, green, blue = (channel * weight for channel, weight in zip(pixels.split(1, 1), LUMA, strict=True))
+    return red.add_(green).add_(blue)
+
+
+def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
+    """Blur pictures, float (n, 3, S, S), by Gaussians of `sigma` (n,) pixels, cut off at 5 % of the side S to each
+    side; pictures are mirrored at their edges. Sums in a fixed order: a convolution of torch may differ with its
+    threads."""
+    size = pixels.shape[-1]
+    reach = size // 20
+    weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / torch.from_numpy(sigma).float()[:, None]).square())
+    weights = (weights / weights.sum(1, keepdim=True)).to(pixels.device, non_blocking=True)
+    first, *others = weights[:, :, None, None, None].unbind(1)
+    for dim, margin in ((-1, (reach, reach, 0, 0)), (-2, (0, 0, reach, reach))):
+        wide = pad(pixels, margin, mode="reflect")
+        pixels = wide.narrow(dim, 0, size) * first
+        for i, weight in enumerate(others, 1):
+            pixels.addcmul_(wide.narrow(dim, i, size), weight)
+    return pixels
+
+
+# Motion ---------------------------------------------------------------------------------------------------------------
+
+
+def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
+    """Return affine maps (b, 2, 3), one for each picture, from the coordinates of an output pixel to those of its input
+    pixel. Coordinates range over [-1, 1] from one edge of the picture to the other. augment: how strong each change may
+    be. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
+    angle = np.radians(augment.rotate) * between((-1, 1), draws[:, 0])
+    zoom = between(augment.zoom, draws[:, 1])
+    stretch = np.sqrt(1 + augment.aspect * between((-1, 1), draws[:, 2]))
+    shift = 2 * augment.shift * between((-1, 1), draws[:, 3:5])
+    mirror = np.where(draws[:, 5] < augment.flip, -1.0, 1.0)
+    cos, sin = np.cos(angle), np.sin(angle)
+    x, y = mirror / (zoom * stretch), stretch / zoom
+    return np.stack([np.stack([cos * x, sin * x, shift[:, 0]], 1), np.stack([-sin * y, cos * y, shift[:, 1]], 1)], 1)
+
+
+def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
+    """Rotate, zoom, stretch, shift and flip pictures, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
+    3).
+
+    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the picture it is
+    white.
+    """
+    size = pixels.shape[-1]
+    centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
+    x, y = centres[None, None, :], centres[None, :, None]
+    rows = inverse[:, :, :, None, None].unbind(1)
+    # elementwise, not affine_grid: its matrix product may round differently in another batch
+    grid = torch.stack([a * x + b * y + c for a, b, c in (row.unbind(1) for row in rows)], -1)
+    return 255 - grid_sample(255 - pixels, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
