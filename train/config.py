@@ -15,7 +15,7 @@ from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
-from dyad.train.losses.options.choices import Duplicates, Setting
+from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.plan_config import PlanConfig
@@ -361,14 +361,15 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
+    own_lists = getattr(objective, "candidates", None) is CandidateSet.list
     target, takers = config.target.kind, [name for name, of in OBJECTIVES.items() if "targets" in of.takes]
     return {
         f"target.kind={target}: objective={getattr(objective, 'name', '')} takes no targets. Leave it out, or take "
         f"objective={' or '.join(takers)}": target is not TargetKind.none
         and "targets" not in getattr(objective, "takes", ()),
         "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
-        "Set objective.duplicates=positive, or data.passage.positives=all": supervised
-        and not (listed or by_key or classes),
+        "Set objective.duplicates=positive, data.passage.positives=all, or objective.candidates=list": supervised
+        and not (listed or by_key or classes or own_lists),
         f"data.rare_per_batch={config.data.rare_per_batch}: a batch has others too. Set it below global_batch_size="
         f"{config.global_batch_size}": rare and config.data.rare_per_batch >= config.global_batch_size,
         "data.batches=by_source: data.rare draws from the classes of all sources; leave it out": rare

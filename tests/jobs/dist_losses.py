@@ -70,6 +70,8 @@ def cases() -> list[Case]:
     ball = Case("clip", {"tau_scaled": True, "partition": "mean", "rho": 0.3})
     hard = [Case(name, {}, ("further",)) for name in ("dpr", "info_nce", "gcl")]
     hard += [Case("listwise_ce", {"candidates": "list", "partition": p}, ("further",)) for p in ("sum", "mean")]
+    own = {"setting": "supervised", "candidates": "list"}
+    hard += [Case("coce", {**own, "divergence": d, "pair_loss": "logistic"}, ("further",)) for d in ("kl", "cvar")]
     right = [Case(name, {}, ("further", "keys", "known")) for name in ("dpr", "clip", "siglip", "coce")]
     return [*plain, *relations, *several, *importance, ball, *hard, *right]
 

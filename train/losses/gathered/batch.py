@@ -99,8 +99,9 @@ class GatheredBatch:
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. keys: for x and for y, if given, (keys of this rank's
     rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of
-    per-sample state; sample_ids_B: those of all ranks, if they were asked for. importance_m: log q or ζ (see
-    OneSidedDPM) of this rank's m columns, as the caller gave it.
+    per-sample state; sample_ids_B: those of all ranks, if they were asked for. owners: the number of each row (b,) and
+    the row to whose list each column belongs (M,), if a row's candidates are of its own list. importance_m: log q or ζ
+    (see OneSidedDPM) of this rank's m columns, as the caller gave it.
     """
 
     x_bD: Tensor
@@ -114,6 +115,7 @@ class GatheredBatch:
     importance_m: Tensor | None = None
     sample_ids_B: Tensor | None = None
     known: KnownPairs | None = None
+    owners: tuple[Tensor, Tensor] | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -201,7 +203,7 @@ def gather_batch(
     known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
     are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
-    columns of other rows, own and further, are left out of a row's sums; this lists them all.
+    columns of other rows, own and further, are left out of a row's sums.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -228,12 +230,12 @@ def gather_batch(
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
             listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
         pairs = Pairs(torch.cat(listed).unique(dim=0))
+    owners = None
     if own_lists:
         owner_M = torch.arange(columns.total, device=x_bD.device)
         if negatives and extra.total:
             owner_M = torch.cat([owner_M, extra.gather(negatives.row_k + rows.own.start)])
-        others_P2 = (owner_M[rows.own, None] != owner_M).nonzero()
-        excluded = others_P2 if excluded is None else torch.cat([others_P2, excluded]).unique(dim=0)
+        owners = owner_M[rows.own], owner_M
     known = None
     if known_positives is not None:
         if y_keys is None:
@@ -243,7 +245,7 @@ def gather_batch(
         _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
-    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known
+    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners
     return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs)
 
 

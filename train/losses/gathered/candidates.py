@@ -87,9 +87,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     if batch.excluded is not None:  # the union is without repetition, which the numbers of candidates need
         dropped = Pairs(batch.excluded).joined(dropped or Pairs(batch.excluded[:0]))
     exclusion = None
-    if masked or dropped or batch.known:
+    if masked or dropped or batch.known or batch.owners:
         keys = batch.keys if masked else ()
-        exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped, batch.known)
+        exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped, batch.known, batch.owners)
     counts = _candidate_counts(batch, masked, exclusion)
     if positive_keys:
         positives = positive_keys.counts(len(batch.y_MD))[batch.columns.own], positive_keys.counts(batch.columns.total)
@@ -116,6 +116,9 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
     listed = positives if dropped is None or dropped is positives else dropped.joined(positives)
     if dropped and not single_positive(options):
         in_sum_P = ~positives.isin(dropped, len(batch.y_MD))
+    if batch.owners and not single_positive(options):
+        of_rows, of_columns = batch.owners
+        in_sum_P &= of_rows[positives.pairs_P2[:, 0]] == of_columns[positives.pairs_P2[:, 1]]
     return replace(exclusion, kept=None, dropped=listed), in_sum_P
 
 
@@ -156,7 +159,7 @@ def _candidate_counts(
     if exclusion is None:
         return row_counts_b, column_counts_M
     kept, dropped = exclusion.kept, exclusion.dropped
-    if exclusion.known or any(pairs and pairs.own is None for pairs in (kept, dropped)):
+    if exclusion.known or exclusion.owners or any(pairs and pairs.own is None for pairs in (kept, dropped)):
         of_rows, of_columns = exclusion.counts(len(batch.x_bD), len(batch.y_MD), batch.x_bD.device)
         return row_counts_b - of_rows, column_counts_M - batch.columns.sum_(of_columns)
     if masked:

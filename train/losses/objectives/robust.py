@@ -181,7 +181,9 @@ class Coce(RobustObjective):
 
     options.setting names the candidates of an anchor. self and supervised: all columns except the positives of the row.
     With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
-    labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates.
+    labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates. With
+    options.candidates=list only those of the row's own list: its own column and its further ones. With supervised these
+    are its labelled negatives, the supervised form of the source.
     """
 
     options: CoceOptions

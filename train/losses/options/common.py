@@ -54,6 +54,15 @@ class ExpectedBatch:
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
+    no_lists: ClassVar[str] = (
+        "objective.candidates=list: no row has a list of its own. Take task=question_passage with "
+        "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
+    )
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether rows have further y items of their own."""
+        return self.further and not self.classes
 
     @property
     def without_negatives(self) -> bool:
@@ -197,11 +206,8 @@ class PairOptions(TemperatureOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
-        if self.candidates is CandidateSet.list and (batch.classes or not batch.further):
-            yield (
-                "objective.candidates=list: no row has a list of its own. Take task=question_passage with "
-                "data.passage.positives=all and data.negatives.per_row, or objective.candidates=all"
-            )
+        if self.candidates is CandidateSet.list and not batch.has_lists:
+            yield batch.no_lists
         if self.candidates is CandidateSet.negatives and batch.without_negatives:
             yield f"objective.candidates=negatives: {batch.none_in_one}"
         if self.positives is Positives.single and batch.several:

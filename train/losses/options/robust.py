@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from dyad.data.config import described
-from dyad.train.losses.options.choices import Directions, Divergence, Duplicates, Nu, PairLoss, Setting, Similarity
+from dyad.train.losses.options.choices import (
+    CandidateSet,
+    Directions,
+    Divergence,
+    Duplicates,
+    Nu,
+    PairLoss,
+    Setting,
+    Similarity,
+)
 from dyad.train.losses.options.common import DIRECTIONS, RELATED, ExpectedBatch, TemperatureOptions, number, preset
 
 
@@ -73,11 +82,23 @@ class CoceOptions(RobustOptions):
         Setting.self,
         "candidates: other pairs' items (self), all but the labelled positives (supervised), everything (semi)",
     )
+    candidates: CandidateSet = described(
+        CandidateSet.all, "of those of setting: all, or the row's own list alone, such as its labelled negatives"
+    )
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
 
+    def broken_rules(self) -> Iterator[str]:
+        yield from super().broken_rules()
+        if self.candidates is CandidateSet.negatives:
+            yield "objective.candidates=negatives: objective.setting=self leaves out positives. Set it to all or list"
+        if self.candidates is CandidateSet.list and self.directions is not Directions.x:
+            yield f"objective.candidates=list: columns have no lists. Set objective.directions={self.directions} to x"
+
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
+        if self.candidates is CandidateSet.list and not batch.has_lists:
+            yield batch.no_lists
         no_negatives = batch.without_negatives if self.directions is Directions.x else batch.pairs < 2
         if self.setting is not Setting.semi and no_negatives:
             yield f"objective.setting={self.setting}: {batch.none_in_one}"

@@ -262,7 +262,7 @@ def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] |
 
     exclusion = tiles.exclusion or Exclusion()
     listed = [pairs for pairs in (exclusion.kept, exclusion.dropped) if pairs]
-    one_by_one = exclusion.known or len(listed) > 1 or any(pairs.own is None for pairs in listed)
+    one_by_one = exclusion.known or exclusion.owners or len(listed) > 1 or any(pairs.own is None for pairs in listed)
     if one_by_one or len(exclusion.keys) > kernels.KEYS or not kernels.available(tiles.x_bD, tiles.y_MD):
         return None
     first_own = listed[0].own if listed else len(tiles.y_MD)  # beyond all columns: no row has an own column

@@ -137,13 +137,15 @@ class Exclusion:
     keys: for each kind of key (content keys of x, of y), the keys of the b rows and of the first columns, at most M,
     int64. A pair is left out when its row and column have an equal key of any kind; later columns have no key and
     equal none. known: further pairs that are left out. kept: pairs that stay, even with equal keys or if known.
-    dropped: pairs that are left out always, even if in kept.
+    dropped: pairs that are left out always, even if in kept. owners: numbers of the b rows and of all M columns, int64;
+    a pair of different numbers is left out always, as the column is of another row's list; None: there are no lists.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
     kept: Pairs | None = None
     dropped: Pairs | None = None
     known: KnownPairs | None = None
+    owners: tuple[Tensor, Tensor] | None = None
 
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
         """Return an index into the scores of a tile that selects the pairs which the sums leave out.
@@ -152,30 +154,34 @@ class Exclusion:
         because they are known or their keys are equal, it is (row indices, column indices) in the tile. None if no pair
         of the tile is left out. rows, columns: the slices of the score matrix that the tile covers.
         """
-        by_list = None if self.keys or self.known else self.dropped
+        by_list = None if self.keys or self.known or self.owners else self.dropped
         return by_list.within(rows, columns) if by_list else self.mask(rows, columns)
 
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
-        These are the pairs listed in `dropped`, and pairs that are known or of equal keys and are not listed in `kept`.
+        These are the pairs listed in `dropped` or of different owners, and pairs that are known or of equal keys and
+        are not listed in `kept`.
         Returns None if the tile has no such pair, apart from those in `kept`. rows, columns: the slices of the score
         matrix that the tile covers.
         """
         by_rule = [*(_equal(keys, rows, columns) for keys in self.keys), self.known and self.known.mask(rows, columns)]
         found = [mask for mask in by_rule if mask is not None]
         dropped = self.dropped and self.dropped.within(rows, columns)
-        if not found and dropped is None:
+        others = None if self.owners is None else self.owners[0][rows, None] != self.owners[1][columns]
+        given = [*found, *(dropped or ()), *(() if others is None else (others,))]
+        if not given:
             return None
         shape = (rows.stop - rows.start, columns.stop - columns.start)
-        device = found[0].device if found else dropped[0].device  # pyright: ignore[reportOptionalSubscript]
         # a comparison of the whole tile serves as the mask; the others cover the first columns of the tile only
         whole = found.pop() if found and found[-1].shape == shape else None
-        mask = torch.zeros(shape, dtype=torch.bool, device=device) if whole is None else whole
+        mask = torch.zeros(shape, dtype=torch.bool, device=given[0].device) if whole is None else whole
         for equal in found:
             mask[:, : equal.shape[1]] |= equal
         if self.kept and (kept := self.kept.within(rows, columns)):
             mask[kept] = False
+        if others is not None:
+            mask |= others
         if dropped:
             mask[dropped] = True
         return mask

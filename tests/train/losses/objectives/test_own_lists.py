@@ -1,0 +1,80 @@
+"""COCE over a row's own labelled negatives, candidates=list, against plain loops (tests/helpers/robust.py)."""
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.messages import raises
+from helpers.reference import LargestTensor
+from helpers.robust import reference_coce
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.sums import tiles
+
+B, D, TEMPERATURE = 6, 5, 0.25  # a power of two: its logarithm is kept in float32
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 400)
+
+
+def numbers(count: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, D, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+def build(**options: Any) -> Any:
+    return build_objective("coce", **{"temperature": TEMPERATURE, "margin": 0.4, "alpha": 0.3, **options}).double()
+
+
+@pytest.mark.parametrize("setting", ["supervised", "semi"])
+@pytest.mark.parametrize("pair_loss", ["identity", "hinge", "squared_hinge", "logistic"])
+@pytest.mark.parametrize("divergence", ["kl", "chi2", "cvar"])
+def test_the_sum_runs_over_the_rows_own_labelled_negatives(divergence: str, pair_loss: str, setting: str) -> None:
+    """Row 1 has no negatives, row 4 two positives."""
+    x, y, further = numbers(B, 0), numbers(B, 1), numbers(7, 2)
+    row, relevant = torch.tensor([0, 0, 2, 3, 4, 4, 5]), torch.tensor([False, False, False, False, True, False, False])
+    lists = [[i, *(B + j for j in range(7) if row[j] == i)] for i in range(B)]
+    own = [[i, *(B + j for j in range(7) if row[j] == i and relevant[j])] for i in range(B)]
+    chosen = [[j for j in lists[i] if setting == "semi" or j not in own[i]] for i in range(B)]
+    kind: dict[str, Any] = dict(divergence=divergence, pair_loss=pair_loss)
+    objective = build(setting=setting, candidates="list", **kind)
+    tau = torch.exp(-objective.logit_scale.detach())
+    want = reference_coce(x, torch.cat([y, further]), tau, chosen, own, **kind)
+    columns = Columns(further, row, positive_k=relevant)
+    loss = objective(x, y, negatives=columns).loss
+    torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
+    gradients = (torch.autograd.grad(each, (x, y, further)) for each in (loss, want))
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    assert abs(loss - build(setting="self", **kind)(x, y, negatives=columns).loss) > 1e-3
+
+
+def test_finite_differences() -> None:
+    objective, further = build(setting="supervised", candidates="list", divergence="chi2"), numbers(B, 2)
+
+    def loss(x: Tensor, y: Tensor, further: Tensor) -> Tensor:
+        return objective(x, y, negatives=further[:, None]).loss
+
+    assert torch.autograd.gradcheck(loss, (numbers(B, 0), numbers(B, 1), further), atol=1e-6)
+
+
+def test_lists_take_memory_linear_in_the_batch() -> None:
+    """No list of pairs of a row and the columns of others is made: it would have b · M pairs."""
+    x, y, further = numbers(64, 0), numbers(64, 1), numbers(64, 2)
+    with LargestTensor() as largest:
+        objective = build(setting="supervised", candidates="list", pair_loss="logistic")
+        objective(x, y, negatives=further[:, None]).loss.backward()
+    assert largest.elements < 64 * 64
+
+
+@pytest.mark.parametrize("options", [{"directions": "sum"}, {"candidates": "negatives"}], ids=str)
+def test_what_has_no_lists_is_refused(options: dict[str, Any]) -> None:
+    (key, value) = next(iter(options.items()))
+    with raises(ConfigError, f"objective.{key}={value}"):
+        build(**{"setting": "supervised", "candidates": "list", **options})
