@@ -72,6 +72,8 @@ the target network that a side learns against | train/step/target.py | Target
 augmentation of pictures | data/image_text/noise.py | add_noise
 the features of a frozen tower are cached | train/towers/frozen_cache.py | FrozenCache
 a run is new, resumed, or begins with other weights | train/run/resume.py | lock_and_find
+the best checkpoint by a metric | train/run/best.py | BestCheckpoint
+which checkpoint RUN@best is | train/run_folder/locate.py | locate
 what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
 the rules of mining | eval/mine/mining.py | mine
