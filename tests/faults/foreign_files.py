@@ -35,8 +35,8 @@ from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import check_values
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.folder import recorded_state, shorter_run
+from dyad.train.run_folder.locate import locate
 
 
 @dataclass(frozen=True)

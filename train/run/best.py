@@ -59,11 +59,8 @@ class BestCheckpoint:
             raise ConfigError(f"checkpoint.best={metric}: not in this evaluation. Choices: {', '.join(results)}")
         self.wait()
         value, best = float(results[metric]), self.known(step)
-        if best is not None and best["metric"] == metric:
-            is_better = value > best["value"] if self.higher else value < best["value"]
-        else:
-            is_better = True
-        if not is_better or not isfinite(value):
+        before = best["value"] if best and best["metric"] == metric else None  # none of another metric
+        if not isfinite(value) or (before is not None and not (value > before if self.higher else value < before)):
             return False
         self.found = [Best(metric=metric, value=value, step=step), *([best] if best else [])]
         self.log(f"the best so far: step {step}, {metric} {value:.4f}")
