@@ -87,8 +87,8 @@ def test_a_resumed_run_keeps_the_best_of_its_checkpoint(tmp_path: Path) -> None:
     write(run, 6)
     found = Best(metric=RANK, value=3.0, step=4)
 
-    def begins(folder: Path = run, step: int = 6, **changed: bool) -> list[Best]:
-        state = RestoredState(step, {"best": found}, **changed)
+    def begins(folder: Path = run, batch_changed: bool = False) -> list[Best]:
+        state = RestoredState(6, {"best": found}, batch_changed)
         return best_of_resumed(ResumeSource(folder_of(folder, 6)), state, run, said.append)
 
     assert begins() == [found] and not said
