@@ -9,7 +9,7 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
-from harness import Jobs, checkpoints, digest, flip, is_saving, newest_whole
+from harness import Jobs, checkpoints, digest, flip, is_saving, newest_whole, small_disk
 from helpers.cli import Commands
 from helpers.messages import check
 from helpers.tiny_runs import QUIET, SHARD, VAL, logged, records, refused, state, wait_for, without_timings
@@ -87,6 +87,24 @@ def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs) -> N
     assert named == folder_of(job.run, max(known)) and best_of(job.run, max(known))["step"] == max(known)
     run = jobs.run(1, keys)
     assert best_of(run) == best_of(quiet) and digest(run, best_of(run)["step"]) == digest(quiet, best_of(run)["step"])
+
+
+@pytest.mark.mounts
+def test_the_disk_is_full_when_a_new_best_is_written(jobs: Jobs, tmp_path: Path) -> None:
+    """There is room for the best and the newest, not for a third one: the best before stays, and is what it says."""
+    with small_disk(tmp_path / "disk", 120 << 20) as disk:
+        keys = {**KEYS, "checkpoint.every": 2, "run.dir": disk}
+        filler = disk / "filler"
+        filler.write_bytes(bytes(70 << 20))
+        ended = jobs.start(1, keys).ends()
+        run = disk / "a"
+        assert ended.codes == [4] and "The run goes on" in ended.out, ended.out
+        named = locate(Path(f"{run}@best"), print)
+        verify(named)
+        assert named == folder_of(run, best_of(run, newest_whole(run))["step"])
+        filler.unlink()
+        run = jobs.run(1, keys)
+        assert (best_of(run)["value"], best_of(run)["step"]) == lowest(run)
 
 
 def test_every_command_takes_the_best_by_its_name(jobs: Jobs, commands: Commands, tmp_path: Path) -> None:
