@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source launch/setup.sh demo dev bench build onnx
-export HF_HUB_OFFLINE=1 WANDB_MODE=offline COVERAGE_FILE="$PWD/.coverage"
+export HF_HUB_OFFLINE=1 WANDB_MODE=disabled COVERAGE_FILE="$PWD/.coverage"
 processes=${TEST_PROCESSES:-$(($(nproc) + 1))} # one more than cores: many tests wait for timeouts and other processes
 unset PYTHONDONTWRITEBYTECODE # hundreds of processes would compile our modules, each for itself
 export OMP_NUM_THREADS=1 # threads of several processes would wait for each other; nproc would believe it

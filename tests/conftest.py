@@ -25,7 +25,7 @@ from helpers.tiny_runs import make_models, tiny_arguments
 gc.set_threshold(100_000, 20, 10)  # as commands have it, for the same reason: the many objects of imports
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
-os.environ.setdefault("WANDB_MODE", "offline")
+os.environ.setdefault("WANDB_MODE", "disabled")
 # nohup and a background job of a script have these ignored by all that is started here
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -46,7 +46,7 @@ def checkout(tmp_path: Path) -> Path:
 def test_an_example_works(section: str, checkout: Path, commands: Commands) -> None:
     """A command of ours runs in a process that has the imports where the example leaves our code as it is."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout), "WANDB_MODE": "offline"}
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout), "WANDB_MODE": "disabled"}
     own_code = all(kind != "diff" for kind, _ in SECTIONS[section])
     for kind, text in SECTIONS[section]:
         if kind == "python":
@@ -56,7 +56,7 @@ def test_an_example_works(section: str, checkout: Path, commands: Commands) -> N
         else:
             for line in text.splitlines():
                 if own_code and re.fullmatch("python -m [^|&;$]+", line):
-                    ended = commands.run(*shlex.split(line)[2:], cwd=str(checkout), WANDB_MODE="offline")
+                    ended = commands.run(*shlex.split(line)[2:], cwd=str(checkout), WANDB_MODE="disabled")
                 else:
                     command = ["bash", "-euo", "pipefail", "-c", line]
                     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
