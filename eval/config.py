@@ -63,7 +63,7 @@ class EvalConfig:
 class EvalCommand:
     """Options of the command `python -m eval`: which model to evaluate, on which data, and how."""
 
-    run: str | None = described(None, "a run folder (its newest checkpoint) or one checkpoint folder; or:")
+    run: str | None = described(None, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder; or:")
     checkpoint: str | None = described(None, "the same by another name; or:")
     model: str | None = described(None, "a model as it is, of another library or an export, e.g. st:FOLDER; see below")
     suite: list[str] | None = described(None, "what to evaluate; without suite and val: the run's own")
@@ -103,7 +103,7 @@ class EvalCommand:
 class MineCommand:
     """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
 
-    run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
     corpus: str | None = described(
         None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's, or those in the rows of queries"
     )

@@ -15,6 +15,7 @@ from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
 from dyad.eval.config import EvalConfig
+from dyad.train.checkpoint_config import CheckpointConfig, best_rules
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
@@ -210,14 +211,10 @@ class TrackingConfig:
 
 
 @dataclass
-class CheckpointConfig:
-    every: int = described(500, "steps between checkpoints; one is always written at the end", least=1)
-    keep: int = described(3, "how many of the newest checkpoints stay", least=1)
-
-
-@dataclass
 class ResumeConfig:
-    mode: str = described("auto", "auto (the run's newest checkpoint), never, or a checkpoint folder. Short: resume=…")
+    mode: str = described(
+        "auto", "auto (the run's newest checkpoint), never, a checkpoint folder or RUN@best. Short: resume=…"
+    )
     allow_batch_change: bool = described(False, "resume with another global_batch_size at the same number of samples")
     allow_more_data: bool = described(False, "resume with files added after the old ones; samples keep ids and state")
 
@@ -242,7 +239,9 @@ class TrainConfig:
     compile: bool = described(False, "torch.compile the towers")
     deterministic: bool = described(False, "equal runs on equal GPUs give equal bits; slower, fails for some towers")
     profile: int = described(0, f"steps to trace after the first {UNTRACED}, into profile/ of the run folder", least=0)
-    init_from: str | None = described(None, "checkpoint or run folder to start from: its weights, its kind of model")
+    init_from: str | None = described(
+        None, "run folder, RUN@best or checkpoint to start from: its weights, its kind of model"
+    )
     from_weights: list[str] = described([*KNOWN_BY_WEIGHTS], "objective options that the weights set unless typed")
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
     also: dict[str, Any] = described(
@@ -326,6 +325,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         and optim.cooldown > steps >= 1,
         f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}": not {*config.from_weights}
         <= {*KNOWN_BY_WEIGHTS},
+        **best_rules(config.checkpoint, config.eval.every, bool(config.data.val or config.eval.suite or config.also)),
         **_stream_rules(config),
         **_sharding_rules(config),
         **_objective_rules(config),

@@ -191,6 +191,12 @@ class Evaluator(ABC):
         often classes were confused. None: it has only the metrics.
         """
 
+    def higher_is_better(self) -> dict[str, bool]:
+        """Return which metrics of the report can choose a best checkpoint (checkpoint.best), each with whether a higher
+        value is better. They are known before anything is evaluated.
+        """
+        return {}
+
 
 def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
     """Load the items start … start + size − 1, as far as there are so many: b of them. Return their tower inputs,

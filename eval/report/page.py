@@ -193,7 +193,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     timed_steps = max(history.get("train/batch_time", {}), default=0)
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
     rate, rate_of_each = (last_value(history, f"train/samples_per_second{of}") for of in ("", "_per_device"))
-    steps, total = f"{run.step:,}", run.state.get("total_steps")
+    steps, total, best = f"{run.step:,}", run.state.get("total_steps"), run.state.get("best")
     epochs = last_value(history, "epoch") or 0
     samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {
@@ -206,6 +206,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
         "began with": public_path(joined(options.get("init_from"))),
         "steps": steps if total is None else f"{steps} of {total:,}",
+        "best": f"step {best['step']:,}, {best['metric']} {best['value']:.4f}" if best else "",
         "batch": f"{size:,.0f} pairs over all processes",
         "training": changed.get("training", ""),
         "optimiser": ": ".join(filter(None, (joined(options.get("optim.name") or "adamw"), changed.get("optim")))),

@@ -38,6 +38,7 @@ model= is one of, each with the weights, prompts and lengths that it brings:
                                 tokens, cosine
   dpr:FOLDER                    two encoders, question_encoder/ and ctx_encoder/, such as an export of format=dpr
   FOLDER                        a run, a checkpoint, or a folder of one of these kinds, such as an export
+  RUN@best                      the best checkpoint of a run, by its checkpoint.best; run= and checkpoint= take it, too
 """
 
 

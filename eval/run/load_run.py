@@ -14,6 +14,7 @@ from dyad.data.base.progress import print_once
 from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.best import without_best
 from dyad.train.run_folder.folder import saved_config
 from dyad.train.towers.calibration import Calibration
 
@@ -49,20 +50,20 @@ class LoadedRun(LoadedModel):
 
 
 def find_run(path: str) -> tuple[Path, Path]:
-    """Return (run folder, checkpoint folder) for `path`, which is one of the two.
+    """Return (run folder, checkpoint folder) for `path`, which is one of the two, or RUN@best.
 
     For a run folder, the checkpoint is the newest whole one; damaged ones are skipped with a line on stderr. Raises
     ConfigError if there is no checkpoint, DataError if all are damaged.
     """
-    from dyad.train.run_folder.checkpoint import locate
+    from dyad.train.run_folder.locate import locate
 
     return run_folder_of(path), locate(Path(path).expanduser(), print_once)
 
 
 def run_folder_of(path: str) -> Path:
-    """Return the run folder for `path`, which is one, or a checkpoint of one. Reads no checkpoint. Raises ConfigError
-    if there is none."""
-    folder = Path(path).expanduser()
+    """Return the run folder for `path`, which is one, a checkpoint of one, or RUN@best. Reads no checkpoint. Raises
+    ConfigError if there is none."""
+    folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
         hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
         raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
@@ -70,7 +71,8 @@ def run_folder_of(path: str) -> Path:
     if runs and not (folder / "config.yaml").exists():
         raise ConfigError(f"'{path}' is a folder of runs: give one of {', '.join(runs[:5])}")
 
-    from dyad.train.run_folder.checkpoint import is_checkpoint, refuse_without_checkpoint
+    from dyad.train.run_folder.checkpoint import is_checkpoint
+    from dyad.train.run_folder.locate import refuse_without_checkpoint
 
     refuse_without_checkpoint(folder)
     return folder.resolve().parent.parent if is_checkpoint(folder) else folder

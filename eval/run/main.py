@@ -34,6 +34,7 @@ EXAMPLES = {
     "a SentenceTransformer": "python -m eval model=st:FOLDER suite=[beir:data/samples/topics]",
     "beside the same model before training": "python -m eval checkpoint=runs/x baselines=[untrained]",
     "a table with columns of other names": "python -m eval run=runs/x val=table.csv columns=[file,description]",
+    "the best checkpoint, by checkpoint.best": "python -m eval checkpoint=runs/x@best",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 OF_TASK = {

@@ -88,6 +88,10 @@ class Classification(Evaluator):
         files = {".pictures": small.write} if small and examples is not None else {}
         return Report(self.task if small else f"text_{self.task}", metrics, chance, details, files)
 
+    def higher_is_better(self) -> dict[str, bool]:
+        one = np.zeros(1, np.int64)
+        return {f"{self.start}{name}": True for name in accuracies(one, one, len(self.classes))}
+
     def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
         """Score the samples and rank the classes for each; return the search, and the values of all metrics.
 

@@ -166,6 +166,7 @@ class Retrieval(Evaluator):
 
     task: ClassVar[str] = "zeroshot_retrieval"
     sizes: ClassVar[tuple[str, ...]] = ("images", "texts")
+    ways: ClassVar[tuple[str, ...]] = ("image_to_text", "text_to_image")
     data: RetrievalSet
     truth: Truth = Truth.keys
     recall_k: Sequence[int] = (1, 5, 10)
@@ -193,6 +194,11 @@ class Retrieval(Evaluator):
             details["gallery"] = gallery
         files = {".pictures": thumbnails.write} if examples is not None else {}
         return Report(self.task, self._metrics(searched) | sizes, chance, details, files)
+
+    def higher_is_better(self) -> dict[str, bool]:
+        ranks = ("mean_rank", "median_rank") if self.index == EXACT else ()  # an index finds the first ranks only
+        metrics = {**{f"R@{k}": True for k in self.recall_k}, **dict.fromkeys(ranks, False)}
+        return {f"{way}_{metric}": higher for way in self.ways for metric, higher in metrics.items()}
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
         """Encode and search in both directions."""
@@ -247,6 +253,7 @@ class ViewRetrieval(Retrieval):
 
     task: ClassVar[str] = "view_retrieval"
     sizes: ClassVar[tuple[str, ...]] = ("images",)
+    ways: ClassVar[tuple[str, ...]] = ("view",)
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
         data, size = self.data, len(self.data.images)

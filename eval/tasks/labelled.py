@@ -59,6 +59,14 @@ class RareClass(Evaluator):
         metrics = {**found["metrics"], "num_samples": float(len(self.positive)), "num_rare": float(self.positive.sum())}
         return Report("rare_class", metrics, dict.fromkeys(values, 0.5), details)
 
+    def higher_is_better(self) -> dict[str, bool]:
+        return dict.fromkeys(self._limits, True)
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        """Metric → the largest false-positive rate that counts."""
+        return {"auc": 1.0, **{f"partial_auc@{limit:g}": limit for limit in (MAX_FPR, self.max_fpr)}}
+
     @cached_property
     def positive(self) -> np.ndarray:
         """(n,) bool: which samples are of the rare class."""
@@ -66,5 +74,4 @@ class RareClass(Evaluator):
 
     def _values(self, encode: Encoder) -> Values:
         score = encode("x", self.data.items)[:, 0]
-        limits = {"auc": 1.0, **{f"partial_auc@{limit:g}": limit for limit in (MAX_FPR, self.max_fpr)}}
-        return {name: auc_values(score, self.positive, limit) for name, limit in limits.items()}
+        return {name: auc_values(score, self.positive, limit) for name, limit in self._limits.items()}

@@ -53,6 +53,12 @@ class Judge:
             values |= top_k_accuracy([self.hits(question.id, run) for question in self._answered])
         return values
 
+    @property
+    def metrics(self) -> list[str]:
+        """The names of the metrics that `values` computes."""
+        of_answers = [f"accuracy@{k}" for k in TOP_K] if self._answered else []
+        return [*(self._names if self._data.qrels else ()), *of_answers]
+
     def groups(self, metric: str) -> Sequence[Hashable]:
         """Return the group (for example the topic) of each question that has a value of this metric, in the order in
         which the method `values` returns the questions; None for a question without a group.

@@ -121,6 +121,9 @@ class PassageRetrieval(Evaluator):
         report = from_rank_0(world, lambda: self._scored(runs, model, examples))
         return replace(report, files=self._files(runs["model"])) if runs else report
 
+    def higher_is_better(self) -> dict[str, bool]:
+        return dict.fromkeys(self._judge.metrics, True)
+
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:

@@ -47,6 +47,10 @@ class Probe(Classification):
     features: ProbeFeatures = ProbeFeatures.features
     k: int = 20
 
+    def higher_is_better(self) -> dict[str, bool]:
+        others = ("auc", f"partial_auc@{MAX_FPR}", "knn_acc1", "knn_weighted_acc1")
+        return {**super().higher_is_better(), **dict.fromkeys(others, True)}
+
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
         if self.features is ProbeFeatures.features:
             encode = replace(encode, features=True, cosine=False)

@@ -36,6 +36,7 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.config import check_values
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import recorded_state, shorter_run
+from dyad.train.run_folder.locate import locate
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _read_run(folder: Path) -> None:
 
 def in_parts(run: Path) -> None:
     """Write the last checkpoint of a run again, as two ranks with sharded towers do."""
-    state = checkpoint.load(checkpoint.locate(run, print))
+    state = checkpoint.load(locate(run, print))
     for rank in (1, 0):
         rows = {}
         halves: dict[str, dict[str, Any]] = {}

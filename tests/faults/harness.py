@@ -301,6 +301,10 @@ def newest_whole(run: Path) -> int:
     return max(checkpoints(run), default=0)
 
 
+def is_saving(run: Path) -> bool:
+    return any((run / "checkpoints").glob(".step_*.partial"))
+
+
 def digest(run: Path, step: int | None = None) -> str:
     """Of the weights, the optimiser and the state of samples in a checkpoint, the newest by default."""
     folder = run / "checkpoints" / f"step_{newest_whole(run) if step is None else step:08d}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, newest_whole, open_files
+from harness import Forks, Job, Jobs, digest, every_sample_once_an_epoch, is_saving, newest_whole, open_files
 from helpers.cli import ROOT, Commands
 from helpers.tiny_runs import QUIET, VAL, logged, losses, state, without_timings
 from safetensors.torch import load_file
@@ -98,10 +98,6 @@ def kill_again_and_again(jobs: Jobs, worlds: Sequence[int], keys: Mapping[str, A
 def has_begun(job: Job) -> bool:
     """Whether run_state.json is of this start: what was logged past its checkpoint is taken back by then."""
     return (job.run / "run_state.json").exists() and state(job.run).get("pid") == job.ranks()[0]
-
-
-def is_saving(run: Path) -> bool:
-    return any((run / "checkpoints").glob(".step_*.partial"))
 
 
 @pytest.mark.parametrize(

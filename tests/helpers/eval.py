@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.eval.config import Truth
-from dyad.eval.encode.encoder import Encoder
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
 
@@ -107,6 +107,12 @@ def search(queries: np.ndarray, corpus: np.ndarray, k: int, spec: str = "Flat", 
 def recall_against_exact(hits: Hits, queries: np.ndarray, corpus: np.ndarray, **options: Any) -> float:
     world = options.pop("world", LOCAL)
     return Index(corpus, world=world).recall_against_exact(hits, queries, **options)
+
+
+def check_ranking(evaluator: Evaluator, report: Report) -> None:
+    """What checkpoint.best may name is what the report has, but for counts and what an index finds."""
+    found = {m for m in report.metrics if not m.startswith("num_") and "recall_against_exact" not in m}
+    assert evaluator.higher_is_better() == {metric: not metric.endswith("_rank") for metric in found}
 
 
 def some_captions() -> Keys:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import Mode
+from dyad.train.checkpoint_config import CheckpointConfig
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import TargetConfig, TrainConfig
@@ -29,7 +30,8 @@ def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     if not config.also:
         return found
     run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
-    of_run = words_for(replace(config, also={}, weight=1.0, target=TargetConfig(), run=run, eval=evaluation))
+    own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig()}
+    of_run = words_for(replace(config, run=run, eval=evaluation, **own))
     for name, text in config.also.items():
         try:
             found[name] = _further(config, of_run, name, shlex.split(str(text)))

@@ -8,6 +8,7 @@ from dyad.train.cli.open_clip_flags import KEYS as OPEN_CLIP, by_name
 
 # Key, or key=value → its names elsewhere and earlier: the last part of a dotted name, lower case, with underscores
 OTHER_NAMES = {
+    "checkpoint.best": "load_best_model_at_end metric_for_best_model",
     "checkpoint.every": "save_every save_steps",
     "checkpoint.keep": "save_total_limit",
     "chunk_size": "accum_freq gc_p_chunk_size gc_q_chunk_size grad_cache gradient_accumulation_steps "

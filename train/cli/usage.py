@@ -29,7 +29,7 @@ data.question.length data.passage.length data.passage.corpus data.negatives.per_
 data.negatives.refresh_every model.shared model.name model.pretrained model.head model.classes model.image.kind
 model.text.kind model.text.frozen model.batch_norm optim.name optim.lr optim.layer_decay optim.weight_decay optim.ema
 optim.warmup optim.schedule optim.clip_norm target.kind target.momentum target.momentum_end target.every
-eval.every eval.suite checkpoint.every checkpoint.keep tracking.wandb
+eval.every eval.suite checkpoint.every checkpoint.keep checkpoint.best tracking.wandb
 resume.mode resume.allow_batch_change resume.allow_more_data init_from plugins
 plan.on plan.gpus plan.gpu plan.mfu plan.network plan.dry_run""".split()
 

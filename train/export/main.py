@@ -34,7 +34,7 @@ ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_t
 class ExportCommand:
     """The options of `python -m train.export`: which run is exported, in which format, and where to."""
 
-    run: str = described(MISSING, "a run folder (its newest checkpoint) or one checkpoint folder")
+    run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
     format: ExportFormat | None = described(None, "what loads it; null: the library that the model is of, or else onnx")
     out: str | None = described(None, "folder to write; null: export/<format> in the run")
     push: str | None = described(None, "ORG/NAME: then upload the folder to this repository of the Hugging Face Hub")
@@ -46,6 +46,7 @@ Write a trained model as a folder that open_clip, sentence-transformers, transfo
 onnxruntime loads, with a model card, checked by loading it there and comparing embeddings. Everything is key=value."""
 EXAMPLES = {
     "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
+    "the best by checkpoint.best": "python -m train.export run=runs/x@best",
     "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
     "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
     "to the Hub, with the token of HF_TOKEN or hf auth login": "python -m train.export run=runs/topics push=ORG/NAME",

@@ -40,6 +40,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.run.best import refuse_unknown_metric
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
 from dyad.train.run.objective_trial import try_on_one_rank
@@ -128,6 +129,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     step = raise_on_all(world, lambda: TrainStep([loss_term(name, loss) for name, loss in losses.items()]))
     modules = {name: module for term in step.terms for name, module in term.modules.items()}
     evaluators = [evaluator for loss in losses.values() for evaluator in loss.evaluators]
+    refuse_unknown_metric(config.checkpoint.best, evaluators)
     data = _with_further(own.data, {name: loss.data for name, loss in further.items()})
     notes = [f"also.{name}: {note}" if name else note for name, loss in losses.items() for note in loss.notes]
     return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole, notes)
@@ -179,6 +181,9 @@ class OfFurtherLoss(Evaluator):
 
     inner: Evaluator
     encoder: Encoder
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return self.inner.higher_is_better()
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         own = self.encoder

@@ -239,13 +239,17 @@ def _check_paths(config: TrainConfig) -> None:
 
     resume=auto and resume=never are no paths, and a URL as data.negatives.file is not checked.
     """
+    from dyad.train.run_folder.best import without_best
+
     mode = config.resume.mode
-    if mode not in ("auto", "never") and not Path(mode).is_dir():
+    if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():
         hint = errors.nearest(mode, ("auto", "never"))
-        choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder"
+        choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder, RUN@best"
         raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
-    if config.init_from is not None and not Path(config.init_from).is_dir():
-        raise ConfigError(f"init_from={config.init_from}: no such folder. Give a run folder or a checkpoint of one")
+    if config.init_from is not None and not without_best(Path(config.init_from)).is_dir():
+        raise ConfigError(
+            f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
+        )
     mined = config.data.negatives.file
     if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
         raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")

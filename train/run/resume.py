@@ -8,7 +8,7 @@ ones (resume.allow_more_data), an epoch is a pass over all of them. In both case
 anew, since the order of an epoch depends on its number of whole batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,9 +28,11 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.components import Parts
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.checkpoint import CheckpointState
 from dyad.train.run_folder.digests import once_a_machine
-from dyad.train.run_folder.folder import check_run, run_of
+from dyad.train.run_folder.folder import check_run, folder_of, run_of
+from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
 from dyad.train.towers.calibration import Calibration
@@ -78,6 +80,7 @@ class ResumeFacts(TypedDict):
     step_state: StepFacts
     substituted: Substituted
     stream: NotRequired[StreamFacts | None]
+    best: NotRequired[Best | None]
 
 
 OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
@@ -124,10 +127,10 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
         checkpoint.tidy(folder)
     mode, resume = config.resume.mode, None
     if mode != "never":
-        resume = checkpoint.find(folder, print) if mode == "auto" else checkpoint.locate(Path(mode), print)
+        resume = checkpoint.find(folder, print) if mode == "auto" else locate(Path(mode), print)
     if resume or config.init_from is None:
         return ResumeSource(resume)
-    return ResumeSource(weights=checkpoint.locate(Path(config.init_from), print))
+    return ResumeSource(weights=locate(Path(config.init_from), print))
 
 
 def verify_source(source: ResumeSource, world: World) -> None:
@@ -204,6 +207,22 @@ def check_facts(folder: Path, state: CheckpointState) -> None:
         raise DataError(f"{folder} is no checkpoint of ours: {key:.80}: {first['msg']}") from error
     if (seen := facts["samples_seen"]) != state.step * facts["global_batch_size"]:
         raise DataError(f"{folder} is no checkpoint of ours: samples_seen is {seen:,} after {state.step:,} steps")
+
+
+def best_of_resumed(
+    source: ResumeSource, restored: RestoredState, folder: Path, log: Callable[[str], None]
+) -> list[Best]:
+    """Return the best that the checkpoint of a resumed run knows, in a list; [] if there is none, or if it is lost: not
+    in the run folder, or counted in steps of another batch size. log: called with a line if it is lost.
+    """
+    best: Best | None = restored.facts.get("best")
+    if best is None or source.resume is None:
+        return []
+    is_here = source.resume.resolve().parent.parent == folder.resolve() and not restored.batch_changed
+    if is_here and folder_of(folder, best["step"]).is_dir():
+        return [best]
+    log(f"the best so far, step {best['step']}, is no checkpoint of this run any more: the best from here on is kept")
+    return []
 
 
 def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:

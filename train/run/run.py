@@ -34,13 +34,13 @@ from dyad.train.distributed.world import World, any_rank, gather_objects, patien
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
-from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
 from dyad.train.monitor.telemetry import Telemetry
+from dyad.train.run.best import BestCheckpoint, choices
 from dyad.train.run.calibrate import describe_inputs
 from dyad.train.run.classes import with_classes
 from dyad.train.run.components import Parts, batch_norms, build_parts
@@ -48,7 +48,15 @@ from dyad.train.run.evaluation import Evaluation
 from dyad.train.run.hardware import describe_hardware, explained_device_errors, with_precision
 from dyad.train.run.indexing import index_shares
 from dyad.train.run.mining_refresh import NegativeRefresh
-from dyad.train.run.resume import RestoredState, ResumeSource, lock_and_find, restore_parts, verify_source
+from dyad.train.run.resume import (
+    RestoredState,
+    ResumeSource,
+    best_of_resumed,
+    lock_and_find,
+    restore_parts,
+    verify_source,
+)
+from dyad.train.run.schedule import describe_schedule
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.folder import (
     STEP_FILES,
@@ -66,8 +74,6 @@ from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
 from dyad.train.step.loop import fit
-from dyad.train.step.optim import learning_rate, warmup_steps
-from dyad.train.step.target import describe_target
 from dyad.train.step_plan import Plan
 from dyad.train.towers.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
@@ -130,7 +136,8 @@ def train_run(world: World, config: TrainConfig) -> None:
         ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, plan.first_step, log))
         monitor = run.build_monitor(ledger, log)
         writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan, log))
-        save = partial(run.save, writer, monitor, logger)
+        best = run.build_best(writer, log)
+        save = partial(run.save, writer, monitor, logger, best)
 
         # Train
         copies = LocalTimer(world.device)
@@ -158,13 +165,15 @@ def train_run(world: World, config: TrainConfig) -> None:
             should_stop=lambda: parts.step.stopping,
             logger=logger,
             telemetry=telemetry,
+            is_best=best,
         )
 
         # How it ended
-        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3))
+        run_state.write(status, step, checkpoint_seconds=round(writer.seconds, 3), best=best.known(step))
         if bad := monitor.bad_samples.total:
             log(f"{bad:,} samples could not be used, others took their place: {ledger.path}")
-        log(f"{status} at step {step}: {folder}")
+        for line in (f"{status} at step {step}: {folder}", *best.describe(step)):
+            log(line)
         if status == "finished":
             evaluation.conclude(logger, config.tracking.report)
     print_tables(evaluation.results)
@@ -232,7 +241,9 @@ class TrainingRun:
                 f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
                 "model=tiny_clip_gn, for texts model=minilm"
             )
-        yield from self.describe_schedule()
+        begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
+        total_before = None if restored.batch_changed else begun.get("total_steps")
+        yield from describe_schedule(config, self.plan, self.parts.step.terms[0].objective.options, total_before)
         yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size)])
         yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
@@ -258,31 +269,6 @@ class TrainingRun:
             workers = worker_count(config.data.workers, self.world.device)
             yield dataset.begin(self.world.rank, self.world.size, workers, restored.facts.get("stream"))
 
-    def describe_schedule(self) -> Iterator[str]:
-        """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights."""
-        optim, first, total = self.config.optim, self.plan.first_step, self.plan.total_steps
-        warmup = warmup_steps(total, optim)
-        if 2 * warmup > total:
-            peak = learning_rate(min(warmup, total) - 1, total, optim)
-            yield (
-                f"warning: optim.warmup={optim.warmup} is {warmup} of {total} steps: the learning rate comes to "
-                f"{peak:.2g}, optim.lr is {optim.lr:.2g}. Set optim.warmup=0.1, a tenth of the run, or train longer"
-            )
-        elif isinstance(optim.warmup, float):
-            yield f"optim.warmup={optim.warmup}: {warmup} of {total} steps"
-        if optim.ema is not None:
-            yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
-        if line := describe_target(self.config.target):
-            yield line
-        if isinstance(options := self.parts.step.terms[0].objective.options, EstimatorOptions):
-            yield options.describe_gamma()
-        begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
-        before = begun.get("total_steps")
-        if isinstance(before, int) and 0 < first < total != before >= first and not self.restored.batch_changed:
-            rates = [learning_rate(first - 1, before, optim), learning_rate(first, total, optim)]
-            shown = f"{rates[0]:.3g} at step {first}, is {rates[1]:.3g} from here"
-            yield f"{total} steps, not {before}: the learning rate, {shown} (optim.schedule={optim.schedule.name})"
-
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
 
@@ -305,6 +291,12 @@ class TrainingRun:
             bad_samples.load_state_dict(self.restored.facts["substituted"])
         step.on_skip = monitor.record_skipped
         return monitor
+
+    def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
+        """Build what knows the best checkpoint of the run; a resumed run begins with the best of its checkpoint."""
+        metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
+        higher = choices(self.parts.evaluators).get(metric or "", True)
+        return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
 
     def batches(self, encoder: Encoder, copies: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
         """Return an iterable of this rank's batches, one per step of the run.
@@ -349,13 +341,21 @@ class TrainingRun:
         return {**of_embeddings, **duplicates(*own.keys), **saturation(scalars)}
 
     def save(
-        self, writer: CheckpointWriter, monitor: Monitor, logger: Logger, step: int, evaluation_owed: bool, last: bool
+        self,
+        writer: CheckpointWriter,
+        monitor: Monitor,
+        logger: Logger,
+        best: BestCheckpoint,
+        step: int,
+        evaluation_owed: bool,
+        last: bool,
     ) -> None:
         """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes, by `writer`.
 
         First `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
-        gives the W&B run id to store. evaluation_owed: whether the evaluation of this step is still to be done. last:
-        whether to return only when the checkpoint is on the disk, instead of writing in the background.
+        gives the W&B run id to store. best: knows the best checkpoint so far. evaluation_owed: whether the evaluation
+        of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
+        writing in the background.
         """
         world, parts, stream = self.world, self.parts, self.parts.data.dataset
         monitor.verify(step)
@@ -374,6 +374,7 @@ class TrainingRun:
             "stream": stream.state(partial(gather_objects, world=world)) if isinstance(stream, Stream) else None,
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
+        facts["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
         memory = parts.memory.gathered(world.device) if parts.memory else None
 
         # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one

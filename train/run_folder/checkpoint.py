@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,6 +45,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.digests import digest_of
 from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.moments import refuse_moments
@@ -57,7 +59,7 @@ AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", 
 OPTIONAL = (MEMORY, AVERAGE, TARGET)
 FILES = (MODEL, OPTIMIZER, *OPTIONAL, STATE)
 OF_WEIGHTS = (MODEL, AVERAGE)
-SCALARS = "optimizer_scalars"  # key of state.json
+SCALARS, BEST = "optimizer_scalars", "best"  # keys of state.json
 # entries of an optimiser's groups that follow from the configuration
 OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
 # errors of reading JSON that has another structure than ours
@@ -177,7 +179,8 @@ def save(
     """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0,
     and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
 
-    Of this checkpoint and all older ones the newest `keep` stay, the others are deleted. before_save: called first; it
+    Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of `state.facts`
+    names; the others are deleted. before_save: called first; it
     flushes the logs, so that the logs on the disk never end before the step of a checkpoint. Raises HardwareError when
     logs or checkpoint cannot be written; older checkpoints then stay as they are.
     """
@@ -204,8 +207,9 @@ def save(
         needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
         reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
         raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
-    not_newer = [folder_of(run_dir, step) for step in steps(run_dir) if step <= state.step]
-    for folder in not_newer[keep:]:
+    best = state.facts.get(BEST) or {}
+    older = [step for step in steps(run_dir) if step <= state.step][keep:]
+    for folder in (folder_of(run_dir, step) for step in older if step != best.get("step")):
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
             partial = folder.with_name(f".{folder.name}.partial")
             os.rename(folder, partial)  # first: a half deleted one must not look whole
@@ -232,28 +236,9 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
     return None
 
 
-def locate(path: Path, log: Callable[[str], None]) -> Path:
-    """Return the checkpoint folder that a user means by `path`.
-
-    A checkpoint folder is returned unchecked; for a run folder it is the run's newest whole checkpoint. log: called
-    with one line for each damaged checkpoint that is passed over. Raises ConfigError when there is no checkpoint,
-    DataError when a run has checkpoints and all are damaged.
-    """
-    refuse_without_checkpoint(path)
-    folder = path if is_checkpoint(path) else find(path, log)
-    assert folder is not None
-    return folder
-
-
 def is_checkpoint(path: Path) -> bool:
     """Whether `path` is a checkpoint folder itself, judged by its name or its manifest."""
     return bool(re.fullmatch(r"step_\d{8,}", path.resolve().name)) or (path / MANIFEST).exists()
-
-
-def refuse_without_checkpoint(path: Path) -> None:
-    """Raise ConfigError if `path` is neither a checkpoint folder nor a run folder that has one, whole or damaged."""
-    if not is_checkpoint(path) and not steps(path):
-        raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
 
 
 def load(folder: Path) -> CheckpointState:
@@ -277,6 +262,15 @@ def step_of(folder: Path) -> int:
     """
     with _verified(folder, STATE):
         return whole_number("step", read_json(folder / STATE)["step"])
+
+
+def best_of(folder: Path) -> Best | None:
+    """Return which checkpoint was the best of its run when that in `folder` was written; None without checkpoint.best.
+
+    Raises DataError for a damaged checkpoint, ConfigError for another format version.
+    """
+    with _verified(folder, STATE):
+        return TypeAdapter(Best | None).validate_python(read_json(folder / STATE).get(BEST), strict=True)
 
 
 def load_weights(folder: Path) -> SavedTensors:

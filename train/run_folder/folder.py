@@ -24,6 +24,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
+from dyad.train.run_folder.best import without_best
 
 CONFIG, STATE = "config.yaml", "run_state.json"
 FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
@@ -235,8 +236,8 @@ def check_run(config: TrainConfig) -> None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run folder of `path`, which is one, or RUN/checkpoints/step_…; None for another path."""
-    path = path.expanduser()
+    """Return the run folder of `path`: a run, RUN@best or RUN/checkpoints/step_…; None for another path."""
+    path = without_best(path.expanduser())
     return next((folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()), None)
 
 

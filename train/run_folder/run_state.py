@@ -4,9 +4,9 @@
 "error": …, "hosts": […]}
 
 hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. At the end of a run also
-"checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background. A run that was
-killed still says "running". torchrun turns every exit code into 1, so decide by this file whether to requeue a job. The
-lock keeps a second run out of a folder that is in use.
+"checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
+best checkpoint (best.py), or null. A run that was killed still says "running". torchrun turns every exit code into 1,
+so decide by this file whether to requeue a job. The lock keeps a second run out of a folder that is in use.
 """
 
 import fcntl
@@ -20,6 +20,7 @@ from pathlib import Path
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.base.files import writable, write_json
 from dyad.data.base.secrets import without_secrets
+from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.folder import FORMAT, STATE
 
 LOCK = ".lock"
@@ -56,7 +57,7 @@ class RunState:
         with suppress(HardwareError):  # the first error is the one to report
             self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
 
-    def write(self, status: str, step: int | None = None, **facts: str | float | list[str]) -> None:
+    def write(self, status: str, step: int | None = None, **facts: str | float | list[str] | Best | None) -> None:
         """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
 
         step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if

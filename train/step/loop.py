@@ -23,6 +23,7 @@ def fit(
     should_stop: Callable[[], bool],
     logger: Logger,
     telemetry: Callable[[Batch, int, float], Mapping[str, float]] = lambda *_: {},
+    is_best: Callable[[int, Mapping[str, float]], bool] = lambda *_: False,
 ) -> tuple[str, int]:
     """Run the optimiser steps first_step … total_steps - 1 of the plan. Every rank must call it.
 
@@ -34,7 +35,8 @@ def fit(
     checkpoint; evaluation_owed says that the evaluation of this step is still to be done, and `last` that the
     checkpoint must be on the disk on return. should_stop(): whether to stop, the same on all ranks. logger: takes the
     scalars. telemetry(batch, steps, batch_time): returns metrics of the device when a step is logged; steps: the number
-    of steps since the last call, of batch_time seconds each.
+    of steps since the last call, of batch_time seconds each. is_best(step, results): whether the results of an
+    evaluation are the best so far; then a checkpoint is written, too.
 
     evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
     its checkpoint is written, so each step is logged once over restarts.
@@ -42,11 +44,12 @@ def fit(
     done, owed = plan.first_step, plan.evaluation_owed
     stopwatch = Stopwatch(plan)
 
-    def evaluate_now() -> None:
+    def evaluate_now() -> bool:
         nonlocal owed
         if results := evaluate(done):
             logger.log(done, results)
         owed = False  # not if evaluate raised Stopped: then the checkpoint says that the evaluation is still due
+        return is_best(done, results)
 
     def save_now(last: bool) -> None:
         start = perf_counter()
@@ -76,9 +79,8 @@ def fit(
             owed = plan.due(done, plan.evaluate_every)
             if should_stop():  # before the evaluation, which may take longer than a preempted job has
                 raise Stopped
-            if owed:
-                evaluate_now()
-            if plan.due(done, plan.save_every):
+            best_now = owed and evaluate_now()
+            if best_now or plan.due(done, plan.save_every):
                 save_now(last=done == plan.total_steps)
             asked = perf_counter()
     except Stopped:

@@ -6,7 +6,19 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Keys, Shown, encoder, pictures, right_matrix, some_captions, tokenize, towers, unit_rows
+from helpers.eval import (
+    LOCAL,
+    Keys,
+    Shown,
+    check_ranking,
+    encoder,
+    pictures,
+    right_matrix,
+    some_captions,
+    tokenize,
+    towers,
+    unit_rows,
+)
 
 from dyad.data.image_text.dataset import Captions, RetrievalSet
 from dyad.eval.config import Truth
@@ -80,6 +92,8 @@ def test_ranks_and_galleries_are_of_one_search(spec: str) -> None:
     evaluator = Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)  # type: ignore[arg-type]
     exact = replace(evaluator, index="Flat").report(encoder(), 40)
     found = evaluator.report(encoder(), 40)
+    check_ranking(replace(evaluator, index="Flat"), exact)
+    check_ranking(evaluator, found)
     for title, cases in found.details["gallery"].items():
         assert len(cases) == 60
         for case in cases:
@@ -109,5 +123,7 @@ def test_an_index_searches_views_too() -> None:
     data = RetrievalSet(shown, Shown(pictures(60, 1)), own, own, own)  # type: ignore[arg-type]
     encode = Encoder({side: towers()["x"] for side in "xy"}, LOCAL, block=16)
     found = ViewRetrieval("val", "", data, index="HNSW32").report(encode, 2)
+    exact = ViewRetrieval("val", "", data)
+    check_ranking(exact, exact.report(encode))
     assert found.details["search"] == {"view": {"index": "HNSW32"}}
     assert {"view_R@1", "view_recall_against_exact@10"} < found.metrics.keys()

@@ -5,7 +5,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Pixels, Shown, pictures
+from helpers.eval import LOCAL, Pixels, Shown, check_ranking, pictures
 from helpers.messages import raises
 from torch import Tensor, nn
 
@@ -37,6 +37,7 @@ def test_accuracies_of_inner_products_with_the_class_vectors(cosine: bool) -> No
     data, encode = labelled(), encoder(8, cosine=cosine)
     evaluator = TrainedClasses("val", "a.tar", data, {name: [name] for name in NAMES}, ClassNumbers(NAMES))
     report = evaluator.report(encode, examples=1)
+    check_ranking(evaluator, report)
     with torch.no_grad():
         x: Tensor = encode.towers["x"].eval()(data.items.rows)  # type: ignore[union-attr]
         y = encode.towers["y"](torch.arange(6))
@@ -58,6 +59,7 @@ def test_areas_of_a_rare_class(max_fpr: float) -> None:
     data, encode = labelled(), encoder(1)
     evaluator = RareClass("val", "a.tar", data, "bee", max_fpr)
     report = evaluator.report(encode)
+    check_ranking(evaluator, report)
     with torch.no_grad():
         score = encode.towers["x"].eval()(data.items.rows)[:, 0].numpy()  # type: ignore[union-attr]
     positive, area = np.array(data.labels) == "bee", import_module("sklearn.metrics").roc_auc_score

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cli import Commands
-from helpers.eval import LOCAL
+from helpers.eval import LOCAL, check_ranking
 from helpers.passages import make_run, read_qrels, read_run, write_beir
 
 from dyad.data.question_passage.corpus import open_corpus
@@ -193,6 +193,7 @@ def test_evaluations_in_between_show_no_cases(run: Path, beir: Path) -> None:
     config.eval.suite = [f"beir:{beir}@dev"]
     (evaluator,) = build_evaluators(config, trained.model)
     between = evaluator.report(Encoder.of(config, trained.model, LOCAL))
+    check_ranking(evaluator, between)
     assert {"intervals", "baselines"} <= between.details.keys() and not {"scores", "gallery"} & between.details.keys()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Pixels, Rows, Shown, Words, pictures, tokenize
+from helpers.eval import LOCAL, Pixels, Rows, Shown, Words, check_ranking, pictures, tokenize
 from helpers.messages import raises
 from torch import nn
 
@@ -62,6 +62,7 @@ def test_every_number_is_scikit_learns(classes: int) -> None:
     linear, near, of = (import_module(f"sklearn.{name}") for name in ("linear_model", "neighbors", "metrics"))
     evaluator, encode = probe(classes, k=7), encoder()
     report = evaluator.report(encode)
+    check_ranking(evaluator, report)
     train, test = features(evaluator, encode)
     c = report.details["probe"]["C"]
     model = linear.LogisticRegression(C=c, **EXACT).fit(train, evaluator.train.labels)

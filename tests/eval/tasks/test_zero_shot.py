@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from helpers.eval import LOCAL, Rows, check_ranking, encoder, pictures, tokenize, towers
 from helpers.messages import raises
 from helpers.shards import picture, write_tar
 from torch.utils.data import DataLoader, TensorDataset
@@ -75,6 +75,7 @@ def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
 
 def test_an_index_serves_the_accuracies_and_is_named() -> None:
     exact = evaluator().report(encoder(3), 0)
+    check_ranking(evaluator(), exact)
     whole, part = (replace(evaluator(), index=index).report(encoder(3), 0) for index in ("IVF1,Flat", "IVF3,Flat"))
     assert whole.metrics == {**exact.metrics, "recall_against_exact@5": 1.0} and "search" not in exact.details
     assert whole.details["confusion"] == exact.details["confusion"]
@@ -86,6 +87,7 @@ def test_an_index_serves_the_accuracies_and_is_named() -> None:
 def test_a_class_that_an_index_does_not_find_is_no_hit() -> None:
     five = {name: CLASSES[name] for name in list(CLASSES)[:5]}
     report = replace(evaluator(classes=five), index="IVF4,Flat").report(encoder(3))
+    check_ranking(replace(evaluator(classes=five), index="IVF4,Flat"), report)
     assert report.metrics["recall_against_exact@5"] < 1 and report.metrics["acc5"] < 1
 
 

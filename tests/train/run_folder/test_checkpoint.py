@@ -29,11 +29,11 @@ from dyad.train.run_folder.checkpoint import (
     find,
     load,
     load_weights,
-    locate,
     restore,
     save,
     tidy,
 )
+from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import named_tensors, restore_weights
 
 FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json", "manifest.json")

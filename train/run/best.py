@@ -1,0 +1,81 @@
+"""Decides which checkpoint of a run is the best so far, by a metric of its evaluations (checkpoint.best).
+
+Each evaluation is compared with the best so far; of equal ones the earlier stays. The checkpoint of a better one is
+written at once, says so itself (train/run_folder/best.py), and stays until another one is better. So a run that is
+killed goes on from its newest checkpoint with the best that was known there, and ends with the same.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.eval.encode.encoder import Evaluator
+from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.distributed.world import World
+from dyad.train.run_folder.best import SUFFIX, Best
+from dyad.train.run_folder.folder import folder_of
+
+
+@dataclass
+class BestCheckpoint:
+    """Knows the best checkpoint of a run; rank 0 alone does, and tells the others whether a new one is better.
+
+    metric: as in metrics.jsonl; None: nothing is compared, and the best of an earlier start stays. higher: whether a
+    higher value is better. wait: waits for a checkpoint that is being written. log: called with a line for each new
+    best. found: the best and the one before it, which counts again if the checkpoint of the best cannot be written.
+    """
+
+    metric: str | None
+    higher: bool
+    folder: Path
+    world: World
+    wait: Callable[[], None]
+    log: Callable[[str], None]
+    found: list[Best]
+
+    def __call__(self, step: int, results: Mapping[str, float]) -> bool:
+        """Return whether the weights after `step` steps are the best so far. results: metric → value.
+
+        Every rank must call it. Raises ConfigError if an evaluator did not give the metric that it promises.
+        """
+        metric = self.metric
+        return metric is not None and from_rank_0(self.world, lambda: self._is_better(metric, step, results))
+
+    def known(self, step: int) -> Best | None:
+        """Return the best to be named in the checkpoint of `step`: it is this one, or its checkpoint is on the disk."""
+        on_disk = (b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir())
+        return next(on_disk, None)
+
+    def describe(self, step: int) -> list[str]:
+        """Return a line that names the best after `step` steps; none if nothing is known."""
+        best = self.known(step)
+        named = f"{self.folder}{SUFFIX}"
+        return [f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {named}"] if best else []
+
+    def _is_better(self, metric: str, step: int, results: Mapping[str, float]) -> bool:
+        if metric not in results:
+            raise ConfigError(f"checkpoint.best={metric}: not in this evaluation. Choices: {', '.join(results)}")
+        self.wait()
+        value, best = float(results[metric]), self.known(step)
+        before = best["value"] if best and best["metric"] == metric else None  # none of another metric
+        if not isfinite(value) or (before is not None and not (value > before if self.higher else value < before)):
+            return False
+        self.found = [Best(metric=metric, value=value, step=step), *([best] if best else [])]
+        self.log(f"the best so far: step {step}, {metric} {value:.4f}")
+        return True
+
+
+def choices(evaluators: Iterable[Evaluator]) -> dict[str, bool]:
+    """Return the metrics that checkpoint.best can name → whether a higher value is better."""
+    return {f"{e.name}/{metric}": higher for e in evaluators for metric, higher in e.higher_is_better().items()}
+
+
+def refuse_unknown_metric(metric: str | None, evaluators: Iterable[Evaluator]) -> None:
+    """Raise ConfigError if no evaluation of a run gives this metric, or none knows whether a higher value is better."""
+    known = choices(evaluators)
+    if metric is not None and metric not in known:
+        listed = ", ".join(known) or "none, as no evaluator says by higher_is_better what is better"
+        hint = nearest(metric, known)
+        raise ConfigError(f"checkpoint.best={metric}: no evaluation of this run ranks by it.{hint} Choices: {listed}")

@@ -1,0 +1,36 @@
+"""What a run says of its schedule when it starts."""
+
+from collections.abc import Iterator
+
+from dyad.train.config import TrainConfig
+from dyad.train.losses.options.estimators import EstimatorOptions
+from dyad.train.step.optim import learning_rate, warmup_steps
+from dyad.train.step.target import describe_target
+from dyad.train.step_plan import Plan
+
+
+def describe_schedule(config: TrainConfig, plan: Plan, options: object, total_before: object) -> Iterator[str]:
+    """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights.
+
+    options: of the objective. total_before: the number of steps that the run had before it was resumed, if it is known.
+    """
+    optim, first, total = config.optim, plan.first_step, plan.total_steps
+    warmup = warmup_steps(total, optim)
+    if 2 * warmup > total:
+        peak = learning_rate(min(warmup, total) - 1, total, optim)
+        yield (
+            f"warning: optim.warmup={optim.warmup} is {warmup} of {total} steps: the learning rate comes to "
+            f"{peak:.2g}, optim.lr is {optim.lr:.2g}. Set optim.warmup=0.1, a tenth of the run, or train longer"
+        )
+    elif isinstance(optim.warmup, float):
+        yield f"optim.warmup={optim.warmup}: {warmup} of {total} steps"
+    if optim.ema is not None:
+        yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
+    if line := describe_target(config.target):
+        yield line
+    if isinstance(options, EstimatorOptions):
+        yield options.describe_gamma()
+    if isinstance(total_before, int) and 0 < first < total != total_before >= first:
+        rates = [learning_rate(first - 1, total_before, optim), learning_rate(first, total, optim)]
+        shown = f"{rates[0]:.3g} at step {first}, is {rates[1]:.3g} from here"
+        yield f"{total} steps, not {total_before}: the learning rate, {shown} (optim.schedule={optim.schedule.name})"

@@ -1,0 +1,56 @@
+"""Which checkpoint a user means by a path: a checkpoint folder, a run folder (its newest), or RUN@best (its best)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.train.run_folder.best import Best, without_best
+from dyad.train.run_folder.checkpoint import best_of, find, is_checkpoint
+from dyad.train.run_folder.folder import folder_of, steps
+
+
+def locate(path: Path, log: Callable[[str], None]) -> Path:
+    """Return the checkpoint folder that a user means by `path`.
+
+    A checkpoint folder, and that of RUN@best, is returned unchecked; for a run folder it is the run's newest whole
+    checkpoint. log: called with one line for each damaged checkpoint that is passed over. Raises ConfigError when there
+    is no checkpoint, or no best one; DataError when a run has checkpoints and all are damaged, or the best is missing.
+    """
+    if (run := without_best(path)) != path:
+        return _best_checkpoint(run, path, log)
+    refuse_without_checkpoint(path)
+    folder = path if is_checkpoint(path) else find(path, log)
+    assert folder is not None
+    return folder
+
+
+def refuse_without_checkpoint(path: Path) -> None:
+    """Raise ConfigError if `path` is neither a checkpoint folder nor a run folder that has one, whole or damaged."""
+    if not is_checkpoint(path) and not steps(path):
+        raise ConfigError(f"'{path}' is neither a checkpoint (a step_… folder) nor a run folder that has one")
+
+
+def _best_checkpoint(run: Path, name: Path, log: Callable[[str], None]) -> Path:
+    """Return the folder of the best checkpoint of a run. name: RUN@best, for messages."""
+    if not steps(run):
+        raise ConfigError(f"{name}: '{run}' is no run folder that has a checkpoint")
+    best = _newest_best(run, log)
+    if best is None:
+        raise ConfigError(
+            f"{name}: this run keeps no best checkpoint, only a run with checkpoint.best=METRIC does. {run} is its "
+            "newest one"
+        )
+    folder = folder_of(run, best["step"])
+    if not folder.is_dir():
+        raise DataError(f"{name}: {folder} is missing, the best by {best['metric']}. {run} is the newest one")
+    return folder
+
+
+def _newest_best(run: Path, log: Callable[[str], None]) -> Best | None:
+    """Return the best that the newest checkpoint of a run knows; one whose state.json is damaged is passed over."""
+    for folder in (found := [folder_of(run, step) for step in steps(run)]):
+        try:
+            return best_of(folder)
+        except DataError as error:
+            log(f"passing over a damaged checkpoint: {error}")
+    raise DataError(f"none of the {len(found)} checkpoints in {run} is whole: which is the best is not known")
