@@ -1,12 +1,15 @@
 """pytest -p gpu.plugin: a file whose packages are missing is not run, and figures are appended to RESULTS.md.
 
-A figure is what a test gives to pytest's record_property(name, value). DYAD_FIGURES names the file that they go to.
+A figure is what a test gives to pytest's record_property(name, value). The value is a number or a text, or
+(value, share, of): `share` is the value's share of what the hardware can do, `of` says what that is. DYAD_FIGURES names
+the file that they go to.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -45,7 +48,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         _outcomes[report.outcome] = _outcomes.get(report.outcome, 0) + 1
     if report.when == "call":
-        _figures.extend((report.nodeid.split("::")[-1], name, value) for name, value in report.user_properties)
+        _figures.extend((report.nodeid, name, value) for name, value in report.user_properties)
 
 
 def pytest_sessionfinish() -> None:
@@ -55,11 +58,15 @@ def pytest_sessionfinish() -> None:
 
 
 def section() -> str:
-    """The dated section: the machine, how many tests, and a line per figure."""
+    """The dated section: the machine, how many tests, and a line per figure with the command that measures it."""
     day = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(_outcomes.items()))
-    lines = [f"\n## On a GPU, {day}\n", f"{machine()}; {outcomes}.\n", "| test | figure | |", "|---|---|---|"]
-    lines += [f"| {test} | {name} | {_shown(value)} |" for test, name, value in _figures]
+    lines = [f"\n## On a GPU, {day}\n", f"{machine()}; {outcomes}.\n"]
+    lines += ["| figure | value | share of what the hardware can do | command |", "|---|---|---|---|"]
+    for test, name, value in _figures:
+        value, share, of = value if isinstance(value, tuple | list) else (value, None, "")
+        of_hardware = "" if share is None else f"{share:.2f} of {of}"
+        lines.append(f"| {name} | {_shown(value)} | {of_hardware} | `bash tests/gpu.sh {shlex.quote(test)}` |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,73 @@
+"""Models of which speed is measured: ViT-B-32 and MiniLM with random weights; tiny ones of the same kinds on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dyad.data.batch import Batch
+from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses import build_objective
+from dyad.train.step.loss_term import LossTerm
+from dyad.train.step.step import TrainStep
+
+TOKENS = {"cpu": 8, "cuda": 64}  # of a text of MiniLM
+MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def vit(device: str, folder: Path, **options: Any) -> Any:
+    from helpers.towers import config_file
+
+    from dyad.train.towers.build import build_image_text
+
+    torch.manual_seed(0)
+    name = "ViT-B-32" if device == "cuda" else config_file(folder)
+    return build_image_text(ModelConfig(name=name, **options), load_pretrained=False).towers
+
+
+def minilm(device: str, folder: Path) -> Any:
+    """One encoder for questions and passages, as all-MiniLM-L6-v2 has it."""
+    from helpers.tiny_bert import LETTERS
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    from dyad.train.towers.build import build_model
+
+    torch.manual_seed(0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *LETTERS]
+    BertModel(BertConfig(**(MINILM if device == "cuda" else TINY_BERT))).save_pretrained(folder)
+    BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
+    config = ModelConfig(name=None, embed_dim=None)
+    config.text.kind, config.text.name = TextTower.transformers, str(folder)
+    return build_model(TrainConfig(task=Task.question_passage, model=config), load_pretrained=False).towers
+
+
+def picture_pairs(count: int, device: str) -> Batch:
+    size, tokens = (224, 77) if device == "cuda" else (32, 12)
+    x = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
+    return pairs(x, torch.randint(1, 49000, (count, tokens)), device)
+
+
+def text_pairs(count: int, device: str) -> Batch:
+    """All of the same length, without padding."""
+    x, y = torch.randint(5, 30000, (2, count, TOKENS[device]))
+    return pairs(x, y, device)
+
+
+def pairs(x: torch.Tensor, y: torch.Tensor, device: str) -> Batch:
+    ids = torch.arange(len(x))
+    rows = Batch(x, y, ids, ids, ids)
+    return rows.pin_memory() if device == "cuda" else rows
+
+
+MODELS = {"ViT-B-32": (vit, picture_pairs), "MiniLM": (minilm, text_pairs)}
+
+
+def step_of(model: Any, count: int, device: str = "cuda", **options: Any) -> TrainStep:
+    world = World(device=torch.device(device, 0) if device == "cuda" else torch.device(device))
+    config = TrainConfig(global_batch_size=count, precision=Precision.bf16, optim=OptimConfig(), **options)
+    objective = build_objective("clip").to(world.device)
+    return TrainStep([LossTerm(model.to(world.device), objective, config, 10**6, world)])
