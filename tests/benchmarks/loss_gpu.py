@@ -3,8 +3,9 @@
 python -m tests.benchmarks.loss_gpu [--objective siglip] [B ...]
 
 All methods take bf16 embeddings of length 1 (D = 512, positives at a cosine of about 0.2) to a loss and the gradients
-of x, y and the parameters: ours; open_clip's loss under bf16 autocast, as it stands and compiled, where its logits fit;
-and a plain loop over strips of rows that computes each strip again in the backward pass. Time is of CUDA events, median
+of x, y and the parameters: ours; open_clip's loss under bf16 autocast, as it stands and compiled, where its logits fit
+("dense": tests/gpu/test_loss.py shows that it is open_clip's to the bit); and a plain loop over strips of rows that
+computes each strip again in the backward pass. Time is of CUDA events, median
 of the turns. The floor is the bare bf16 matmuls of the same strips: 8·B²·D flops for clip (scores twice, two
 gradients), 6·B²·D for siglip (scores once). Memory is the most allocated above the embeddings. Errors are relative, of
 the gradient of x (itself rounded to bf16), at a smaller B, to float64 on the same bf16 numbers. Without a CUDA device
@@ -48,23 +49,34 @@ def ours(objective: str = "clip", device: str = "cuda") -> Method:
 
 
 def parameters(objective: str, device: str) -> Callable[[], tuple[Tensor, ...]]:
-    """A function of the learnt numbers that open_clip's loss takes: the logit scale, and for siglip the bias."""
+    """A function that returns the learnt numbers of a loss: the logit scale, and for siglip the bias."""
     scale = TAU**-1 if objective == "clip" else SIGLIP_SCALE
     log_scale = nn.Parameter(torch.tensor(scale, device=device).log())
     bias = nn.Parameter(torch.tensor(SIGLIP_BIAS, device=device))
     return lambda: (log_scale.exp(),) if objective == "clip" else (log_scale.exp(), bias)
 
 
-def open_clip(objective: str = "clip", device: str = "cuda", compiled: bool = False) -> Method:
-    from open_clip.loss import ClipLoss, SigLipLoss
-
-    learnt, loss = parameters(objective, device), ClipLoss() if objective == "clip" else SigLipLoss()
+def dense(objective: str = "clip", device: str = "cuda", compiled: bool = False) -> Method:
+    learnt, loss = parameters(objective, device), _dense_clip if objective == "clip" else _dense_siglip
 
     def run(x: Tensor, y: Tensor) -> Tensor:
         with torch.autocast(device, torch.bfloat16):
             return loss(x, y, *learnt())
 
     return torch.compile(run, backend="inductor" if device == "cuda" else "aot_eager") if compiled else run
+
+
+def _dense_clip(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    own = torch.arange(len(x), device=x.device)
+    return (F.cross_entropy(scale * x @ y.T, own) + F.cross_entropy(scale * y @ x.T, own)) / 2
+
+
+def _dense_siglip(x: Tensor, y: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    logits = scale * x @ y.T
+    logits += bias
+    minus = -torch.ones_like(logits, dtype=x.dtype)
+    signs = 2 * torch.eye(len(x), device=x.device, dtype=x.dtype) + minus
+    return -F.logsigmoid(signs * logits).sum() / len(x)
 
 
 def loop(objective: str = "clip", device: str = "cuda") -> Method:
@@ -99,8 +111,8 @@ def _siglip_strip(rows: Tensor, columns: Tensor, start: int, scale: Tensor, bias
 
 METHODS: dict[str, Callable[..., Method]] = {
     "ours": ours,
-    "open_clip": open_clip,
-    "open_clip compiled": partial(open_clip, compiled=True),
+    "dense": dense,
+    "dense compiled": partial(dense, compiled=True),
     "plain loop": loop,
 }
 

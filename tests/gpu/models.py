@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from torch import nn
 
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision, Task, TextTower, TrainConfig
@@ -13,10 +15,22 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
+from dyad.train.towers.tower import Tower, TwoTower
+from gpu.needs import packages
 
 TOKENS = {"cpu": 8, "cuda": 64}  # of a text of MiniLM
-MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-TINY_BERT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+MINILM: dict[str, Any] = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+}
+TINY_BERT: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
 
 
 def vit(device: str, folder: Path, **options: Any) -> Any:
@@ -27,6 +41,36 @@ def vit(device: str, folder: Path, **options: Any) -> Any:
     torch.manual_seed(0)
     name = "ViT-B-32" if device == "cuda" else config_file(folder)
     return build_image_text(ModelConfig(name=name, **options), load_pretrained=False).towers
+
+
+class ClipText(nn.Module):
+    """The text tower of CLIP as transformers has it: tokens (b, L) → (b, 512)."""
+
+    def __init__(self, layers: int) -> None:
+        from transformers import CLIPTextConfig, CLIPTextModel
+
+        super().__init__()
+        self.model = CLIPTextModel(CLIPTextConfig(num_hidden_layers=layers))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=tokens).pooler_output
+
+
+def vit_of_timm(device: str, folder: Path) -> TwoTower:
+    """ViT-B-32 where open_clip is missing: the same layers, of timm and transformers."""
+    import timm
+
+    from dyad.data.image_text.transforms import ImageSpec
+    from dyad.train.towers.image import NormalizePixels
+
+    torch.manual_seed(0)
+    size, depth = (224, 12) if device == "cuda" else (32, 1)
+    name = "vit_base_patch32_224" if device == "cuda" else "vit_tiny_patch16_224"
+    trunk = timm.create_model(name, img_size=size, depth=depth, num_classes=0)
+    prepare = NormalizePixels(ImageSpec(size, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
+    x_tower = Tower(trunk, nn.LazyLinear(512, bias=False), prepare=prepare)
+    x_tower(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    return TwoTower(x_tower, Tower(ClipText(depth), nn.Linear(512, 512, bias=False)))
 
 
 def minilm(device: str, folder: Path) -> Any:
@@ -48,7 +92,9 @@ def minilm(device: str, folder: Path) -> Any:
 def picture_pairs(count: int, device: str) -> Batch:
     size, tokens = (224, 77) if device == "cuda" else (32, 12)
     x = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
-    return pairs(x, torch.randint(1, 49000, (count, tokens)), device)
+    y = torch.randint(1, 49000, (count, tokens))
+    y[:, -1] = 49407  # the end of a text: what follows it is not computed
+    return pairs(x, y, device)
 
 
 def text_pairs(count: int, device: str) -> Batch:
@@ -63,7 +109,17 @@ def pairs(x: torch.Tensor, y: torch.Tensor, device: str) -> Batch:
     return rows.pin_memory() if device == "cuda" else rows
 
 
-MODELS = {"ViT-B-32": (vit, picture_pairs), "MiniLM": (minilm, text_pairs)}
+MODELS = {
+    "ViT-B-32": (vit, picture_pairs),
+    "ViT-B-32 of timm": (vit_of_timm, picture_pairs),
+    "MiniLM": (minilm, text_pairs),
+}
+NEEDED = {
+    "ViT-B-32": packages("open_clip", "transformers", "timm"),
+    "ViT-B-32 of timm": packages("timm", "transformers"),
+    "MiniLM": packages("transformers"),
+}
+MEASURED = [pytest.param(name, marks=NEEDED[name]) for name in MODELS]
 
 
 def step_of(model: Any, count: int, device: str = "cuda", **options: Any) -> TrainStep:

@@ -1,4 +1,4 @@
-"""pytest -p gpu.plugin: a file whose packages are missing is not run, and figures are appended to RESULTS.md.
+"""pytest -p gpu.plugin: what misses a package is not run, and figures are appended to RESULTS.md.
 
 A figure is what a test gives to pytest's record_property(name, value). The value is a number or a text, or
 (value, share, of): `share` is the value's share of what the hardware can do, `of` says what that is. DYAD_FIGURES names
@@ -31,6 +31,18 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     missing = error and _missing_package(error.value)
     if report.failed and missing:
         report.outcome, report.longrepr = "skipped", (str(collector.path), 0, f"Skipped: needs {missing}")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn the failure of a test that imports a missing package into "not run"."""
+    report: Any = yield
+    missing = (
+        call.excinfo and isinstance(call.excinfo.value, ModuleNotFoundError) and _missing_package(call.excinfo.value)
+    )
+    if report.failed and missing:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"Skipped: needs {missing}")
     return report
 
 

@@ -13,19 +13,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpu.bare import flops_per_second, synchronize
-from gpu.needs import DEVICES, ON_GPU, TRAINER, packages
-
-pytest.importorskip("faiss")
-
-from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.search import index
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import has_gpu, load_faiss
 from dyad.eval.search.ranks import count_ranks
-from dyad.eval.tasks.image_text_retrieval import match_pairs
 from dyad.train.distributed.world import World
+from gpu.bare import flops_per_second, synchronize
+from gpu.needs import DEVICES, ON_GPU, TRAINER, packages
 
 MANY = {"cpu": 500, "cuda": 10**6}  # queries, and items
 REFRESH = {
@@ -44,6 +40,11 @@ def queries_and_items(count: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     return queries, queries + 3 * rng.standard_normal((count, width), dtype=np.float32)
 
 
+def own_items(count: int) -> Matches:
+    own = Labels(np.arange(count), np.arange(count), count)
+    return Matches(own, own)
+
+
 def world_of(device: str) -> World:
     return World(device=torch.device(device, 0) if device == "cuda" else torch.device(device))
 
@@ -51,8 +52,7 @@ def world_of(device: str) -> World:
 @pytest.mark.parametrize("device", DEVICES)
 def test_ranks_are_those_of_numpy(device: str) -> None:
     queries, items = queries_and_items(500, 32)
-    own = np.arange(500)
-    matches, _ = match_pairs(own, own, own, Truth.pairs)
+    matches = own_items(500)
     scores = queries.astype(np.float64) @ items.T.astype(np.float64)
     want = 1 + (scores > scores.diagonal()[:, None]).sum(1)
     assert (count_ranks(queries, items, matches, world_of(device)).rank == want).mean() >= 0.998
@@ -77,9 +77,7 @@ def measured(run: Callable[[], object], name: str, count: int, width: int, devic
 def test_ranks_of_many_among_many(device: str, record_property: Any) -> None:
     count, width = MANY[device], 128
     queries, items = queries_and_items(count, width)
-    own = np.arange(count)
-    matches, _ = match_pairs(own, own, own, Truth.pairs)
-    run = partial(count_ranks, queries, items, matches, world_of(device))
+    run = partial(count_ranks, queries, items, own_items(count), world_of(device))
     measured(run, f"ranks, {count:,} among {count:,}", count, width, device, record_property)
 
 
@@ -93,6 +91,7 @@ def test_exact_search_of_many_in_many(device: str, record_property: Any) -> None
 
 
 @ON_GPU
+@packages("faiss")
 def test_an_approximate_index_finds_the_same_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not has_gpu(load_faiss()):
         pytest.skip("needs faiss for GPUs: faiss-gpu-cuvs")

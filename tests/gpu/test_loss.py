@@ -1,4 +1,4 @@
-"""Time and memory of a loss and its gradient at 8k … 256k pairs, beside open_clip's and a loop that one writes by hand.
+"""Time and memory of a loss and its gradient at 8k … 256k pairs, beside open_clip's and a loop written by hand.
 
 python -m tests.benchmarks.loss_gpu prints the same as a table.
 """
@@ -14,15 +14,13 @@ from benchmarks import loss_gpu
 from gpu.needs import DEVICES, KERNELS, packages
 
 SIZES = {"cpu": (64,), "cuda": tuple(2**power for power in range(13, 19))}
-OPEN_CLIP = packages("open_clip")
-METHODS = [pytest.param(name, marks=OPEN_CLIP if "open_clip" in name else ()) for name in loss_gpu.METHODS]
 # of the gradient of x by its norm: ours is rounded to bf16 at the end; the others round the logits
 MOST = {"ours": 5e-3}
 
 
 @KERNELS
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", loss_gpu.METHODS)
 @pytest.mark.parametrize("objective", loss_gpu.PRODUCTS)
 def test_time_of_a_loss_and_its_gradient(objective: str, method: str, device: str, record_property: Any) -> None:
     """The floor is the products in bf16 that no method can do without, unless it keeps all scores."""
@@ -42,3 +40,19 @@ def test_time_of_a_loss_and_its_gradient(objective: str, method: str, device: st
         record_property(f"{name}: ms", (took, least / took, "the bare products in bf16"))
         record_property(f"{name}: MB", memory)
     assert error <= MOST.get(method, 0.1)
+
+
+@packages("open_clip")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("objective", loss_gpu.PRODUCTS)
+def test_the_dense_loss_is_that_of_open_clip(objective: str, device: str) -> None:
+    from open_clip.loss import ClipLoss, SigLipLoss
+
+    x, y = loss_gpu.embeddings(64, device)
+    learnt = loss_gpu.parameters(objective, device)
+    with torch.autocast(device, torch.bfloat16):
+        want = (ClipLoss() if objective == "clip" else SigLipLoss())(x, y, *learnt())
+    got = loss_gpu.dense(objective, device)(x, y)
+    gradients = [torch.autograd.grad(loss, (x, y)) for loss in (got, want)]
+    assert torch.equal(got, want)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

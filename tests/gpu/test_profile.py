@@ -77,7 +77,7 @@ def test_batches_are_copied_beside_the_steps_before_them(device: str, record_pro
     def steps(inputs: Any) -> None:
         for rows in inputs:
             for _ in range(10):
-                left @ left
+                torch.mm(left, left)
             rows.x.sum()
 
     def ahead() -> None:
