@@ -8,7 +8,8 @@ from time import perf_counter
 
 import torch
 
-WARM_UP = 3
+WARM_UP = {"cpu": 1, "cuda": 3}  # calls that pay for what is compiled, cached and tuned at first
+TURNS = {"cpu": 2, "cuda": 10}
 
 
 def synchronize(device: str) -> None:
@@ -16,9 +17,10 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def seconds(run: Callable[[], object], device: str = "cuda", turns: int = 10) -> float:
-    """Of one call, after three for what is compiled, cached and tuned at first."""
-    for _ in range(WARM_UP):
+def seconds(run: Callable[[], object], device: str = "cuda") -> float:
+    """Of one call."""
+    turns = TURNS[device]
+    for _ in range(WARM_UP[device]):
         run()
     synchronize(device)
     start = perf_counter()

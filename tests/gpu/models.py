@@ -44,13 +44,14 @@ def vit(device: str, folder: Path, **options: Any) -> Any:
 
 
 class ClipText(nn.Module):
-    """The text tower of CLIP as transformers has it: tokens (b, L) → (b, 512)."""
+    """The text tower of CLIP as transformers has it: tokens (b, L) → (b, width)."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, width: int) -> None:
         from transformers import CLIPTextConfig, CLIPTextModel
 
         super().__init__()
-        self.model = CLIPTextModel(CLIPTextConfig(num_hidden_layers=layers))
+        config = CLIPTextConfig(hidden_size=width, intermediate_size=4 * width, num_hidden_layers=layers)
+        self.model = CLIPTextModel(config)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=tokens).pooler_output
@@ -64,13 +65,13 @@ def vit_of_timm(device: str, folder: Path) -> TwoTower:
     from dyad.train.towers.image import NormalizePixels
 
     torch.manual_seed(0)
-    size, depth = (224, 12) if device == "cuda" else (32, 1)
+    size, depth, width = (224, 12, 512) if device == "cuda" else (32, 1, 32)
     name = "vit_base_patch32_224" if device == "cuda" else "vit_tiny_patch16_224"
     trunk = timm.create_model(name, img_size=size, depth=depth, num_classes=0)
     prepare = NormalizePixels(ImageSpec(size, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)))
-    x_tower = Tower(trunk, nn.LazyLinear(512, bias=False), prepare=prepare)
+    x_tower = Tower(trunk, nn.LazyLinear(width, bias=False), prepare=prepare)
     x_tower(torch.zeros(1, 3, size, size, dtype=torch.uint8))
-    return TwoTower(x_tower, Tower(ClipText(depth), nn.Linear(512, 512, bias=False)))
+    return TwoTower(x_tower, Tower(ClipText(depth, width), nn.Linear(width, width, bias=False)))
 
 
 def minilm(device: str, folder: Path) -> Any:
