@@ -63,7 +63,8 @@ def dense(objective: str = "clip", device: str = "cuda", compiled: bool = False)
         with torch.autocast(device, torch.bfloat16):
             return loss(x, y, *learnt())
 
-    return torch.compile(run, backend="inductor" if device == "cuda" else "aot_eager") if compiled else run
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    return torch.compile(run, backend=backend, dynamic=False) if compiled else run
 
 
 def _dense_clip(x: Tensor, y: Tensor, scale: Tensor) -> Tensor:

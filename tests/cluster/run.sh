@@ -262,6 +262,7 @@ until_true 600 steps hit 8
 mapfile -t killed < <(tasks "$hit" SLURM_NODEID=1)
 kill -KILL "${killed[@]}"
 check "a job goes on after the kill of all processes of a node" until_true 300 said hit "^restart 1 of 3 at step "
+check "in the same allocation, too" restarts "$hit" 0
 until_true 300 steps hit 18
 daemon=$(step_daemon "$hit" 1)
 mapfile -t killed < <(tasks "$hit" SLURM_NODEID=1)
@@ -270,7 +271,7 @@ check "also of its slurmstepd" until_true 300 said hit "^restart 2 of 3 at step 
 check "the node that failed twice is named" said hit "^node $(hostname) has failed 2 times .*--exclude=$(hostname)"
 until_true 900 ended "$hit"
 check "then it ends well, too" job_is "$hit" COMPLETED
-check "in its first allocation" restarts "$hit" 0
+check "having queued again, as SLURM holds the lost step" restarts "$hit" 1
 check "with the bits of an undisturbed run, too" same_bits two hit
 
 # A mistake that shows after some steps
