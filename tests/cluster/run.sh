@@ -251,6 +251,7 @@ check "in the same allocation" restarts "$lost" 0
 until_true 300 steps lost 15
 scontrol update NodeName=127.0.0.2 State=DOWN Reason=test
 check "without a node it queues again" until_true 120 restarts "$lost" 1
+until_true 120 job_is "$lost" PENDING # not COMPLETING: SLURM would take the end of the old steps for that of the new
 scontrol update NodeName=127.0.0.2 State=RESUME
 until_true 900 ended "$lost"
 check "then it ends well" job_is "$lost" COMPLETED
