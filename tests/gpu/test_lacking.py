@@ -60,3 +60,27 @@ def test_objectives_are_configured_without_omegaconf() -> None:
             subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         )
     assert said[0] == said[1] and "Similarity.dot" in said[0]
+
+
+IMPORTS = """
+def test_of_a_package():
+    import no_such_package
+def test_that_fails():
+    try:
+        import no_such_package
+    except ModuleNotFoundError:
+        raise AssertionError("a failure")
+"""
+
+
+def test_a_test_that_imports_a_missing_package_is_not_run(tmp_path: Path) -> None:
+    """One that fails for another reason fails."""
+    (tmp_path / "test_imports.py").write_text(IMPORTS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "gpu.plugin", "-p", "no:cacheprovider", "-rs", "test_imports.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 failed, 1 skipped" in done.stdout and "needs no_such_package" in done.stdout, done.stdout
