@@ -61,7 +61,7 @@ SchedulerParameters=sched_interval=5,bf_interval=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 NodeName=127.0.0.1 NodeHostname=$host Port=${ports[1]} CPUs=1
