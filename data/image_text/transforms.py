@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import simplejpeg
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as F
@@ -65,6 +64,8 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
+        import simplejpeg  # towers and noise, which need this file too, do without it
+
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
             check_size(int(width), int(height), max_pixels, "data.max_image_pixels")

@@ -61,7 +61,7 @@ SchedulerParameters=sched_interval=5,bf_interval=5
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 MpiDefault=none
-ReturnToService=2
+ReturnToService=1
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 NodeName=127.0.0.1 NodeHostname=$host Port=${ports[1]} CPUs=1
@@ -154,6 +154,20 @@ sys.exit(worst > 1e-5)
 PY
 }
 
+same_bits() { # of two runs: every loss, and the weights and optimiser at the end
+    python - "$runs/$1" "$runs/$2" <<'PY'
+import hashlib, json, pathlib, sys
+def bits(run):
+    rows = map(json.loads, (run / "metrics.jsonl").open())
+    files = sorted((run / "checkpoints/step_00000040").glob("*.safetensors"))
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row], digests
+one, two = (bits(pathlib.Path(run)) for run in sys.argv[1:])
+assert len(one[0]) == 40 and one[1]
+sys.exit(one != two)
+PY
+}
+
 state() { sed -nE 's/.*"status": "([a-z]+)".*/\1/p' "$runs/$1/run_state.json"; }
 
 restarts() { [ "$(fact "$1" Restarts)" = "$2" ]; } # restarts NUMBER COUNT
@@ -163,7 +177,8 @@ goes_on() { until_true 300 restarts "$1" "$2" && until_true 300 steps "$3" "$4";
 runs="$work/my runs"
 # shellcheck disable=SC2016 # it must stay as it is
 project='a  b {1,2} $HOME * x::y'
-emoji=(experiment=emoji steps=40 global_batch_size=32 optim.lr=1e-4 # low: rounding is not to grow from step to step
+rate=optim.lr=1e-4 # low: rounding is not to grow from step to step
+emoji=(experiment=emoji steps=40 global_batch_size=32
     tracking=local tracking.every=1 "tracking.project='$project'" "run.dir=$runs" 'model.image.widths=[8,16]' data.val=null
     'eval.suite=[retrieval:data/samples/emoji/twemoji-undrawn.tar]')
 
@@ -173,8 +188,8 @@ start
 check "$(sinfo --version), two nodes" both_idle
 
 # --dry-run, and a mistake
-dry=$(submit dry --dry-run "${emoji[@]}" run.name=dry)
-wrong=$(submit wrong "${emoji[@]}" run.name=wrong chunk_size=0)
+dry=$(submit dry --dry-run "${emoji[@]}" "$rate" run.name=dry)
+wrong=$(submit wrong "${emoji[@]}" "$rate" run.name=wrong chunk_size=0)
 until_true 120 ended "$dry"
 check "--dry-run ends well" job_is "$dry" COMPLETED
 check "it shows the rendezvous" grep -q "MASTER_ADDR=127.0.0.1 .*MASTER_PORT=$((10000 + dry)) srun --nodes=2 " "$work/dry.log"
@@ -183,10 +198,11 @@ until_true 120 ended "$wrong"
 check "a mistake ends with exit code 2" [ "$(fact "$wrong" ExitCode)" = 2:0 ]
 check "is told once" [ "$(grep -c "chunk_size=0" "$work/wrong.log")" = 1 ]
 check "and leaves no run folder" [ ! -e "$runs" ]
+check "and starts nothing again" restarts "$wrong" 0
 
 # One process, two nodes
-python -m train "${emoji[@]}" run.name=one >"$work/one.log" 2>&1
-both=$(submit two "${emoji[@]}" run.name=two)
+python -m train "${emoji[@]}" "$rate" run.name=one >"$work/one.log" 2>&1
+both=$(submit two "${emoji[@]}" "$rate" run.name=two)
 until_true 900 ended "$both"
 check "a job on two nodes ends well" job_is "$both" COMPLETED
 check "two processes trained" grep -q "world_size.*2" "$runs/two/checkpoints/step_00000040/state.json"
@@ -195,7 +211,7 @@ check "in one run folder" [ "$(ls "$runs")" = $'one\ntwo' ]
 check "with the arguments as they were typed" grep -qxF "  project: $project" "$runs/two/config.yaml"
 
 # Its time is almost over; a more urgent job takes its place
-stopped=$(submit stopped "${emoji[@]}" run.name=stopped)
+stopped=$(submit stopped "${emoji[@]}" "$rate" run.name=stopped)
 until_true 600 steps stopped 3
 scancel --batch --signal=USR1 "$stopped" # what --signal=B:USR1@120 brings
 check "told that its time is over, a job queues again and goes on" goes_on "$stopped" 1 stopped 8
@@ -208,27 +224,67 @@ check "it saved twice" [ "$(grep -c "Stopped on request at step" "$work/stopped.
 check "with the losses of an undisturbed run" same_losses one stopped
 
 # A process is killed; then a node is lost
-killed_rank() { # killed_rank JOB RANK: kill -9
+tasks() { # tasks JOB VARIABLE=VALUE: the processes of a job's training steps with that variable
     local pid
     for pid in $(ours); do
-        if tr '\0' '\n' <"/proc/$pid/environ" | grep -cxE "RANK=$2|SLURM_JOB_ID=$1" | grep -qx 2; then kill -KILL "$pid"; fi
+        if [ "$(tr '\0' '\n' <"/proc/$pid/environ" | grep -cxE "$2|SLURM_JOB_ID=$1")" = 2 ]; then echo "$pid"; fi
     done 2>/dev/null
 }
-lost=$(submit lost "${emoji[@]}" run.name=lost checkpoint.every=5)
+
+step_daemon() { # step_daemon JOB NODE_ID: the slurmstepd above a node's processes of a step
+    local pid parent
+    for pid in $(tasks "$1" "SLURM_NODEID=$2"); do
+        parent=$(sed 's/.*) . //; s/ .*//' "/proc/$pid/stat")
+        if grep -q slurmstepd "/proc/$parent/comm"; then echo "$parent" && return; fi
+    done 2>/dev/null
+    return 1
+}
+
+said() { grep -q "$2" "$work/$1.log"; } # said NAME PATTERN
+
+lost=$(submit lost "${emoji[@]}" "$rate" run.name=lost checkpoint.every=5)
 until_true 600 steps lost 8
-killed_rank "$lost" 1
-check "a job goes on after the kill of a process" until_true 300 grep -q "^restart 1 of 3 at step .*rank 1 of 2" "$work/lost.log"
+mapfile -t killed < <(tasks "$lost" RANK=1)
+kill -KILL "${killed[@]}"
+check "a job goes on after the kill of a process" until_true 300 said lost "^restart 1 of 3 at step .*rank 1 of 2"
 check "in the same allocation" restarts "$lost" 0
 until_true 300 steps lost 15
 scontrol update NodeName=127.0.0.2 State=DOWN Reason=test
 check "without a node it queues again" until_true 120 restarts "$lost" 1
+until_true 120 job_is "$lost" PENDING # not COMPLETING: SLURM would take the end of the old steps for that of the new
 scontrol update NodeName=127.0.0.2 State=RESUME
 until_true 900 ended "$lost"
 check "then it ends well" job_is "$lost" COMPLETED
-check "with the losses of an undisturbed run" same_losses one lost
+check "with the bits of an undisturbed run" same_bits two lost
+
+# All processes of a node are killed; then its slurmstepd with them
+hit=$(submit hit "${emoji[@]}" "$rate" run.name=hit checkpoint.every=5)
+until_true 600 steps hit 8
+mapfile -t killed < <(tasks "$hit" SLURM_NODEID=1)
+kill -KILL "${killed[@]}"
+check "a job goes on after the kill of all processes of a node" until_true 300 said hit "^restart 1 of 3 at step "
+check "in the same allocation, too" restarts "$hit" 0
+until_true 300 steps hit 18
+daemon=$(step_daemon "$hit" 1)
+mapfile -t killed < <(tasks "$hit" SLURM_NODEID=1)
+kill -KILL "$daemon" "${killed[@]}"
+check "also of its slurmstepd" until_true 300 said hit "^restart 2 of 3 at step "
+check "the node that failed twice is named" said hit "^node $(hostname) has failed 2 times .*--exclude=$(hostname)"
+until_true 900 ended "$hit"
+check "then it ends well, too" job_is "$hit" COMPLETED
+check "having queued again, as SLURM holds the lost step" restarts "$hit" 1
+check "with the bits of an undisturbed run, too" same_bits two hit
+
+# A mistake that shows after some steps
+broken=$(submit broken "${emoji[@]}" run.name=broken checkpoint.every=1 optim.lr=1e12)
+until_true 300 ended "$broken"
+check "a mistake that shows later ends with exit code 2" [ "$(fact "$broken" ExitCode)" = 2:0 ]
+check "after new checkpoints" [ -e "$runs/broken/checkpoints/step_00000001" ]
+check "and starts nothing again" restarts "$broken" 0
+check "nor records a failure of hardware" [ "$(find "$runs/broken" -name restarts.jsonl; grep restart "$work/broken.log")" = "" ]
 
 # Not wanted any more
-unwanted=$(submit unwanted "${emoji[@]}" run.name=unwanted)
+unwanted=$(submit unwanted "${emoji[@]}" "$rate" run.name=unwanted)
 until_true 600 steps unwanted 2
 scancel "$unwanted"
 until_true 120 ended "$unwanted"

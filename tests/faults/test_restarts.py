@@ -81,23 +81,26 @@ while [[ $1 == --* ]]; do shift; done
 nodes=() last=0
 for node in 0 1; do SLURM_NODEID=$node "$@" & nodes+=("$!"); done
 for node in "${nodes[@]}"; do wait "$node" || last=$(($? > last ? $? : last)); done
+if [ "$last" != 0 ] && mkdir "$HANGS"; then exec sleep 1000; fi
 exit "$last"
 """
 
 
 @pytest.mark.soak
-def test_a_job_of_two_nodes_goes_on_after_the_kill_of_a_rank(jobs: Jobs, tmp_path: Path) -> None:
-    """By launch/slurm.sbatch; its srun starts both nodes here."""
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_job_of_two_nodes_goes_on_after_the_kill_of_a_rank(jobs: Jobs, tmp_path: Path, hangs: bool) -> None:
+    """By launch/slurm.sbatch; its srun starts both nodes here. hangs: it waits for a node that lost its slurmstepd."""
     (tmp_path / "srun").write_text(SRUN)
     (tmp_path / "srun").chmod(0o755)
     keys = {"steps": 200, "checkpoint.every": 5}
     port = random.randrange(10_000, 30_000)
     place = {"SLURM_JOB_ID": str(port - 10_000), "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "localhost"}
     place |= {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(ROOT)}
+    place["HANGS"] = str(tmp_path / "hangs") if hangs else "/dev/null"  # a folder that is made once, or never
     job = jobs.launch(1, keys, on=["bash", "-c", 'exec bash launch/slurm.sbatch "${@:2}"'], **place)
     job.until(lambda: newest_whole(job.run) >= 5, "its first checkpoint")
     job.signal(SIGKILL, rank=0)
-    outcome = job.ends(within=200)
+    outcome = job.ends(within=300)
     assert outcome.codes == [0] and not outcome.orphans, outcome.out
     assert re.search("^restart 1 of 3 at step .* rank 0 of 2", outcome.out, re.MULTILINE)
     assert digest(job.run) == digest(jobs.run(2, {**keys, "run.name": "undisturbed"}))

@@ -1,12 +1,15 @@
-"""pytest -p gpu.plugin: a file whose packages are missing is not run, and figures are appended to RESULTS.md.
+"""pytest -p gpu.plugin: what misses a package is not run, and figures are appended to RESULTS.md.
 
-A figure is what a test gives to pytest's record_property(name, value). DYAD_FIGURES names the file that they go to.
+A figure is what a test gives to pytest's record_property(name, value). The value is a number or a text, or
+(value, share, of): `share` is the value's share of what the hardware can do, `of` says what that is. DYAD_FIGURES names
+the file that they go to.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -31,6 +34,18 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Turn the failure of a test that imports a missing package into "not run"."""
+    report: Any = yield
+    missing = (
+        call.excinfo and isinstance(call.excinfo.value, ModuleNotFoundError) and _missing_package(call.excinfo.value)
+    )
+    if report.failed and missing:
+        report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"Skipped: needs {missing}")
+    return report
+
+
 def _missing_package(error: BaseException) -> str:
     """The package of others whose absence is the cause of `error`; "" if that is not the cause."""
     cause: BaseException | None = error
@@ -45,7 +60,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         _outcomes[report.outcome] = _outcomes.get(report.outcome, 0) + 1
     if report.when == "call":
-        _figures.extend((report.nodeid.split("::")[-1], name, value) for name, value in report.user_properties)
+        _figures.extend((report.nodeid, name, value) for name, value in report.user_properties)
 
 
 def pytest_sessionfinish() -> None:
@@ -55,11 +70,15 @@ def pytest_sessionfinish() -> None:
 
 
 def section() -> str:
-    """The dated section: the machine, how many tests, and a line per figure."""
+    """The dated section: the machine, how many tests, and a line per figure with the command that measures it."""
     day = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(_outcomes.items()))
-    lines = [f"\n## On a GPU, {day}\n", f"{machine()}; {outcomes}.\n", "| test | figure | |", "|---|---|---|"]
-    lines += [f"| {test} | {name} | {_shown(value)} |" for test, name, value in _figures]
+    lines = [f"\n## On a GPU, {day}\n", f"{machine()}; {outcomes}.\n"]
+    lines += ["| figure | value | share of what the hardware can do | command |", "|---|---|---|---|"]
+    for test, name, value in _figures:
+        value, share, of = value if isinstance(value, tuple | list) else (value, None, "")
+        of_hardware = "" if share is None else f"{share:.2f} of {of}"
+        lines.append(f"| {name} | {_shown(value)} | {of_hardware} | `bash tests/gpu.sh {shlex.quote(test)}` |")
     return "\n".join(lines) + "\n"
 
 

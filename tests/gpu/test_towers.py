@@ -11,54 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.step import batch, towers, train_step
+from helpers.step import batch, same_bits, snapshot, towers, train_step
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from dyad.data.batch import Batch
-from dyad.train.config import ModelConfig, OptimConfig, Precision, TrainConfig
+from dyad.train.config import ModelConfig, Precision
+from dyad.train.distributed.devices import chosen_kernels
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
-from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.step.loss_term import LossTerm
-from dyad.train.step.step import TrainStep
+from dyad.train.monitor.telemetry import peak_tflops, step_flops
 from dyad.train.towers.tower import Tower, TwoTower
+from gpu.bare import flops_per_second, seconds
+from gpu.models import MEASURED, MODELS, NEEDED, picture_pairs, step_of, vit
 from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
+from gpu.profiled import profiled
 
-PAIRS = 1024
+PAIRS = {"cpu": 8, "cuda": 1024}
 EMOJI = Path(__file__).parents[2] / "data" / "samples" / "emoji"
-OPEN_CLIP = packages("open_clip", "transformers", "timm")
-
-
-def seconds(run: Callable[[], object], turns: int = 10) -> float:
-    """Of one call, after three for what is compiled, cached and tuned at first."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    start = perf_counter()
-    for _ in range(turns):
-        run()
-    torch.cuda.synchronize()
-    return (perf_counter() - start) / turns
-
-
-def vit(**options: Any) -> Any:
-    from dyad.train.towers.build import build_image_text
-
-    torch.manual_seed(0)
-    return build_image_text(ModelConfig(name="ViT-B-32", **options), load_pretrained=False).towers
-
-
-def pairs(count: int) -> Batch:
-    x = torch.randint(0, 256, (count, 3, 224, 224), dtype=torch.uint8)
-    y, ids = torch.randint(1, 49000, (count, 77)), torch.arange(count)
-    return Batch(x, y, ids, ids, ids).pin_memory()
-
-
-def step_of(model: Any, count: int, **options: Any) -> TrainStep:
-    world = World(device=torch.device("cuda", 0))
-    config = TrainConfig(global_batch_size=count, precision=Precision.bf16, optim=OptimConfig(), **options)
-    return TrainStep([LossTerm(model.cuda(), build_objective("clip").cuda(), config, 10**6, world)])
+OPEN_CLIP = NEEDED["ViT-B-32"]
+SPEEDS = [("cpu", False), *(pytest.param("cuda", compiled, marks=pytest.mark.gpu) for compiled in (False, True))]
 
 
 @pytest.fixture(autouse=True)
@@ -107,35 +79,66 @@ def test_a_text_tower_is_compiled_at_most_three_times(tmp_path: Path) -> None:
 
 
 @KERNELS
-@ON_GPU
-@OPEN_CLIP
-def test_vit_b_32_trains_at_forty_percent_of_the_peak(record_property: Any) -> None:
-    model, rows = vit(), pairs(PAIRS)
-    with FlopCounterMode(display=False) as flops, torch.autocast("cuda", torch.bfloat16):
-        few = rows.to(torch.device("cuda", 0))
-        model.cuda()
-        (model.x_tower(few.x[:8]).sum() + model.y_tower(few.y[:8]).sum()).backward()
-    step = step_of(model, PAIRS, compile=True)
-    took = seconds(lambda: step(rows, 0))
+@pytest.mark.parametrize(("device", "compiled"), SPEEDS)
+@pytest.mark.parametrize("name", MEASURED)
+def test_speed_of_a_step(name: str, device: str, compiled: bool, tmp_path: Path, record_property: Any) -> None:
+    """Compiled, ViT-B-32 trains at 40 % of the peak."""
+    build, make_pairs = MODELS[name]
+    count = PAIRS[device]
+    model, rows = build(device, tmp_path), make_pairs(count, device)
+    flops, step = step_flops(model, rows), step_of(model, count, device, compile=compiled)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    took = seconds(lambda: step(rows, 0), device)
+    named, products = f"{name}, {'' if compiled else 'not '}compiled", flops_per_second(device, torch.bfloat16)
+    rate = flops / took
+    record_property(f"{named}: pairs a second", (count / took, rate / products, "a bare product in bf16"))
+    if device != "cuda":
+        return
+    record_property(f"{named}: peak memory, GB", torch.cuda.max_memory_allocated() / 1e9)
+    found = profiled(lambda: [step(rows, 0) for _ in range(3)])
+    busy = found.busy / found.whole
+    record_property(f"{named}: time in which a kernel runs, by the profiler", (busy, busy, "the time of a step"))
     peak = peak_tflops(torch.cuda.get_device_name(), Precision.bf16)
-    record_property("ViT-B-32, bf16, pairs a second", PAIRS / took)
-    record_property("ViT-B-32, peak memory, GB", torch.cuda.max_memory_allocated() / 1e9)
     if peak is None:
         pytest.skip(f"no peak is known of {torch.cuda.get_device_name()}")
-    mfu = flops.get_total_flops() / 8 * PAIRS / took / (peak * 1e12)
-    record_property("ViT-B-32, MFU", mfu)
-    assert mfu >= 0.4
+    mfu = rate / (peak * 1e12)
+    record_property(f"{named}: MFU", (mfu, mfu, "the peak of the data sheet"))
+    assert mfu >= 0.4 or name != "ViT-B-32" or not compiled
+
+
+@KERNELS
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", MEASURED)
+def test_two_deterministic_trainings_have_equal_bits(
+    name: str, device: str, tmp_path: Path, record_property: Any
+) -> None:
+    build, make_pairs = MODELS[name]
+    count = PAIRS[device] // 4
+    rows = make_pairs(count, device)
+
+    def end(deterministic: bool) -> tuple[dict[str, Tensor], float]:
+        with chosen_kernels(deterministic):
+            torch.manual_seed(0)
+            step = step_of(build(device, tmp_path), count, device, chunk_size=count // 2)
+            took = seconds(lambda: step(rows, 0), device)
+            return snapshot(step), took
+
+    (first, took), (second, _), (_, free) = end(True), end(True), end(False)
+    record_property(f"{name}, deterministic=true, speed", (free / took, free / took, "the speed without it"))
+    assert same_bits(first, second)
 
 
 @KERNELS
 @ON_GPU
 @OPEN_CLIP
-def test_the_loss_takes_one_percent_of_a_large_step(record_property: Any) -> None:
+def test_the_loss_takes_one_percent_of_a_large_step(tmp_path: Path, record_property: Any) -> None:
     """At 32,768 pairs: the towers' time is that of 1,024 pairs, 32 times."""
     from benchmarks.loss_gpu import embeddings, milliseconds, ours
 
-    step, rows = step_of(vit(), PAIRS, compile=True), pairs(PAIRS)
-    towers_ms = 32 * 1000 * seconds(lambda: step(rows, 0))
+    count = PAIRS["cuda"]
+    step, rows = step_of(vit("cuda", tmp_path), count, compile=True), picture_pairs(count, "cuda")
+    towers_ms = 32768 / count * 1000 * seconds(lambda: step(rows, 0))
     x, y = embeddings(32768)
     loss = ours()
     loss_ms = milliseconds(lambda: torch.autograd.grad(loss(x, y), (x, y)))
@@ -144,11 +147,13 @@ def test_the_loss_takes_one_percent_of_a_large_step(record_property: Any) -> Non
 
 
 @KERNELS
-@ON_GPU
 @OPEN_CLIP
 @packages("webdataset", "simplejpeg")
-def test_the_loader_keeps_up(record_property: Any) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_loader_keeps_up(device: str, tmp_path: Path, record_property: Any) -> None:
     """Pictures of the emoji: 95 % of the pairs a second of one batch again and again."""
+    from helpers.towers import config_file
+
     from dyad.data.config import DataConfig
     from dyad.data.image_text.dataset import ImageText, PairMaker
     from dyad.data.loading.loader import build_loader
@@ -157,35 +162,46 @@ def test_the_loader_keeps_up(record_property: Any) -> None:
     from dyad.data.shards.sources import parse_sources
     from dyad.train.towers.build import build_image_text
 
-    model = build_image_text(ModelConfig(name="ViT-B-32"), load_pretrained=False)
+    count, steps = (256, 60) if device == "cuda" else (16, 8)
+    name = "ViT-B-32" if device == "cuda" else config_file(tmp_path)
+    model = build_image_text(ModelConfig(name=name), load_pretrained=False)
     shards = open_shards(
         parse_sources(str(EMOJI / "{noto,fluent-flat,noto-v1,emojione,fxemoji}-trained.tar")), workers=0
     )
     config = DataConfig(captions=["caption"])
     dataset = ImageText(shards, PairMaker(model.image, model.tokenize, config, seed=0))
-    order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=256)
-    cores = len(os.sched_getaffinity(0)) - 1
-    loader = build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=60, workers=cores)
-    step, batches = step_of(model.towers, 256), iter(loader)
-    first = next(batches)
-    bare = seconds(lambda: step(first, 0))
-    start, count = perf_counter(), 0
-    for rows in batches:
-        step(rows, 0)
-        count += 1
-    slower = (perf_counter() - start) / count / bare
-    record_property("time of a step with the loader, beside one batch again and again", slower)
-    assert slower <= 1 / 0.95
+    order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=count)
+    cores = max(1, len(os.sched_getaffinity(0)) - 1)
+
+    def batches() -> Iterator[Batch]:
+        return iter(build_loader(dataset, order, rank=0, world_size=1, first_step=0, last_step=steps, workers=cores))
+
+    def pairs_a_second(use: Callable[[Batch], object]) -> float:
+        """Without the first batch, which waits for the workers to start."""
+        loaded = batches()
+        next(loaded)
+        start = perf_counter()
+        for rows in loaded:
+            use(rows)
+        return (steps - 1) * count / (perf_counter() - start)
+
+    step, first = step_of(model.towers, count, device), next(batches())
+    bare = count / seconds(lambda: step(first, 0), device)
+    alone, trained = pairs_a_second(len), pairs_a_second(lambda rows: step(rows, 0))
+    record_property(f"loader alone, {cores} cores: pairs a second and core", alone / cores)
+    record_property("loader alone, beside what a step of ViT-B-32 takes", alone / bare)
+    record_property("training with the loader: pairs a second", (trained, trained / bare, "one batch again and again"))
+    assert device == "cpu" or trained >= 0.95 * bare
 
 
 @KERNELS
 @ON_GPU
 @OPEN_CLIP
-def test_a_locked_picture_tower_trains_at_the_speed_of_a_plain_frozen_one(record_property: Any) -> None:
+def test_a_locked_picture_tower_trains_at_the_speed_of_a_plain_frozen_one(tmp_path: Path, record_property: Any) -> None:
     """LiT: pictures never repeat here, so a cache of features can only cost."""
-    frozen = vit()
+    frozen = vit("cuda", tmp_path)
     frozen.x_tower.requires_grad_(False)
-    several = [pairs(512) for _ in range(4)]
+    several = [picture_pairs(512, "cuda") for _ in range(4)]
 
     def plain() -> Callable[[], object]:
         model, turn = frozen.cuda(), cycle(several)
@@ -208,7 +224,7 @@ def test_a_locked_picture_tower_trains_at_the_speed_of_a_plain_frozen_one(record
     want = seconds(plain())
     locked, turn = step_of(_locked(frozen), 512), cycle(several)
     took = seconds(lambda: locked(next(turn), 0))
-    record_property("LiT, speed beside a plain frozen tower", want / took)
+    record_property("LiT, pairs a second", (512 / took, want / took, "a plain frozen tower"))
     assert want / took >= 0.95
 
 
@@ -229,7 +245,7 @@ def test_a_text_step_takes_nine_tenths_of_the_peers(record_property: Any) -> Non
     ours, theirs = (make(pairs_, Precision.bf16, gpu) for make in (text_step.ours, text_step.theirs))
     turn = iter(range(10**6))
     took, want = (seconds(lambda step=step: step(next(turn))) for step in (ours, theirs))
-    record_property("text step beside sentence-transformers, share of the time", took / want)
+    record_property("text step, share of the time of sentence-transformers'", took / want)
     assert took / want <= 0.9
 
 

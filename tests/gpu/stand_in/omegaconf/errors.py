@@ -1,0 +1,9 @@
+"""See the package: nothing raises these here."""
+
+
+class OmegaConfBaseException(Exception):
+    full_key = ""
+
+
+class ValidationError(OmegaConfBaseException):
+    pass
