@@ -14,8 +14,7 @@ from dyad.data.base.progress import print_once
 from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.run_folder.best import without_best
-from dyad.train.run_folder.folder import saved_config
+from dyad.train.run_folder.folder import saved_config, without_best
 from dyad.train.towers.calibration import Calibration
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.eval.encode.encoder import Evaluator
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.world import World
-from dyad.train.run_folder.best import SUFFIX, Best
-from dyad.train.run_folder.folder import folder_of
+from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 
 @dataclass
@@ -51,7 +51,7 @@ class BestCheckpoint:
     def describe(self, step: int) -> list[str]:
         """Return a line that names the best after `step` steps; none if nothing is known."""
         best = self.known(step)
-        named = f"{self.folder}{SUFFIX}"
+        named = f"{self.folder}{BEST_SUFFIX}"
         return [f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {named}"] if best else []
 
     def _is_better(self, metric: str, step: int, results: Mapping[str, float]) -> bool:

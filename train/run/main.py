@@ -239,7 +239,7 @@ def _check_paths(config: TrainConfig) -> None:
 
     resume=auto and resume=never are no paths, and a URL as data.negatives.file is not checked.
     """
-    from dyad.train.run_folder.best import without_best
+    from dyad.train.run_folder.folder import without_best
 
     mode = config.resume.mode
     if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():

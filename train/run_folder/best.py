@@ -4,15 +4,12 @@ Each checkpoint of a run says which one was the best when it was written: the en
 newest one knows the best of the run, and no second file can contradict it. Imports no torch.
 """
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.limits import MOST
-
-SUFFIX = "@best"
 
 
 class Best(TypedDict):
@@ -23,7 +20,6 @@ class Best(TypedDict):
     step: Annotated[int, Field(ge=0, le=MOST)]
 
 
-def without_best(path: Path) -> Path:
-    """Return RUN if `path` is the name RUN@best; another path, also a folder that is called so, unchanged."""
-    is_name = path.name.endswith(SUFFIX) and not path.exists()
-    return Path(str(path).removesuffix(SUFFIX)) if is_name else path
+def read_best(entry: Any) -> Best | None:
+    """Check the entry "best" of a state.json, None without checkpoint.best. Raises ValueError for any other value."""
+    return TypeAdapter(Best | None).validate_python(entry, strict=True)

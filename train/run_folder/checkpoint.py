@@ -31,10 +31,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import TypeAdapter
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -45,13 +44,15 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.limits import whole_number
 from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.sharding import local, own_rows
-from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.digests import digest_of
 from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.moments import refuse_moments
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 from dyad.train.run_folder.parts import PARTS, Part, collect, give_up, parts_folder
 from dyad.train.run_folder.tensor_files import SavedTensors, save_tensors
+
+if TYPE_CHECKING:
+    from dyad.train.run_folder.best import Best
 
 OLDEST, FORMAT = 2, 5
 MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
@@ -264,13 +265,15 @@ def step_of(folder: Path) -> int:
         return whole_number("step", read_json(folder / STATE)["step"])
 
 
-def best_of(folder: Path) -> Best | None:
+def best_of(folder: Path) -> "Best | None":
     """Return which checkpoint was the best of its run when that in `folder` was written; None without checkpoint.best.
 
     Raises DataError for a damaged checkpoint, ConfigError for another format version.
     """
     with _verified(folder, STATE):
-        return TypeAdapter(Best | None).validate_python(read_json(folder / STATE).get(BEST), strict=True)
+        from dyad.train.run_folder.best import read_best  # imports pydantic, which a bare GPU image lacks
+
+        return read_best(read_json(folder / STATE).get(BEST))
 
 
 def load_weights(folder: Path) -> SavedTensors:

@@ -24,9 +24,9 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
-from dyad.train.run_folder.best import without_best
 
 CONFIG, STATE = "config.yaml", "run_state.json"
+BEST_SUFFIX = "@best"
 FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
 LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 # what names steps, besides the checkpoints
@@ -88,6 +88,11 @@ LENGTH = ("steps", "epochs")
 # Keys that may change with another batch size, or with more data
 WITH_BATCH = "global_batch_size optim.warmup optim.cooldown data.negatives.refresh_every".split()
 WITH_DATA = ("data.train", "data.passage.corpus")
+
+
+def without_best(path: Path) -> Path:
+    """Return RUN if `path` is the name RUN@best; another path, also a folder that is called so, unchanged."""
+    return path if path.exists() else Path(str(path).removesuffix(BEST_SUFFIX))
 
 
 def run_folder(config: TrainConfig) -> Path:

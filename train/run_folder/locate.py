@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.train.run_folder.best import Best, without_best
+from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.checkpoint import best_of, find, is_checkpoint
-from dyad.train.run_folder.folder import folder_of, steps
+from dyad.train.run_folder.folder import folder_of, steps, without_best
 
 
 def locate(path: Path, log: Callable[[str], None]) -> Path:

@@ -7,9 +7,9 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.train.run_folder.best import Best, without_best
+from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.checkpoint import capture, save
-from dyad.train.run_folder.folder import folder_of, run_of, steps
+from dyad.train.run_folder.folder import folder_of, run_of, steps, without_best
 from dyad.train.run_folder.locate import locate
 from tests.train.run_folder.test_checkpoint import Run
 
