@@ -20,6 +20,7 @@ trainers() { # the children of torchrun's agent that run in sessions of their ow
 stop() { # asks the trainers to save; whatever prepares their start has nothing to lose
     asked=75
     if [ -z "$agent" ]; then exit "$asked"; fi
+    trap '' TERM INT HUP USR1 # a second signal would kill what runs in $(…), and with it this script
     local running
     running=$(trainers)
     if [ -n "$running" ]; then
@@ -28,6 +29,7 @@ stop() { # asks the trainers to save; whatever prepares their start has nothing 
     else
         kill -KILL -- "-$agent" && wait "$agent" || true
     fi 2>/dev/null
+    trap stop TERM INT HUP USR1
 }
 trap stop TERM INT HUP USR1
 

@@ -123,3 +123,17 @@ def test_four_processes_and_their_launcher_are_asked(jobs: Jobs, number: Signals
     outcome = job.ends(within=120)
     assert outcome.codes == [75] and not outcome.orphans and outcome.seconds < 25, outcome
     assert checkpoints(job.run) == [state(job.run)["step"]] and state(job.run)["status"] == "preempted"
+
+
+def test_many_signals_at_once_reach_the_launch_script_and_what_it_runs(jobs: Jobs) -> None:
+    """As scancel sends them, to every process: those that stop the trainers may be killed by the next signal."""
+    job = jobs.launch(1, {"steps": 100_000}, on=["setsid"])
+    job.until(lambda: logged(job.run, 1), "a step")
+    for _ in range(100):
+        for number in (SIGUSR1, SIGTERM):
+            with suppress(ProcessLookupError):
+                os.killpg(job.script.pid, number)
+        time.sleep(0.002)
+    outcome = job.ends(within=60)
+    assert outcome.codes == [75] and not outcome.orphans, outcome
+    assert state(job.run)["status"] == "preempted"
