@@ -36,6 +36,7 @@ from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.world import World, gather_objects
 
 MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
+SCRATCH = 2**28  # bytes of a GPU beside a shard; FAISS would take 1.5 GB from the towers
 BLOCK = 1024  # queries
 SAMPLE = 65_536  # corpus rows that an index is trained on; more if it has many lists
 PER_LIST = 64
@@ -204,6 +205,8 @@ class _Approximate:
         self.faiss, self.spec = faiss, spec
         self.empty = faiss.deserialize_index(learnt)
         self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
+        if self.resources is not None:
+            self.resources.setTempMemory(SCRATCH)
 
     def bytes_per_row(self, width: int) -> int:
         """Return the bytes that a vector of this width takes in the FAISS index.

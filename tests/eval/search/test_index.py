@@ -3,6 +3,8 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -255,3 +257,15 @@ def test_vectors_that_are_not_finite_are_refused(side: str, factor: float) -> No
     vectors[side] = vectors[side] * np.float32(factor)
     with raises(ValueError, f"{side}:"):
         search(vectors["queries"], vectors["corpus"], 1)
+
+
+def test_faiss_takes_little_of_a_gpu_beside_the_towers() -> None:
+    """Its own default is 1.5 GB. What is said to a GPU is counted by a module in its place."""
+    said: list[int] = []
+    gpu = SimpleNamespace(setTempMemory=said.append)
+    faiss: Any = SimpleNamespace(
+        StandardGpuResources=lambda: gpu, get_num_gpus=lambda: 1, deserialize_index=lambda learnt: learnt
+    )
+    spec: Any = None
+    index._Approximate(faiss, spec, np.zeros(1, dtype=np.uint8))
+    assert said == [2**28]
