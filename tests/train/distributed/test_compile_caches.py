@@ -85,6 +85,7 @@ def test_what_others_may_have_planted_is_not_taken(tmp: Path, planted: Callable[
 
 
 @pytest.mark.compiler
+@pytest.mark.soak  # g++ reads the headers of torch for each kernel: a minute
 def test_a_run_compiles_there(tiny: Callable[[dict[str, Any]], list[str]], tmp: Path) -> None:
     own, keys = tmp / f"dyad-{os.getuid()}", {"steps": 1, "compile": "true"}
     words = [sys.executable, "-m", *tiny(keys)]
