@@ -42,16 +42,17 @@ def cases() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     def of_oce(oce: Any) -> Callable[..., Tensor]:
         return lambda s, p, nu, tau: tau * oce.conjugate((s - p - nu) / tau)
 
+    scales = fused_tiles.TileLogits(u[:, None], v, None, None)
     of_rows = [u[:, None], u[:, None], shift.float()]
     return {
         "sums with weights": (fused_tiles.exp_sums, (s, scale, shift, None, None, v)),
         "their gradient": (fused_tiles.exp_gradients, (s, scale, shift, None, u, v, None, v, half)),
-        "sums with a scale for each row and column": (fused_tiles.log_sums, (s, u[:, None], v, None, None, None)),
+        "sums with a scale for each row and column": (fused_tiles.log_sums, (s, scales, None)),
         "their gradient, with that of the scales": (
             fused_tiles.log_sum_gradients,
-            (s, u[:, None], v, None, None, None, (u, v), (u, v), half),
+            (s, scales, None, (u, v), (u, v), half),
         ),
-        "one direction: dpr, coce": (fused_tiles.row_exponentials, (s, scale, -1e38, half)),
+        "the whole row: coce, KL of scores": (fused_tiles.row_exponentials, (s, scale, -1e38, half)),
         "siglip, local_nce, nce": (terms, (s, scale, None, None, _noise, [shift.float()], [0], half)),
         "siglip, pairs left out": (terms, (s, scale, mask, None, _noise, [shift.float()], [0], half)),
         "siglip, positives by key": (

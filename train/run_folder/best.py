@@ -1,4 +1,4 @@
-"""The best checkpoint of a run, by a metric of its evaluations (checkpoint.best), and its name, RUN@best.
+"""The best checkpoint of a run, by a metric of its evaluations (checkpoint.best): RUN@best.
 
 Each checkpoint of a run says which one was the best when it was written: the entry "best" of its state.json. So the
 newest one knows the best of the run, and no second file can contradict it. Imports no torch.

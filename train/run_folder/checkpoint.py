@@ -181,9 +181,9 @@ def save(
     and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
 
     Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of `state.facts`
-    names; the others are deleted. before_save: called first; it
-    flushes the logs, so that the logs on the disk never end before the step of a checkpoint. Raises HardwareError when
-    logs or checkpoint cannot be written; older checkpoints then stay as they are.
+    names; the others are deleted. before_save: called first; it flushes the logs, so that the logs on the disk never
+    end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older
+    checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -112,30 +112,35 @@ def _exponentials(s: Tensor, scale: Tensor, shift: Tensor, left_out: Tensor | No
     return e if left_out is None else e.masked_fill(left_out, 0.0)
 
 
-@fused
-def log_sums(
-    s: Tensor,
-    row_scale: Tensor,
-    column_scale: Tensor,
-    row_weights_r: Tensor | None,
-    column_weights_c: Tensor | None,
-    left_out: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of the logits of the tile's rows, (r,), and of its columns, (c,).
+class TileLogits(NamedTuple):
+    """The scales and log-weights of a tile, as in Logits: row_scale (r, 1) or 0-d, column_scale (c,) or 0-d."""
 
-    row_scale: (r, 1) or 0-d; column_scale: (c,) or 0-d. The weights are log-weights, as in Logits.
-    """
-    of_rows, of_columns = _two_logits(s, row_scale, column_scale, row_weights_r, column_weights_c, left_out)
+    row_scale: Tensor
+    column_scale: Tensor
+    row_weights_r: Tensor | None
+    column_weights_c: Tensor | None
+
+    def both(self, s: Tensor, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the logits of the row sums and those of the column sums, (r, c) each; −inf where left out."""
+        of_rows, of_columns = s * self.row_scale, s * self.column_scale
+        of_rows = of_rows if self.column_weights_c is None else of_rows + self.column_weights_c
+        of_columns = of_columns if self.row_weights_r is None else of_columns + self.row_weights_r[:, None]
+        if left_out is None:
+            return of_rows, of_columns
+        return of_rows.masked_fill(left_out, -math.inf), of_columns.masked_fill(left_out, -math.inf)
+
+
+@fused
+def log_sums(s: Tensor, logits: TileLogits, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the log-sum-exp of the logits of the tile's rows, (r,), and of its columns, (c,)."""
+    of_rows, of_columns = logits.both(s, left_out)
     return of_rows.logsumexp(1), of_columns.logsumexp(0)
 
 
 @fused
 def log_sum_gradients(
     s: Tensor,
-    row_scale: Tensor,
-    column_scale: Tensor,
-    row_weights_r: Tensor | None,
-    column_weights_c: Tensor | None,
+    logits: TileLogits,
     left_out: Tensor | None,
     sums: tuple[Tensor, Tensor],
     upstream: tuple[Tensor, Tensor],
@@ -143,31 +148,14 @@ def log_sum_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradient in s, (r, c) in `dtype`, and those of row and column scales and log-weights: (r,) or (c,).
 
-    sums: the log-sums of the rows, (r,), and columns, (c,); upstream: the gradients of the loss in them. Other
-    arguments as in log_sums. The formulas are those of lse_online.online_gradients.
+    sums: the log-sums of the rows, (r,), and columns, (c,); upstream: the gradients of the loss in them. The formulas
+    are those of lse_online.online_gradients.
     """
-    of_rows, of_columns = _two_logits(s, row_scale, column_scale, row_weights_r, column_weights_c, left_out)
+    of_rows, of_columns = logits.both(s, left_out)
     p = (of_rows - sums[0][:, None]).exp() * upstream[0][:, None]
     q = (of_columns - sums[1]).exp() * upstream[1]
-    g = (p * row_scale + q * column_scale).to(dtype)
+    g = (p * logits.row_scale + q * logits.column_scale).to(dtype)
     return g, (p * s).sum(1), (q * s).sum(0), q.sum(1), p.sum(0)
-
-
-def _two_logits(
-    s: Tensor,
-    row_scale: Tensor,
-    column_scale: Tensor,
-    row_weights_r: Tensor | None,
-    column_weights_c: Tensor | None,
-    left_out: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the logits of the row sums and those of the column sums, (r, c) each, −inf for pairs that are left out."""
-    of_rows, of_columns = s * row_scale, s * column_scale
-    of_rows = of_rows if column_weights_c is None else of_rows + column_weights_c
-    of_columns = of_columns if row_weights_r is None else of_columns + row_weights_r[:, None]
-    if left_out is None:
-        return of_rows, of_columns
-    return of_rows.masked_fill(left_out, -math.inf), of_columns.masked_fill(left_out, -math.inf)
 
 
 @fused

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dyad.train.losses.sums.fused_tiles import TileLogits
 from dyad.train.losses.sums.tiles import part_of, slices
 
 Shares = Callable[[Tensor], Tensor]  # the log-sums of this rank's rows (b,) → its shares of numbers of any shape
@@ -49,11 +50,12 @@ class Logits:
         """
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
 
-    def of_tile(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return a tile's row scale (r, 1) or 0-d, column scale (c,) or 0-d, log-weights (r,) and (c,) or None."""
+    def of_tile(self, rows: slice, columns: slice) -> TileLogits:
+        """Return the part of a tile. rows, columns: the slices of the matrix that the tile covers."""
         row_scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
         column_scale = self.row_scale if self.column_scale_M is None else self.column_scale_M[columns]
-        return row_scale, column_scale, part_of(self.row_weights_b, rows), part_of(self.column_weights_M, columns)
+        weights = part_of(self.row_weights_b, rows), part_of(self.column_weights_M, columns)
+        return TileLogits(row_scale, column_scale, *weights)
 
     def of_rows(self, s: Tensor, rows: slice, columns: slice, out: Tensor) -> Tensor:
         """Compute a tile's logits of the row sums (log-sum-exp over columns) into `out`, and return it.

@@ -10,10 +10,10 @@ without log-weights; with them, fused_tiles.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -135,12 +135,13 @@ def one_shift_gradients(
         kernels, exclusion = fused
         found = kernels.gradients(tiles.x_bD, tiles.y_MD, logits.row_scale, bound.shift, u_b, v_M, exclusion)
     gradients = Gradients(tiles, found)
-    d_weights = None, None
-    if found is None and tiles.half:
-        d_weights = _add_fused_tiles(gradients, tiles, logits, bound, u_b, v_M)
-    elif found is None:
-        blocks = kept or _exponentials(tiles, logits, bound)
-        d_weights = _add_tiles(gradients, blocks, tiles.scratch(), logits, bound, u_b, v_M)
+    d_weights = [None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)]
+    if found is None:
+        for rows, columns, g, *of_tile in _tile_gradients(tiles, kept, logits, bound, u_b, v_M):
+            gradients.add(rows, columns, g)
+            for total, part, d in zip(d_weights, (rows, columns), of_tile, strict=True):
+                if total is not None:
+                    total[part] += d
     dscale = sum_of_products(tiles.x_bD, gradients.dx_bD).to(logits.row_scale)
     return *gradients.scaled(logits.row_scale), dscale, None, *d_weights
 
@@ -184,50 +185,33 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) 
     return row_sums_b, column_sums_M
 
 
-def _add_tiles(
-    gradients: Gradients, blocks: Iterable[Block], space: Tensor, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Add the gradients of x and y to `gradients`; return the gradients of the row and of the column log-weights.
+def _tile_gradients(
+    tiles: Tiles, kept: list[Block] | None, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
+) -> Iterator[tuple[Any, ...]]:
+    """Yield (row slice, column slice, G, gradients of log-weights of rows, of log-weights of columns) of each tile.
 
-    The latter are (b,) and (M,), each None if `logits` has no such weights. blocks: the exponentials, overwritten.
-    space: memory for one tile. u_b, v_M: the upstream gradient of each row and each column, divided by its sum of
-    exponentials. bound: the shift of the exponents, and the largest log-weights.
+    The last two are (r,) and (c,), each None if `logits` has no such weights. kept: the exponentials, overwritten; None
+    or empty: they are computed again. u_b, v_M: the upstream gradient of each row and each column, divided by its sum
+    of exponentials. bound: the shift of the exponents, and the largest log-weights.
     """
     row_factors_b, column_factors_M = _factors(logits, bound)
-    d_rows_b, d_columns_M = (
-        None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
-    )
-    for rows, columns, e in blocks:
-        by_row, by_column = u_b[rows, None], v_M[columns]
-        if column_factors_M is not None and d_columns_M is not None:
+    if tiles.half:
+        for rows, columns, s in tiles.scores():
+            factors = part_of(row_factors_b, rows), part_of(column_factors_M, columns)
+            given = logits.row_scale, bound.shift, tiles.left_out(rows, columns), u_b[rows], v_M[columns], *factors
+            yield rows, columns, *exp_gradients(s, *given, tiles.gradient_dtype)
+        return
+    space = tiles.scratch()
+    for rows, columns, e in kept or _exponentials(tiles, logits, bound):
+        by_row, by_column, d_rows, d_columns = u_b[rows, None], v_M[columns], None, None
+        if column_factors_M is not None:
             by_row = by_row * column_factors_M[columns]
-            d_columns_M[columns] += column_factors_M[columns] * (u_b[rows] @ e)
-        if row_factors_b is not None and d_rows_b is not None:
+            d_columns = column_factors_M[columns] * (u_b[rows] @ e)
+        if row_factors_b is not None:
             by_column = by_column * row_factors_b[rows, None]
-            d_rows_b[rows] += row_factors_b[rows] * (e @ v_M[columns])
-        gradients.add(rows, columns, e.mul_(torch.add(by_row, by_column, out=shaped(space, *e.shape))))
-    return d_rows_b, d_columns_M
-
-
-def _add_fused_tiles(
-    gradients: Gradients, tiles: Tiles, logits: Logits, bound: Bound, u_b: Tensor, v_M: Tensor
-) -> tuple[Tensor | None, Tensor | None]:
-    """Do what _add_tiles does, for products of half precision."""
-    row_factors_b, column_factors_M = _factors(logits, bound)
-    d_rows_b, d_columns_M = (
-        None if w is None else torch.zeros_like(w) for w in (logits.row_weights_b, logits.column_weights_M)
-    )
-    for rows, columns, s in tiles.scores():
-        g, d_rows, d_columns = exp_gradients(
-            s, logits.row_scale, bound.shift, tiles.left_out(rows, columns), u_b[rows], v_M[columns],
-            part_of(row_factors_b, rows), part_of(column_factors_M, columns), tiles.gradient_dtype,
-        )  # fmt: skip
-        gradients.add(rows, columns, g)
-        if d_rows_b is not None and d_rows is not None:
-            d_rows_b[rows] += d_rows
-        if d_columns_M is not None and d_columns is not None:
-            d_columns_M[columns] += d_columns
-    return d_rows_b, d_columns_M
+            d_rows = row_factors_b[rows] * (e @ v_M[columns])
+        g = e.mul_(torch.add(by_row, by_column, out=shaped(space, *e.shape)))
+        yield rows, columns, g, d_rows, d_columns
 
 
 def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None]:

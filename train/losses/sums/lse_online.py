@@ -37,7 +37,7 @@ def _log_sums(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tens
     """Yield (row slice, column slice, log-sums of the tile's rows, log-sums of its columns) of each tile."""
     if tiles.half:
         for rows, columns, s in tiles.scores():
-            yield rows, columns, *log_sums(s, *logits.of_tile(rows, columns), tiles.left_out(rows, columns))
+            yield rows, columns, *log_sums(s, logits.of_tile(rows, columns), tiles.left_out(rows, columns))
     else:
         for rows, columns, of_rows, of_columns, _ in _two_logits(tiles, logits):
             yield rows, columns, of_rows.logsumexp(1), of_columns.logsumexp(0)
@@ -89,11 +89,10 @@ def _fused_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) 
     for rows, columns, s in tiles.scores():
         sums = upstream.rows_b[rows], upstream.columns_M[columns]
         of_sums = upstream.row_gradient_b[rows], upstream.column_gradient_M[columns]
-        given = *logits.of_tile(rows, columns), tiles.left_out(rows, columns), sums, of_sums
+        given = logits.of_tile(rows, columns), tiles.left_out(rows, columns), sums, of_sums
         g, *of_tile = log_sum_gradients(s, *given, tiles.gradient_dtype)
         gradients.add(rows, columns, g)
-        parts = zip((*of_scales, *of_weights), (rows, columns) * 2, of_tile, strict=True)
-        for total, part, value in parts:
+        for total, part, value in zip((*of_scales, *of_weights), (rows, columns) * 2, of_tile, strict=True):
             total[part] += value
     d_scales = of_scales if logits.column_scale_M is not None else (of_scales[0].sum() + of_scales[1].sum(), None)
     weights = logits.row_weights_b, logits.column_weights_M

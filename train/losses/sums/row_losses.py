@@ -18,9 +18,7 @@ from torch import Tensor
 
 from dyad.train.losses.sums.functions import first_order_only
 from dyad.train.losses.sums.fused_tiles import row_exponentials
-from dyad.train.losses.sums.tiles import TILE, Exclusion, Tiles, add_product, shaped, slices, wide_product
-
-LARGEST_STRIP = 1 << 28  # scores of a strip of more than TILE rows: 1 GB
+from dyad.train.losses.sums.tiles import Exclusion, Tiles, add_product, shaped, slices, wide_product
 
 Rows = tuple[Tensor, Tensor, Tensor]
 
@@ -68,9 +66,8 @@ class _RowLosses(torch.autograd.Function):
         d_p_b, d_scale, *d_inputs = (torch.zeros_like(v) for v in (p_b, scale, *inputs))
         total = x_bD.new_zeros((), dtype=torch.float64)
         log_sums_b, means_b = (x_bD.new_empty(len(x_bD), dtype=tiles.dtype) for _ in range(2))
-        height = max(TILE, min(tiles.size, LARGEST_STRIP // max(len(y), 1) // TILE * TILE))
-        space = x_bD.new_empty(min(height, len(x_bD)) * len(y), dtype=tiles.dtype)
-        for strip in slices(len(x_bD), height):
+        space = x_bD.new_empty(min(tiles.strip, len(x_bD)) * len(y), dtype=tiles.dtype)
+        for strip in slices(len(x_bD), tiles.strip):
             x = x_bD[strip].to(tiles.dtype) * scale
             a = wide_product(x_bD[strip] if tiles.half else x, y.T, shaped(space, len(x), len(y)))
             for columns in slices(len(y), tiles.size):

@@ -236,11 +236,8 @@ class Tiles:
 
         A product of two bf16 numbers is exact in float32, so the scores are those of float32.
         """
-        pairs = len(self.x_bD) * len(self.y_MD)
-        half = pairs > 0 and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
-        if not half and self.x_bD.is_cuda and pairs >= MANY:
-            _say_what_is_slow()
-        return half
+        some = len(self.x_bD) * len(self.y_MD) > 0
+        return some and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
 
     @property
     def gradient_dtype(self) -> torch.dtype:
@@ -270,8 +267,16 @@ class Tiles:
                 s = wide_product(x, y.T, None if space is None else shaped(space, len(x), len(y)))
                 yield rows, columns, s if shift is None else s.sub_(shift)
 
+    @property
+    def strip(self) -> int:
+        """How many rows are taken at a time where all of their scores are needed: as a tile, or at most KEPT bytes."""
+        fitting = KEPT // (max(len(self.y_MD), 1) * self.dtype.itemsize)
+        return max(TILE, min(self.size, fitting // TILE * TILE))
+
     def operand(self, embeddings: Tensor) -> Tensor:
         """Return embeddings in the dtype in which products take them."""
+        if not self.half and self.x_bD.is_cuda and len(self.x_bD) * len(self.y_MD) >= MANY:
+            _say_what_is_slow()
         return embeddings if self.half else embeddings.to(self.dtype)
 
     def leave_out_(self, rows: slice, columns: slice, value: float, *scores: Tensor) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,7 +39,8 @@ CASES: dict[str, dict[str, Any]] = {
         for loss in ("identity", "squared_hinge", "logistic")
     },
 }
-QUICK = ("one_sided_dpm, weights", "clip, a low temperature", "dpr", "siglip, duplicates", "coce, kl, logistic")
+DOCUMENT = Path(__file__).parents[4] / "docs/gpu.md"
+QUICK = ("one_sided_dpm, weights", "clip, a low temperature", "coce", "siglip, duplicates", "coce, kl, logistic")
 
 
 def embeddings() -> tuple[Tensor, ...]:
@@ -85,8 +88,6 @@ def products(monkeypatch: pytest.MonkeyPatch) -> Counter[torch.dtype]:
     monkeypatch.setattr(tiles, "TILE", 16)
     monkeypatch.setattr(tiles, "fuses", lambda device: True)
     monkeypatch.setattr(Objective, "_comparable", lambda self, e: e)  # keeps half precision, as on a GPU
-    monkeypatch.setattr(row_losses, "TILE", 16)
-    monkeypatch.setattr(row_losses, "LARGEST_STRIP", 0)
     for module in (tiles, row_losses):
         monkeypatch.setattr(module, "wide_product", counting)
     return counted
@@ -120,3 +121,13 @@ def test_what_gpus_compile_is_one_graph(
     assert not counters["graph_break"]
     for g, expected in zip(got, want, strict=True):
         torch.testing.assert_close(g, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_the_table_of_paths_has_every_objective() -> None:
+    """Each in one row but that of options, and those without scores in the last."""
+    rows = [line.split(" | ")[1] for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")]
+    named = [re.findall(r"`(\w+)`", row) for row in rows]
+    assert sorted(name for row in named for name in row) == sorted(
+        WITHOUT_TILES | {n for n in CASES if n in OBJECTIVES}
+    )
+    assert set(named[-1]) == WITHOUT_TILES
