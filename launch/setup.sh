@@ -115,9 +115,10 @@ print(hashlib.sha256(open("requirements.lock", "rb").read()).hexdigest()[:12], f
         rm -rf .venv
         "$shared/bin/python" -m venv --without-pip .venv || return
         site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-        # the plain line is for tools that only read paths; the other runs the .pth files of the dependencies
+        # the plain line is for tools that only read paths; the other runs the .pth files of the dependencies. The collector
+        # is a fifth of the imports of torch and transformers: commands set its threshold, torchrun and scripts do not
         "$shared/bin/python" -c 'import sysconfig; p = sysconfig.get_path("purelib")
-print(f"import site; site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
+print(f"import gc, site; gc.set_threshold(100_000, 20, 10); site.addsitedir({p!r})", p, sep="\n")' >"$site/dyad-dependencies.pth"
         echo "$PWD" >"$site/dyad-checkout.pth"
         printf '%s\n' "#!$PWD/.venv/bin/python" 'from dyad.__main__ import script' 'script()' >.venv/bin/dyad
         chmod +x .venv/bin/dyad

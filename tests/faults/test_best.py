@@ -57,7 +57,7 @@ def stopped_at(jobs: Jobs, world: int, keys: dict[str, Any], *stops: str) -> Pat
     [
         # an evaluation that is owed, and a kill between the last new best and the end
         (2, {"optim.ema": 0.5}, ("SIGKILL@6", "SIGTERM@16", "SIGKILL@24")),
-        (2, {"dist.name": "fsdp2"}, ("SIGKILL@16",)),
+        pytest.param(2, {"dist.name": "fsdp2"}, ("SIGKILL@16",), marks=pytest.mark.soak),
     ],
     ids=["ddp", "fsdp2"],
 )

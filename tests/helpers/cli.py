@@ -28,8 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # _dynamo: the first step of an optimiser would import it
 HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
-PIL.WebPImagePlugin hydra._internal.hydra dyad.train.cli.compose dyad.train.run.run
-dyad.train.export.main dyad.eval.run.main dyad.eval.run.mine dyad.eval.report.main dyad.eval.run.load_run""".split()
+PIL.WebPImagePlugin PIL.GifImagePlugin PIL.PpmImagePlugin PIL.JpegImagePlugin rich.console faiss hydra._internal.hydra
+dyad.train.cli.compose dyad.train.run.run dyad.train.losses.objectives.softmax dyad.train.export.main dyad.eval.run.main
+dyad.eval.run.mine dyad.eval.report.main dyad.eval.run.load_run dyad.eval.tasks.image_text_retrieval""".split()
 
 GLOO = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)
 
@@ -117,6 +118,7 @@ def warm() -> None:
         import_module(module)
     compose = sys.modules["dyad.train.cli.compose"]
     compose.register(tuple(compose.OBJECTIVES))
+    sys.modules["hydra.core.plugins"].Plugins.instance()  # looks for its plugins once
     curves, plots = (sys.modules[f"dyad.eval.report.{name}"] for name in ("curves", "plots"))
     plots.line_chart("", curves.Chart("", [curves.Series("", [1, 2], [1, 2])]))  # Matplotlib looks for its font once
 
