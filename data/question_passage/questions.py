@@ -49,6 +49,11 @@ class QuestionRow:
     hard_negatives: PassageList = InlinePassages()
     passage_prefix: str | None = field(default=None, kw_only=True)
 
+    @property
+    def lists(self) -> tuple[PassageList, ...]:
+        """The lists of passages, in the order of LISTS."""
+        return self.positives, self.negatives, self.hard_negatives
+
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
     """Return the paths of the files of question rows that `value` names; for a BEIR folder, the path of its judgements.
@@ -111,7 +116,7 @@ class QuestionRows:
     """
 
     def __init__(self, sources: list["QuestionSource"], written: list[WrittenSource], shared: Corpus | None) -> None:
-        self.sources, self._written, self.weights = sources, written, [source.weight for source in written]
+        self.sources, self.written, self.weights = sources, written, [source.weight for source in written]
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
         pairs = list(zip(sources, written, strict=True))
@@ -154,7 +159,7 @@ class QuestionRows:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is not in [0, {len(self)})")
         number = bisect_right(self._starts, i) - 1
-        return self.sources[number], i - self._starts[number], self._written[number]
+        return self.sources[number], i - self._starts[number], self.written[number]
 
 
 # ---- rows of files -------------------------------------------------------------------------------------------------
@@ -176,6 +181,7 @@ class RowQuestions:
         self.fingerprint = json_digest(state)
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
+        self.paths = rows.files
         self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
 
     def __len__(self) -> int:
@@ -265,7 +271,7 @@ class BeirQuestions:
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = json_digest(state)
-        files = [*self.queries.rows.files, *self.corpus.rows.files]
+        self.paths = files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, [JUDGED_FORMAT, *state], lambda: self._judged(qrels))
         self._count, *counts = self._mapped.array[:HEADER].tolist()
         self.left_out = judgements.left_out_line(qrels, counts)

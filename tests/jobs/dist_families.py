@@ -57,7 +57,7 @@ SENT = {  # numbers per rank and step: y and its gradient, 2 B D; second moments
 
 
 def cases(folder: Path) -> list[Case]:
-    file = {"noise": "file", "noise_file": str(folder / "log_q.npy"), "bias_learnable": True}
+    file = {"density": "file", "noise_file": str(folder / "log_q.npy"), "bias_learnable": True}
     logistic = [
         Case(name, {"duplicates": duplicates, **options}, ("keys",))
         for duplicates, (name, options) in product(
@@ -65,7 +65,7 @@ def cases(folder: Path) -> list[Case]:
             [
                 ("siglip", {"init_bias": -1.0}),
                 ("local_nce", {}),
-                ("nce", {"noise": "uniform", "num_samples": 50, "k": 3.0}),
+                ("nce", {"density": "uniform", "num_samples": 50, "k": 3.0}),
                 ("nce", file),
                 ("binary_nce", {}),
                 ("binary_nce", {"negatives_per_positive": 3}),

@@ -76,6 +76,7 @@ the best checkpoint by a metric | train/run/best.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
 what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
+the noise of NCE is drawn | data/loading/drawn_items.py | DrawnItems
 the rules of mining | eval/mine/mining.py | mine
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 nDCG | eval/metrics/trec.py | measures

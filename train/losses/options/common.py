@@ -43,7 +43,8 @@ class ExpectedBatch:
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
-    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs.
+    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
+    drawn from all y items of the data.
     """
 
     pairs: int
@@ -51,6 +52,7 @@ class ExpectedBatch:
     several: bool = False
     classes: bool = False
     inputs: str = "pairs"
+    catalogue: bool = True
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
@@ -98,6 +100,18 @@ class ObjectiveOptions:
     def by_sample_id(self) -> bool:
         """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers from a file."""
         return False
+
+    @property
+    def draws(self) -> str | None:
+        """The density from which a run draws further y items for every batch, which are the noise; None: it draws none.
+
+        A row of DENSITIES in data/loading/drawn_items.py; its file, if it has one, is the option noise_file.
+        """
+        return None
+
+    def drawn_items(self, pairs: int) -> int:
+        """Return how many y items a run draws for each global batch of so many pairs."""
+        return 0
 
     def broken_rules(self) -> Iterator[str]:
         """Yield an error message for each forbidden combination in the values of this objective's options."""
