@@ -78,12 +78,16 @@ class DrawnItems:
         sizes_N = np.diff(catalogue.starts, append=len(weight_E))
         self._cumulative_E = np.cumsum(weight_E * np.repeat(share_N, sizes_N))
 
+    def __len__(self) -> int:
+        """The number of items that can be drawn."""
+        return int(np.isfinite(self.log_q_N).sum())
+
     def __str__(self) -> str:
         """A line on the density: how many items it can draw, and how even it is."""
         log_q_n = self.log_q_N[np.isfinite(self.log_q_N)]
         effective = np.exp(-(np.exp(log_q_n) * log_q_n).sum())
         return (
-            f"noise: {self.count:,} items are drawn for each batch, from {len(log_q_n):,} with the entropy of "
+            f"noise: {self.count:,} items are drawn for each batch, from {len(self):,} with the entropy of "
             f"{effective:,.1f} equally likely ones; the likeliest makes {np.exp(log_q_n.max()):.2%} of draws"
         )
 

@@ -82,7 +82,7 @@ class Density:
         model.embed_dim=16 model.text.context_length=null model.text.frozen=false model.text.name=null
         data.train={self.folder / "pairs.tar"} data.val=null data.workers=0 data.bad_samples=stop
         objective=nce objective.similarity=dot objective.temperature=1 objective.learnable=false
-        objective.bias_learnable=true optim.lr=0.05 optim.weight_decay=0 optim.warmup=0 eval.suite=[]
+        optim.lr=0.05 optim.weight_decay=0 optim.warmup=0 eval.suite=[]
         tracking=local tracking.report=false run.dir={self.folder / "runs"}
         """
         words = {word.partition("=")[0]: word for word in (*common.split(), *more)}

@@ -238,7 +238,7 @@ def _total_steps(config: TrainConfig, data: TrainingData) -> int:
     return config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
 
 
-def run_options(config: TrainConfig, steps: int, **own: int) -> dict[str, Any]:
+def run_options(config: TrainConfig, steps: int, **own: float) -> dict[str, Any]:
     """Return the options of a run's objective with the run's own numbers, where they leave them open.
 
     steps: of the whole run; with the samples of an epoch they give the epochs of the schedule objective.gamma=auto.
@@ -253,11 +253,13 @@ def run_options(config: TrainConfig, steps: int, **own: int) -> dict[str, Any]:
 
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
-    own = {}
+    own: dict[str, float] = {}
     if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
         samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
+    if data.drawn:  # Σ_y u is 1 where all scores are 0
+        own["init_bias"] = -math.log(len(data.drawn))
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
     if config.task is Task.question_passage and further and "negatives" not in objective.takes:

@@ -52,4 +52,5 @@ def test_the_noise_of_an_older_run_is_the_batch(tmp_path: Path) -> None:
     assert (found.noise, found.density) == (Noise.batch, Density.uniform)
     check_run(compose_config([*words, "objective.density=uniform"]))
     with raises(ConfigError, run, "objective.noise: batch", "uniform"):
-        check_run(compose_config([*words, "objective.noise=uniform"]))
+        others = ["objective.density=uniform", "objective.init_bias=0", "objective.bias_learnable=false"]
+        check_run(compose_config([*words, "objective.noise=uniform", *others]))

@@ -55,9 +55,18 @@ class NceOptions(LogisticOptions):
     noise_file: str | None = described(
         None, "noise=file: log q by content key, of python -m data weights; density=file: .npy of log q by sample id"
     )
-    init_bias: float | None = described(0.0, "where −log Z, an offset of log u, starts")
-    bias_learnable: bool = described(False, "whether −log Z learns")
+    init_bias: float | None = described(
+        None, "where −log Z, an offset of log u, starts; null: at 0; drawn: at −log of the number of items"
+    )
+    bias_learnable: bool | None = described(None, "whether −log Z learns; null: with drawn noise")
     num_samples: int | None = number(None, "density=uniform: number of items; null: of the training data", "1 or more")
+
+    def __post_init__(self) -> None:
+        drawn = self.draws is not None
+        if self.bias_learnable is None:
+            self.bias_learnable = drawn  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.init_bias = 0.0 if self.init_bias is None and not drawn else self.init_bias
+        super().__post_init__()
 
     @property
     def by_sample_id(self) -> bool:
