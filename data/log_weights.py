@@ -20,7 +20,6 @@ from dyad.data.base.files import checked_path, write_bytes
 from dyad.data.base.json_text import parse_json
 
 LOG_Q, ZETA = "log_q", "zeta"
-SUFFIX = ".safetensors"
 FORMAT = 1
 _KEYS, _FACTS = "keys", "dyad"
 
@@ -75,7 +74,7 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as {SUFFIX}: {error}") from error
+        raise DataError(f"{path} cannot be read as .safetensors: {error}") from error
     if name not in arrays or _KEYS not in arrays:
         raise ConfigError(f"{path} has the arrays {', '.join(arrays) or 'none'}: {_KEYS} and {name} are needed")
     keys_n, values_n = arrays[_KEYS], arrays[name]

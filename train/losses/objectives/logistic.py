@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import class_indices
-from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.gathered.importance import column_numbers
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
 from dyad.train.losses.options.choices import Duplicates, Noise
@@ -184,15 +185,15 @@ class Nce(LogisticObjective):
 
     sp(a) = log(1 + e^a), a = log u − log q − log k. The model is log u = s/τ + bias, with bias = −log Z. options.noise
     gives the noise density q: with unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x)
-    p(y)); with uniform q = 1/num_samples; with file the file holds log q_j of the columns, by sample id. k: noise pairs
-    per data pair, by default k_n/k_d of the batch (1/k_d in a batch without noise).
+    p(y)); with uniform q = 1/num_samples; with file the file holds log q_j of the columns, by content key or by sample
+    id. k: noise pairs per data pair, by default k_n/k_d of the batch (1/k_d in a batch without noise).
     """
 
     options: NceOptions
 
     def __init__(self, options: NceOptions) -> None:
         super().__init__(options)
-        self._table = SampleTable(options.noise_file) if options.noise_file else None
+        self.table = column_numbers(options, LOG_Q)
         if options.noise is Noise.uniform and options.num_samples is None:
             raise ConfigError("objective.noise=uniform: give objective.num_samples, the number of items")
 
@@ -202,11 +203,7 @@ class Nce(LogisticObjective):
         k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
         log_q = -math.log(options.num_samples or 1) if options.noise is Noise.uniform else 0.0
         weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
-        minus_log_q_M = None
-        if self._table is not None:
-            if len(batch.y_MD) != batch.columns.total:
-                raise ConfigError("objective.noise=file: further columns have no log q")
-            minus_log_q_M = -self._table.of_columns(batch, k)
+        minus_log_q_M = None if self.table is None else -self.table.of_columns(batch, k)
         return LogisticFormula(self.bias - k.log() - log_q, *weights, minus_log_q_M)
 
 

@@ -46,26 +46,23 @@ class NceOptions(LogisticOptions):
     noise: Noise = described(
         Noise.unigram, "q of the columns: the data's own (scores model the ratio to it), 1/num_samples, or from a file"
     )
-    noise_file: str | None = described(None, "file: .npy of log q by sample id")
+    noise_file: str | None = described(
+        None, "file: log q by content key, as data weights makes it, or .npy by sample id"
+    )
     init_bias: float | None = described(0.0, "where −log Z, an offset of log u, starts")
     bias_learnable: bool = described(False, "whether −log Z learns")
     num_samples: int | None = number(None, "uniform: number of items; null: of the training data", "1 or more")
 
     @property
-    def by_sample_id(self) -> bool:
-        return self.noise_file is not None
+    def number_file(self) -> str | None:
+        return self.noise_file
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
         if self.noise is Noise.file and self.noise_file is None:
-            yield "objective.noise=file: give objective.noise_file, an .npy of log q by sample id"
+            yield "objective.noise=file: give objective.noise_file, as python -m data weights makes it"
         if self.noise is not Noise.file and self.noise_file is not None:
             yield f"objective.noise_file={self.noise_file}: is read with objective.noise=file only"
-
-    def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
-        yield from super().broken_by(batch)
-        if self.noise is Noise.file and batch.further:
-            yield f"objective.noise=file: {batch.no_further}"
 
 
 @dataclass
