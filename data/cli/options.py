@@ -8,6 +8,7 @@ from dyad.data.base.command_line import config_option
 from dyad.data.config import (
     CaptionPer,
     DataConfig,
+    DrawnPositives,
     PassageConfig,
     QuestionConfig,
     check_split,
@@ -18,6 +19,7 @@ from dyad.data.tables.pictures import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
 PictureTask = StrEnum("PictureTask", ["image_text", "views", "labelled"])  # that pictures are for, as the key task
+Side = StrEnum("Side", ["x", "y"])
 # Formats that questions are converted to.
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
@@ -112,3 +114,19 @@ class PackOptions(WriteOptions):
     to: Target = described(Target.shards, "what questions become; pictures become shards")
     val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
+
+
+@dataclass
+class WeightsOptions(QuestionKeys):
+    """The key=value options of `python -m data weights`."""
+
+    out: str | None = described(None, "new .safetensors file (required)")
+    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or picture")
+    power: float = described(1.0, "q is proportional to the count to this power; word2vec: 0.75", least=0)
+    add: float = described(0.0, "added to each count; above 0, negatives and passages of corpus= have a q too", least=0)
+    temperature: float | None = described(None, "write ζ = -τ log q of this τ, for importance=zeta", above=0)
+    positives: DrawnPositives = config_option(PassageConfig, "positives")
+    captions: list[str] = config_option(DataConfig, "captions")
+    caption_weights: list[float] | None = config_option(DataConfig, "caption_weights")
+    text_key: str | None = config_option(DataConfig, "text_key")
+    image_key: str = config_option(DataConfig, "image_key")

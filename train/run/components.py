@@ -43,6 +43,7 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.best import refuse_unknown_metric
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
+from dyad.train.run.item_weights import notes_on_weights
 from dyad.train.run.objective_trial import try_on_one_rank
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
@@ -148,6 +149,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     notes = calibrate(config, objective, model.calibration)
+    samples = sum(getattr(data.order, "sizes", ()))
+    notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
