@@ -26,6 +26,7 @@ data/image_text
 data/tables
 data/question_passage
 data/cli
+data/build
 eval train/losses/options
 train
 train/losses/sums
@@ -78,6 +79,9 @@ what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
 the rules of mining | eval/mine/mining.py | mine
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
+BM25 | data/question_passage/bm25.py | build_bm25
+whether a passage has an answer | data/question_passage/answers.py | prepared
+log q of items by content key | data/log_weights.py | read_log_weights
 nDCG | eval/metrics/trec.py | measures
 partial AUC | eval/metrics/auc.py | auc_values
 the linear probe of frozen features | eval/tasks/linear_probe.py | linear_probe
