@@ -5,7 +5,7 @@ An item is a question, a passage, a picture or a caption. Items of equal content
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ import numpy as np
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.progress import tracked
 from dyad.data.cli.inputs import InputKind, kind_of, shards_of
-from dyad.data.cli.options import Side, WeightsOptions
-from dyad.data.config import DataConfig, DrawnPositives, PassageConfig, QuestionConfig
+from dyad.data.cli.options import Side, WeightsOptions, question_config
+from dyad.data.config import DataConfig, DrawnPositives
 from dyad.data.question_passage.questions import QuestionRows, open_questions
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.manifest import Manifest, file_entries
@@ -86,10 +86,8 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
 
 def data_config(options: WeightsOptions) -> DataConfig:
     """Return the keys data.* of a run that reads the data as the options say."""
-    passage = {name: getattr(options, name) for name in ("corpus", "positives", "pos_pool", "neg_pool")}
-    same = ("columns", "template", "caption_per", "captions", "caption_weights", "text_key", "image_key")
-    own = {name: getattr(options, name) for name in (*same, "max_image_pixels")}
-    return DataConfig(**own, question=QuestionConfig(split=options.split), passage=PassageConfig(**passage))
+    own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
+    return replace(question_config(options), **{name: getattr(options, name) for name in own})
 
 
 class QuestionItems:
