@@ -45,7 +45,7 @@ class LogWeights:
         if (missing_k := self.keys_n[index_k] != keys_k).any():
             raise DataError(
                 f"{self.path}: no {self.name} of the item with content key {keys_k[missing_k][0]}. Make the "
-                "file of the data that is trained on; items that are never a positive need corpus=FILE add=1"
+                "file of the data that is trained on, with add=1 for negatives and corpus=FILE for mined ones"
             )
         return self.values_n[index_k]
 

@@ -74,12 +74,10 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
             keys.append(key)
             counts.append(weight * draws)
             places.append(i)
-    if with_others:
-        found = np.unique(np.concatenate([np.empty(0, np.int64), *(np.unique(part) for part in rows.others())]))
-        others = np.setdiff1d(found, np.frombuffer(keys, np.int64))
-        keys.extend(others.tolist())
-        counts.extend(repeat(0.0, len(others)))
-        places.extend(repeat(-1, len(others)))
+    for others in rows.others() if with_others else ():
+        keys.frombytes(np.asarray(others, np.int64).tobytes())
+    counts.extend(repeat(0.0, len(keys) - len(counts)))
+    places.extend(repeat(-1, len(keys) - len(places)))
     keys_n, first_n, item = np.unique(np.asarray(keys, np.int64), return_index=True, return_inverse=True)
     return ItemCounts(keys_n, np.bincount(item, np.asarray(counts), len(keys_n)), np.asarray(places)[first_n])
 
