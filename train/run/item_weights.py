@@ -40,7 +40,7 @@ def made_of_other_data(weights: LogWeights, manifest: Manifest) -> str:
     try:
         found = changes(made_of, {key: manifest.get(key, ()) for key in made_of})
     except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{weights.path}: what it says of its data is damaged: {error!r}") from error
+        raise DataError(f"{weights.path}: what it says of its data is damaged. Make it anew") from error
     added = {key: f"{count:,} samples were added since" for key, count in found.added.items()}
     return "; ".join(f"{key}: {difference}" for key, difference in {**found.different, **added}.items())
 
