@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import whole_file
+from dyad.data.base.files import open_foreign, whole_file
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, progress, tracked
 from dyad.data.build.questions import open_built_of
@@ -168,11 +168,14 @@ def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]
     """Write the rows of the finished file `lines` to the file `out`, atomically. Returns the summary and the lines of
     some examples. Raises DataError if there is no row."""
     summary, starts = Summary(), array("q")
-    with lines.open("rb") as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:
+    with open_foreign(lines) as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:
         at = len(file.readline())
         for line in file:
             head, _, row = line.rstrip(b"\n").partition(b"\t")
-            summary.add(json.loads(head))
+            try:
+                summary.add(json.loads(head))
+            except ValueError as error:  # after a power cut
+                raise DataError(f"{lines} is damaged: delete {lines.parent} and build anew") from error
             if row:
                 add({"json": row})
                 starts.append(at + len(head) + 1)
