@@ -18,14 +18,10 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import checked_path, write_bytes
 from dyad.data.base.json_text import parse_json
-from dyad.data.shards.content_keys import Int64s, key_name
 
 LOG_Q, ZETA = "log_q", "zeta"
-SUFFIX = ".safetensors"
 FORMAT = 1
 _KEYS, _FACTS = "keys", "dyad"
-
-Float64s = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -38,19 +34,18 @@ class LogWeights:
 
     path: str
     name: str
-    keys_n: Int64s
-    values_n: Float64s
+    keys_n: np.ndarray
+    values_n: np.ndarray
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, keys_k: Int64s) -> Float64s:
+    def of(self, keys_k: np.ndarray) -> np.ndarray:
         """Return the numbers of the items with the content keys keys_k, (k,). Raises DataError for a key that the file
         lacks."""
         index_k = np.searchsorted(self.keys_n, keys_k).clip(max=len(self.keys_n) - 1)
         if (missing_k := self.keys_n[index_k] != keys_k).any():
-            missing = key_name(int(keys_k[missing_k][0]))
             raise DataError(
-                f"{self.path}: no {self.name} of the item with content key {missing}, among {len(self.keys_n):,}. Make "
-                "the file of the data that is trained on; items that are never a positive need corpus=FILE add=1"
+                f"{self.path}: no {self.name} of the item with content key {keys_k[missing_k][0]}. Make the "
+                "file of the data that is trained on, with add=1 for negatives and corpus=FILE for mined ones"
             )
         return self.values_n[index_k]
 
@@ -79,7 +74,7 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file") from error
     except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(f"{path} cannot be read as {SUFFIX}: {error}") from error
+        raise DataError(f"{path} cannot be read as .safetensors: {error}") from error
     if name not in arrays or _KEYS not in arrays:
         raise ConfigError(f"{path} has the arrays {', '.join(arrays) or 'none'}: {_KEYS} and {name} are needed")
     keys_n, values_n = arrays[_KEYS], arrays[name]
@@ -91,8 +86,8 @@ def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
     if not len(keys_n) or (keys_n[1:] <= keys_n[:-1]).any():
         raise DataError(f"{path}: {_KEYS} must be at least one, ascending, each once")
     if not np.isfinite(values_n).all():
-        bad = int(np.argmin(np.isfinite(values_n)))
-        raise DataError(f"{path}: {name} of the item with content key {key_name(int(keys_n[bad]))} is not finite")
+        bad = keys_n[~np.isfinite(values_n)][0]
+        raise DataError(f"{path}: {name} of the item with content key {bad} is not finite")
     if not isinstance(facts, dict) or facts.get("format", FORMAT) != FORMAT:
         raise DataError(f"{path}: its facts are not of format {FORMAT}: update Dyad, or make the file anew")
     return LogWeights(path, name, keys_n, values_n.astype(np.float64), facts)

@@ -18,9 +18,10 @@ from dyad.data.base.errors import DataError
 from dyad.data.batch import Batch, Extra, lengths_by
 from dyad.data.loading.catalogue import COUNT, Catalogue
 from dyad.data.loading.parts import stacked
-from dyad.data.log_weights import Float64s, read_log_weights
+from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import Int64s, key_name
 
+Float64s = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 REMEDY = "Make the file of the data that is trained on: python -m data weights"
 
 
@@ -66,28 +67,28 @@ DENSITIES: dict[str, Callable[[Catalogue, str | None], Float64s]] = {
 
 
 class DrawnItems:
-    """Draws items from a density, and adds them to batches. Processes that are forked share its arrays."""
+    """Draws items from a density, and adds them to batches. Processes that are forked share its arrays.
+
+    support: the number of items that can be drawn.
+    """
 
     def __init__(self, catalogue: Catalogue, log_q_N: Float64s, count: int, pairs: int, seed: int) -> None:
         """log_q_N: log of the probability of each item of the catalogue, −inf for 0. count: k, items of a global batch.
         pairs: G, pairs of a global batch. seed: of the run."""
         self.catalogue, self.log_q_N, self.count, self.pairs, self.seed = catalogue, log_q_N, count, pairs, seed
+        self.support = int(np.isfinite(log_q_N).sum())
         # an item shows its texts in proportion to how often each is a positive, as data do; one that is none has one
         weight_E = np.maximum(catalogue.mapped.array[COUNT], 1)
         share_N = np.exp(log_q_N) / np.add.reduceat(weight_E, catalogue.starts)
         sizes_N = np.diff(catalogue.starts, append=len(weight_E))
         self._cumulative_E = np.cumsum(weight_E * np.repeat(share_N, sizes_N))
 
-    def __len__(self) -> int:
-        """The number of items that can be drawn."""
-        return int(np.isfinite(self.log_q_N).sum())
-
     def __str__(self) -> str:
         """A line on the density: how many items it can draw, and how even it is."""
         log_q_n = self.log_q_N[np.isfinite(self.log_q_N)]
         effective = np.exp(-(np.exp(log_q_n) * log_q_n).sum())
         return (
-            f"noise: {self.count:,} items are drawn for each batch, from {len(self):,} with the entropy of "
+            f"noise: {self.count:,} items are drawn for each batch, from {self.support:,} with the entropy of "
             f"{effective:,.1f} equally likely ones; the likeliest makes {np.exp(log_q_n.max()):.2%} of draws"
         )
 

@@ -79,7 +79,8 @@ def build_loader(
     def make(step: int, number: int, rows: slice) -> Batch:
         epoch, ids = local(step, rank, world_size)
         batch = dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
-        return drawn.added(batch, step, slice(own.start + rows.start, own.start + rows.stop)) if drawn else batch
+        of_batch = slice(own.start + rows.start, own.start + rows.stop)
+        return batch if drawn is None else drawn.added(batch, step, of_batch)
 
     own, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
     count = own.stop - own.start

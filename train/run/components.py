@@ -49,6 +49,7 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.best import refuse_unknown_metric
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
+from dyad.train.run.item_weights import notes_on_weights
 from dyad.train.run.objective_trial import try_on_one_rank
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
@@ -156,6 +157,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     notes = calibrate(config, objective, model.calibration)
+    samples = sum(getattr(data.order, "sizes", ()))
+    notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
@@ -259,7 +262,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
         samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
     if data.drawn:  # Σ_y u is 1 where all scores are 0
-        own["init_bias"] = -math.log(len(data.drawn))
+        own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
     if config.task is Task.question_passage and further and "negatives" not in objective.takes:

@@ -245,7 +245,7 @@ class TrainingRun:
         total_before = None if restored.batch_changed else begun.get("total_steps")
         yield from describe_schedule(config, self.plan, self.parts.step.terms[0].objective.options, total_before)
         drawn = self.parts.data.drawn
-        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size), drawn and str(drawn)])
+        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size), str(drawn or "")])
         yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.parts.model)

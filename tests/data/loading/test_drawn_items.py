@@ -68,7 +68,7 @@ def of_captions(folder: Path, **config: Any) -> tuple[ImageText, Catalogue]:
     def letters(texts: list[str]) -> Tensor:
         return tokenize(texts, 16)
 
-    maker = PairMaker(ImageSpec(8, (0.5,) * 3, (0.5,) * 3), letters, DataConfig(**config), 3)
+    maker = PairMaker(ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)), letters, DataConfig(**config), 3)
     return ImageText(shards, maker), caption_catalogue(shards, maker)
 
 

@@ -100,11 +100,11 @@ class GatheredBatch:
     Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. keys: for x and for y, if given, (keys of this rank's
-    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of
-    per-sample state; sample_ids_B: those of all ranks, if they were asked for. owners: the number of each row (b,) and
-    the row to whose list each column belongs (M,), if a row's candidates are of its own list. importance_m: log q or ζ
-    (see OneSidedDPM) of this rank's m columns, as the caller gave it; log_q_M: log q of all columns, if further ones
-    have it, too.
+    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item; y_keys_M: those of y, of all
+    columns. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if they were asked for.
+    owners: the number of each row (b,) and the row to whose list each column belongs (M,), if a row's candidates are of
+    its own list. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it; log_q_M:
+    log q of all columns, if further ones have it, too.
     """
 
     x_bD: Tensor
@@ -120,6 +120,7 @@ class GatheredBatch:
     known: KnownPairs | None = None
     owners: tuple[Tensor, Tensor] | None = None
     log_q_M: Tensor | None = None
+    y_keys_M: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -253,7 +254,8 @@ def gather_batch(
         _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
-    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, every.get("log_q")
+    of_columns = every.get("log_q"), every.get("y")
+    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
     return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs)
 
 

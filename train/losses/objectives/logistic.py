@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import class_indices
-from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.gathered.importance import column_numbers
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
 from dyad.train.losses.options.choices import Density, Duplicates
@@ -194,7 +195,7 @@ class Nce(LogisticObjective):
 
     Noise is the other pairs of the batch with options.noise=batch. options.density then says what stands for q: with
     unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x) p(y)); with uniform q =
-    1/num_samples; with file the file holds log q_j of the columns, by sample id.
+    1/num_samples; with file the file holds log q_j of the columns, by content key or by sample id.
 
     With any other options.noise the caller draws y items from q and gives them as further columns, with log q of these
     and of its own columns (importance). Every row is paired with all K of them, and with none of the batch: k_n/k_d =
@@ -207,7 +208,7 @@ class Nce(LogisticObjective):
         super().__init__(options)
         if options.draws:
             self.takes = frozenset({"negatives", "importance"})
-        self._table = SampleTable(str(options.noise_file)) if options.by_sample_id else None
+        self.table = column_numbers(options, LOG_Q)
         if options.draws is None and options.density is Density.uniform and options.num_samples is None:
             raise ConfigError("objective.density=uniform: give objective.num_samples, the number of items")
 
@@ -252,11 +253,7 @@ class Nce(LogisticObjective):
         k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
         log_q = -math.log(options.num_samples or 1) if options.density is Density.uniform else 0.0
         weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
-        minus_log_q_M = None
-        if self._table is not None:
-            if len(batch.y_MD) != batch.columns.total:
-                raise ConfigError("objective.density=file: further columns have no log q")
-            minus_log_q_M = -self._table.of_columns(batch, k)
+        minus_log_q_M = None if self.table is None else -self.table.of_columns(batch, k)
         return LogisticFormula(self.bias - k.log() - log_q, *weights, minus_log_q_M)
 
 

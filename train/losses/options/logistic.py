@@ -53,7 +53,7 @@ class NceOptions(LogisticOptions):
         Density.unigram, "batch: q of the columns, the data's own (it cancels), 1/num_samples, or a file"
     )
     noise_file: str | None = described(
-        None, "noise=file: log q by content key, of python -m data weights; density=file: .npy of log q by sample id"
+        None, "file: log q by content key, as data weights makes it; density=file also .npy by sample id"
     )
     init_bias: float | None = described(
         None, "where −log Z, an offset of log u, starts; null: at 0; drawn: at −log of the number of items"
@@ -69,8 +69,8 @@ class NceOptions(LogisticOptions):
         super().__post_init__()
 
     @property
-    def by_sample_id(self) -> bool:
-        return self.draws is None and self.noise_file is not None
+    def number_file(self) -> str | None:
+        return self.noise_file if self.draws is None else None
 
     @property
     def draws(self) -> str | None:
@@ -81,12 +81,12 @@ class NceOptions(LogisticOptions):
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
-        by_sample_id = self.noise is Noise.batch and self.density is Density.file
+        of_columns = self.noise is Noise.batch and self.density is Density.file
         if self.noise is Noise.file and self.noise_file is None:
-            yield "objective.noise=file: give objective.noise_file, which python -m data weights makes"
-        if by_sample_id and self.noise_file is None:
-            yield "objective.density=file: give objective.noise_file, an .npy of log q by sample id"
-        if self.noise_file is not None and not (by_sample_id or self.noise is Noise.file):
+            yield "objective.noise=file: give objective.noise_file, as python -m data weights makes it"
+        if of_columns and self.noise_file is None:
+            yield "objective.density=file: give objective.noise_file, as python -m data weights makes it"
+        if self.noise_file is not None and not (of_columns or self.noise is Noise.file):
             yield (
                 f"objective.noise_file={self.noise_file}: is read with objective.noise=file, or with "
                 "objective.noise=batch objective.density=file"
@@ -101,8 +101,8 @@ class NceOptions(LogisticOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
-        if (self.draws or self.by_sample_id) and batch.further:
-            yield f"objective.{'noise' if self.draws else 'density'}={self.draws or self.density}: {batch.no_further}"
+        if self.draws and batch.further:
+            yield f"objective.noise={self.draws}: {batch.no_further}"
         if self.draws and not batch.catalogue:
             yield (
                 f"objective.noise={self.draws}: is drawn from all captions or passages of data with an index. Take "

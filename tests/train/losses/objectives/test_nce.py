@@ -13,6 +13,7 @@ from helpers.messages import raises
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.objectives.logistic import nce_from_log_u
@@ -28,10 +29,13 @@ def test_the_density_of_the_columns(duplicates: str, k: float | None, tmp_path: 
     x, y = embeddings()
     table = np.log(np.linspace(0.01, 0.05, 30))
     np.save(tmp_path / "log_q.npy", table)
+    keys_n, by_key = KEYS[1].unique().numpy(), str(tmp_path / "log_q.safetensors")
+    write_log_weights(LogWeights(by_key, LOG_Q, keys_n, table[keys_n]))
     ids = torch.tensor([3, 29, 5, 0, 11, 12, 13, 7, 8])
     given = {"sample_ids_b": ids, "x_keys": KEYS[0], "y_keys": KEYS[1]}
     for options, log_q in (
         ({"density": "file", "noise_file": str(tmp_path / "log_q.npy")}, torch.from_numpy(table)[ids]),
+        ({"density": "file", "noise_file": by_key}, torch.from_numpy(table)[KEYS[1]]),
         ({"density": "uniform", "num_samples": 30}, torch.full((N,), -math.log(30.0), dtype=torch.float64)),
     ):
         objective = build("nce", k=k, duplicates=duplicates, **options)
