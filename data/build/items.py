@@ -6,6 +6,7 @@ An item is a question, a passage, a picture or a caption. Items of equal content
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -15,7 +16,8 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.progress import tracked
 from dyad.data.cli.inputs import InputKind, kind_of, shards_of
 from dyad.data.cli.options import Side, WeightsOptions, question_config
-from dyad.data.config import DataConfig, DrawnPositives
+from dyad.data.config import DataConfig
+from dyad.data.loading.order import weights_of_rows
 from dyad.data.question_passage.questions import QuestionRows, open_questions
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.manifest import Manifest, file_entries
@@ -98,16 +100,13 @@ class QuestionItems:
         self.manifest = {"data.train": self._rows.files}
         if options.corpus and corpus:
             self.manifest["data.passage.corpus"] = file_entries(corpus.rows.shards.indexes)
-        self.weights = _of_rows(self._rows.sizes, self._rows.weights)
+        self.weights = weights_of_rows(self._rows.sizes, self._rows.weights)
 
     def draws(self, i: int) -> Draws:
         if self._side is Side.x:
             return [(self._rows.question(i).key, 1.0)]
-        keys = self._rows.row(i).positives.keys
-        if self._drawn is DrawnPositives.all:
-            return [(key, 1.0) for key in dict.fromkeys(keys)]
-        drawn = keys[:1] if self._drawn is DrawnPositives.first else keys
-        return [(key, 1 / len(drawn)) for key in drawn]
+        row = self._rows.row(i)
+        return [(key, draws) for key, draws in zip(row.positives.keys, row.draws(self._drawn), strict=True) if draws]
 
     def text(self, i: int, key: int) -> str:
         row = self._rows.row(i)
@@ -128,15 +127,15 @@ class PictureItems:
     """Samples of pictures (side x) and captions (side y)."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
-        from dyad.data.image_text.dataset import text_key  # loads torch
+        from dyad.data.image_text.dataset import caption_draws  # loads torch
         from dyad.data.image_text.sample import ShardSample
 
         self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
         self._config, self._side = data_config(options), options.side
         self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)
-        self._key = text_key
+        self._captions = partial(caption_draws, config=self._config)
         self.manifest = {"data.train": file_entries(self._shards.indexes)}
-        self.weights = _of_rows(self._shards.sizes, self._shards.weights)
+        self.weights = weights_of_rows(self._shards.sizes, self._shards.weights)
 
     def draws(self, i: int) -> Draws:
         sample = self._read(i)
@@ -152,16 +151,3 @@ class PictureItems:
 
     def others(self) -> Iterator[Sequence[int] | Int64s]:
         return iter(())
-
-    def _captions(self, sample: Any) -> Iterator[tuple[int, float, str]]:
-        """Yield content key, chance to be drawn, and text of each caption of a sample."""
-        config = self._config
-        weights = config.caption_weights or [1.0] * len(config.captions)
-        for name, weight in zip(config.captions, weights, strict=True):
-            texts = sample.captions(name, config.caption_per) if weight else []
-            for text in texts:
-                yield self._key(sample, text, config), weight / sum(weights) / len(texts), text
-
-
-def _of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    return np.repeat(np.asarray(weights, np.float64), sizes).tolist()

@@ -13,28 +13,32 @@ from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.index_cache import MemmapArray
 
 FORMAT = "1"
-KEY, PLACE, PART, COUNT = range(4)  # rows of the table
-Occurrence = tuple[int, int, int, int, bool]  # key of the item, key of its text, place, part, whether it is a positive
+KEY, PLACE, PART, DRAWS = range(4)  # rows of the table
+# Key of the item, key of its text, place, part, how often an epoch draws it as a positive, in expectation
+Occurrence = tuple[int, int, int, int, float]
+OCCURRENCE = np.dtype([("key", "i8"), ("text", "i8"), ("place", "i8"), ("part", "i8"), ("draws", "f8")])
 
 
 def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
-    """Return the table of a catalogue, int64 (4, E): KEY, PLACE, PART and COUNT of each entry, ascending by KEY.
+    """Return the table of a catalogue, (4, E): KEY, PLACE, PART and DRAWS of each entry, ascending by KEY.
 
-    occurrences: of items in the data, at least one. Those with one key and one text become one entry, whose PLACE and
-    PART are those of the first of them; COUNT is how many of them are positives.
+    All are int64; the bits of DRAWS are those of float64. occurrences: of items in the data, at least one. Those with
+    one key and one text become one entry: PLACE and PART are those of the first of them, DRAWS is their sum.
     """
-    every = np.fromiter(occurrences, np.dtype((np.int64, 5))).T
-    every = every[:, np.lexsort((every[1], every[0]))]  # is stable: the first of them stays the first
-    first_E = np.flatnonzero(np.append(True, (every[:2, 1:] != every[:2, :-1]).any(0)))
-    return np.stack([*every[[0, 2, 3]][:, first_E], np.add.reduceat(every[4], first_E)])
+    every = np.fromiter(occurrences, OCCURRENCE)
+    every = every[np.lexsort((every["text"], every["key"]))]  # is stable: the first of them stays the first
+    names = every[["key", "text"]]
+    first_E = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+    draws_E = np.add.reduceat(every["draws"], first_E)
+    return np.stack([*(every[name][first_E] for name in ("key", "place", "part")), draws_E.view(np.int64)])
 
 
 class Catalogue:
     """The N distinct items of side y by content key. Each has one or more entries, its texts.
 
-    starts (N,): the first entry of each item, ascending. keys (N,): their content keys, ascending. counts (N,): how
-    often each is a positive in the data. tokens(texts): converts k texts to tower inputs, int64 (k, L). tokenize: the
-    tokenizer behind it.
+    starts (N,): the first entry of each item, ascending. keys (N,): their content keys, ascending. draws_E, draws_N:
+    how often an epoch draws each entry and each item as a positive, in expectation, float64. tokens(texts): converts k
+    texts to tower inputs, int64 (k, L). tokenize: the tokenizer behind it.
     """
 
     def __init__(
@@ -49,7 +53,8 @@ class Catalogue:
         self.mapped, self.read, self.tokens, self.tokenize = mapped, read, tokens, tokenize
         keys_E = mapped.array[KEY]
         self.starts = np.flatnonzero(np.append(True, keys_E[1:] != keys_E[:-1]))
-        self.keys, self.counts = keys_E[self.starts], np.add.reduceat(mapped.array[COUNT], self.starts)
+        self.keys, self.draws_E = keys_E[self.starts], mapped.array[DRAWS].view(np.float64)
+        self.draws_N = np.add.reduceat(self.draws_E, self.starts)
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -16,7 +16,7 @@ import torch
 
 from dyad.data.base.errors import DataError
 from dyad.data.batch import Batch, Extra, lengths_by
-from dyad.data.loading.catalogue import COUNT, Catalogue
+from dyad.data.loading.catalogue import Catalogue
 from dyad.data.loading.parts import stacked
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import Int64s, key_name
@@ -31,9 +31,9 @@ def _uniform(catalogue: Catalogue, file: str | None) -> Float64s:
 
 
 def _unigram(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items, in proportion to how often they are positives; −inf for those that never are."""
+    """Return log q of the N items, in proportion to how often an epoch draws them as positives; −inf for the others."""
     with np.errstate(divide="ignore"):
-        return np.log(catalogue.counts / catalogue.counts.sum())
+        return np.log(catalogue.draws_N / catalogue.draws_N.sum())
 
 
 def _of_file(catalogue: Catalogue, file: str | None) -> Float64s:
@@ -50,7 +50,7 @@ def _of_file(catalogue: Catalogue, file: str | None) -> Float64s:
             f"first has the content key {key_name(int(unknown[0]))}. {REMEDY}"
         )
     log_q_N[place_n] = weights.values_n - np.logaddexp.reduce(weights.values_n)
-    if len(never := catalogue.starts[(catalogue.counts > 0) & np.isneginf(log_q_N)]):
+    if len(never := catalogue.starts[(catalogue.draws_N > 0) & np.isneginf(log_q_N)]):
         first = catalogue.text(int(never[0]))
         raise DataError(
             f"{file}: no log q of {len(never):,} items that are positives in the data. The first is "
@@ -77,8 +77,9 @@ class DrawnItems:
         pairs: G, pairs of a global batch. seed: of the run."""
         self.catalogue, self.log_q_N, self.count, self.pairs, self.seed = catalogue, log_q_N, count, pairs, seed
         self.support = int(np.isfinite(log_q_N).sum())
-        # an item shows its texts in proportion to how often each is a positive, as data do; one that is none has one
-        weight_E = np.maximum(catalogue.mapped.array[COUNT], 1)
+        # an item shows its texts as often as data do, as their text alone must not tell noise from data; an item that
+        # is never a positive has one text
+        weight_E = np.where(catalogue.draws_E > 0, catalogue.draws_E, 1)
         share_N = np.exp(log_q_N) / np.add.reduceat(weight_E, catalogue.starts)
         sizes_N = np.diff(catalogue.starts, append=len(weight_E))
         self._cumulative_E = np.cumsum(weight_E * np.repeat(share_N, sizes_N))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import print_once
-from dyad.data.config import DataConfig, PassageConfig
+from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
@@ -53,6 +53,13 @@ class QuestionRow:
     def lists(self) -> tuple[PassageList, ...]:
         """The lists of passages, in the order of LISTS."""
         return self.positives, self.negatives, self.hard_negatives
+
+    def draws(self, drawn: DrawnPositives) -> list[float]:
+        """Return how often training draws each of the positives when it draws the row once, in expectation."""
+        keys, count = self.positives.keys, len(self.positives)
+        if drawn is DrawnPositives.one:
+            return [1 / count] * count
+        return [float(keys.index(key) == i and (i == 0 or drawn is DrawnPositives.all)) for i, key in enumerate(keys)]
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:

@@ -45,6 +45,10 @@ def texts(catalogue: Catalogue) -> list[str]:
     return [catalogue.text(int(entry)).text for entry in catalogue.starts]
 
 
+def drawn_by_text(catalogue: Catalogue) -> dict[str, float]:
+    return dict(zip(texts(catalogue), catalogue.draws_N.tolist(), strict=True))
+
+
 def dpr(folder: Path) -> Path:
     """Row i has 1 + i mod 2 right passages, one other and one hard one; right 0 0 is right for rows 0 and 3."""
     rows = [dpr_row(i, hard=1, positives=1 + i % 2) for i in range(6)]
@@ -74,36 +78,33 @@ def of_captions(folder: Path, **config: Any) -> tuple[ImageText, Catalogue]:
 
 def test_the_passages_of_rows_and_of_a_corpus(tmp_path: Path) -> None:
     _, catalogue, _ = of_rows(dpr(tmp_path))
-    right = Counter(f"right {i} {j}" for i in range(6) for j in range(1 + i % 2))
-    right["right 3 0"] -= 1
-    right["right 0 0"] += 1
+    right = {f"right {i} {j}": 1 / (1 + i % 2) for i in range(6) for j in range(1 + i % 2)}
+    right["right 0 0"] += right.pop("right 3 0")
     others = [f"{kind} {i}{end}" for i in range(6) for kind, end in (("other", ""), ("hard", " 0"))]
-    wanted = {**+right, **dict.fromkeys(others, 0)}
-    assert dict(zip(texts(catalogue), catalogue.counts.tolist(), strict=True)) == wanted
+    assert drawn_by_text(catalogue) == {**right, **dict.fromkeys(others, 0)}
     assert (np.diff(catalogue.keys) > 0).all()
     assert catalogue.keys.tolist() == [catalogue.text(e).key for e in catalogue.starts.tolist()]
     assert catalogue.positions(np.array([catalogue.keys[3], 5])).tolist() == [3, -1]
 
     _, catalogue, _ = of_rows(write_beir(tmp_path / "beir"))
     judged = Counter(f"text {(3 * i + j) % 20}" for i in range(6) for j in (1, 2))
-    assert dict(zip(texts(catalogue), catalogue.counts.tolist(), strict=True)) == {
-        corpus_row(i)["text"]: judged[f"text {i}"] for i in range(20)
-    }
+    assert drawn_by_text(catalogue) == {corpus_row(i)["text"]: judged[f"text {i}"] / 2 for i in range(20)}
 
 
 def test_captions_and_what_they_mean(tmp_path: Path) -> None:
     """A caption that cannot be used is none; texts of one key are one item, which shows them as often as data do."""
     _, catalogue = of_captions(tmp_path)
     found = [catalogue.text(e) for e in catalogue.starts.tolist()]
-    assert dict(zip(found, catalogue.counts.tolist(), strict=True)) == {f"caption {i}": 3 for i in range(3)}
-    _, catalogue = of_captions(tmp_path, captions=["name"], text_key="thing")
+    assert dict(zip(found, catalogue.draws_N.tolist(), strict=True)) == {f"caption {i}": 3 for i in range(3)}
+    names = {"captions": ["name", "txt"], "caption_weights": [3, 1], "text_key": "thing"}
+    _, catalogue = of_captions(tmp_path, **names)
     keys = {content_key(str(i).encode()): 2 - (i == 4) for i in range(5)}
-    assert dict(zip(catalogue.keys.tolist(), catalogue.counts.tolist(), strict=True)) == keys
+    assert dict(zip(catalogue.keys.tolist(), catalogue.draws_N.tolist(), strict=True)) == keys
     drawn = DrawnItems(catalogue, DENSITIES["uniform"](catalogue, None), 20_000, 4, 0)
     shown = Counter(catalogue.text(e) for e in drawn.entries(0).tolist())
-    assert shown.keys() == {f"a {i}" for i in range(5)} | {f"b {i}" for i in range(4)}
-    for name, count in shown.items():
-        assert abs(count / 20_000 - (0.2 if name == "a 4" else 0.1)) < 0.01
+    wanted = {f"{'ab'[i // 5]} {i % 5}": 0.15 if i == 4 else 0.075 for i in range(9)}
+    assert shown.keys() == {*wanted, *(f"caption {i}" for i in range(3))}
+    assert all(abs(shown[name] / 20_000 - share) < 0.01 for name, share in wanted.items())
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def weights(tmp_path: Path) -> Callable[[np.ndarray, np.ndarray], str]:
 
 def test_densities_and_how_often_items_are_drawn(tmp_path: Path, weights) -> None:
     _, catalogue, _ = of_rows(dpr(tmp_path))
-    n, counts = len(catalogue), catalogue.counts
+    n, counts = len(catalogue), catalogue.draws_N
     values = np.linspace(-2, 1, n)
     file = weights(catalogue.keys[counts > 0], values[counts > 0])
     wanted = {
@@ -136,7 +137,7 @@ def test_densities_and_how_often_items_are_drawn(tmp_path: Path, weights) -> Non
 
 def test_files_of_other_data_are_refused(tmp_path: Path, weights) -> None:
     _, catalogue, _ = of_rows(dpr(tmp_path))
-    keys, counts = catalogue.keys, catalogue.counts
+    keys, counts = catalogue.keys, catalogue.draws_N
     other = np.append(keys, keys[-1] + 1)
     with raises(DataError, key_name(int(other[-1]))):
         DENSITIES["file"](catalogue, weights(other, np.zeros(len(other))))
@@ -221,7 +222,7 @@ def test_captions_bring_drawn_captions(tmp_path: Path) -> None:
 def test_an_item_that_cannot_be_drawn_stops_the_run(tmp_path: Path) -> None:
     questions, catalogue, config = of_rows(dpr(tmp_path))
     data = QuestionPassage(questions, tokenize, config, 3, None)
-    log_q = np.where(catalogue.counts > 0, -np.inf, 0.0)
+    log_q = np.where(catalogue.draws_N > 0, -np.inf, 0.0)
     batch = data.__getitems__([(0, 0)])
     with raises(DataError, key_name(int(batch.y_keys[0]))):
         DrawnItems(catalogue, log_q, 1, 1, 0).added(batch, 0, slice(0, 1))
