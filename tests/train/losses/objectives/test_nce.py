@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from helpers.logistic import KEYS, WIDTH, N, build, close, embeddings, mean, reference, same_value_and_gradients, sp
 from helpers.messages import raises
+from helpers.reference import LargestTensor
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -99,6 +100,18 @@ def test_drawn_noise_by_finite_differences() -> None:
 
     learnt = [p.detach().clone().requires_grad_() for p in (objective.logit_scale, objective.bias)]
     assert torch.autograd.gradcheck(loss, (x, y, further, *learnt), atol=1e-6)
+
+
+def test_memory_of_drawn_noise_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor has a number for each pair of the 512 rows and the 512 drawn items."""
+    monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
+    n, width = 512, 6
+    x, y, further = (torch.randn(n, width, requires_grad=True) for _ in range(3))
+    columns = Columns(further, torch.arange(n), None, None, torch.full((n,), -3.0))
+    with LargestTensor() as seen:
+        build_objective("nce", noise="unigram")(x, y, negatives=columns, importance=torch.zeros(n)).loss.backward()
+    assert seen.elements <= 3 * 2 * n * width
 
 
 def test_what_is_no_drawn_noise_is_refused() -> None:
