@@ -324,5 +324,5 @@ def batches(
     found: Any = build_data(config, model.loaded.model)
     steps = steps if steps is not None else range(found.order.steps_per_epoch)
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    part: Any = {"rank": rank, "world_size": size, "workers": model.encoder.workers}
+    part: Any = {"rank": rank, "world_size": size, "workers": model.encoder.workers, "drawn": found.drawn}
     return build_loader(found.dataset, found.order, first_step=steps.start, last_step=steps.stop, **part)

@@ -8,12 +8,11 @@ from omegaconf import MISSING
 from dyad.data.base.command_line import run_option
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.limits import check_limits
-from dyad.data.config import CaptionPer, DataConfig, MiningConfig, PassageConfig, described
+from dyad.data.config import AnswerMatch, CaptionPer, DataConfig, MiningConfig, PassageConfig, described
 
 DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
 Truth = StrEnum("Truth", ["keys", "pairs"])
-AnswerMatch = StrEnum("AnswerMatch", ["string", "regex"])
 EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
 ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
 Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])

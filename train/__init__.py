@@ -7,7 +7,8 @@ that start with data/ are below the package data, all others below train.
 
  1. data/loading/order.py          step s of epoch e sees these sample ids: arithmetic, the same for any number of ranks
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader
-                                   processes; ahead.py copies a batch to a GPU during the step before it
+                                   processes; drawn_items.py adds the noise of objective=nce;
+                                   ahead.py copies a batch to a GPU during the step before it
  3. data/image_text/dataset.py, data/question_passage/dataset.py, views.py   ids → samples, read by offset through
                                    data/shards/shards.py, decoded and cropped by data/image_text/transforms.py or
                                    tokenized → data/batch.py `Batch` of the two views, x and y

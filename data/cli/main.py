@@ -1,4 +1,4 @@
-"""`python -m data VERB` with the verbs index, check, pack and split. The module of a verb is imported when the verb
+"""`python -m data VERB` with the verbs of VERBS. The module of a verb is imported when the verb
 runs."""
 
 import re
@@ -10,7 +10,14 @@ from typing import Any
 
 from dyad.data.base.command_line import HELP, key_table, parse_options
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, SplitOptions
+from dyad.data.cli.options import (
+    CheckOptions,
+    IndexOptions,
+    NegativesOptions,
+    PackOptions,
+    SplitOptions,
+    WeightsOptions,
+)
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   pictures and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, pictures
@@ -33,17 +40,19 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of `python -m data`, such as index. The module of its name has a function run(plain arguments, options).
+    """A verb of `python -m data`, such as index. The module of its name, in the folder data/cli or data/build, has a
+    function run(plain arguments, options).
 
     options: the dataclass of its key=value options. argument: what messages call a plain argument (one without key=):
-    SOURCE, of which there may be several, because a shell expands braces and globs to many; or INPUT, of which there is
-    one.
+    SOURCE, of which there may be several, because a shell expands braces and globs to many; or INPUT or
+    QUESTIONS, of which there is one.
     """
 
     name: str
     purpose: str
     options: type
     argument: str = "SOURCE"
+    folder: str = "cli"
 
     @property
     def examples(self) -> list[str]:
@@ -56,6 +65,10 @@ VERBS = (
     Verb("check", "read everything, tell what is in there and what is broken", CheckOptions),
     Verb("pack", "pictures and captions into shards, questions into formats", PackOptions, "INPUT"),
     Verb("split", "part of it for validation, without a copy on both sides", SplitOptions),
+    Verb(
+        "negatives", "training data for DPR by BM25, from answers or judgements", NegativesOptions, "QUESTIONS", "build"
+    ),
+    Verb("weights", "log q of each item, from how often it is a positive", WeightsOptions, folder="build"),
 )
 EXAMPLES = """
 index shards/
@@ -88,6 +101,12 @@ pack pairs.csv out=parts val=0.05
 split shards/ out=parts
 split shards/ out=parts val=0.05 by=picture
 split beir/scifact/ out=parts
+negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
+negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10
+negatives beir/scifact/ out=train.jsonl passages=ids
+weights nq-train.json out=log_q.safetensors
+weights shards/ out=log_q.safetensors power=0.75
+weights train.jsonl out=log_q.safetensors corpus=corpus.jsonl add=1
 """
 
 
@@ -104,7 +123,7 @@ def main() -> None:
     elif set(HELP) & set(rest):
         print(verb_help(named[name]))
     else:
-        import_module(f"dyad.data.cli.{name}").run(*parse_verb(named[name], rest))
+        import_module(f"dyad.data.{named[name].folder}.{name}").run(*parse_verb(named[name], rest))
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
@@ -117,7 +136,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")
-    if not plain or (len(plain) > 1 and verb.argument == "INPUT"):
+    if not plain or (len(plain) > 1 and verb.argument != "SOURCE"):
         got = "is missing" if not plain else f"is one, not {len(plain)}: {' '.join(plain)}"
         raise ConfigError(f"{verb.argument} {got}. For example: python -m data {verb.examples[0]}")
     return plain, options

@@ -6,8 +6,10 @@ from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
 from dyad.data.config import (
+    AnswerMatch,
     CaptionPer,
     DataConfig,
+    DrawnPositives,
     PassageConfig,
     QuestionConfig,
     check_split,
@@ -18,6 +20,8 @@ from dyad.data.tables.pictures import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
 PictureTask = StrEnum("PictureTask", ["image_text", "views", "labelled"])  # that pictures are for, as the key task
+Side = StrEnum("Side", ["x", "y"])
+PassagesOfRows = StrEnum("PassagesOfRows", ["inside", "ids"])
 # Formats that questions are converted to.
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
@@ -69,6 +73,12 @@ class QuestionKeys(TableKeys):
         check_split(self.split, "split")
 
 
+def question_config(options: QuestionKeys) -> DataConfig:
+    """Return the keys data.* of a run that reads questions as the options say."""
+    passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
+    return DataConfig(columns=options.columns, question=QuestionConfig(split=options.split), passage=passage)
+
+
 @dataclass
 class ReadOptions(QuestionKeys):
     """The key=value options of commands that read data to look into it."""
@@ -112,3 +122,34 @@ class PackOptions(WriteOptions):
     to: Target = described(Target.shards, "what questions become; pictures become shards")
     val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
+
+
+@dataclass
+class NegativesOptions(QuestionKeys):
+    """The key=value options of `python -m data negatives`."""
+
+    out: str | None = described(None, "new .jsonl or .json file of DPR's rows (required)")
+    depth: int = described(100, "passages that BM25 finds for a question", least=1)
+    negatives: int = described(30, "hard negatives of a question, the best ranked first, at most", least=0)
+    all_positives: bool = described(False, "every found passage with an answer is right, not the best ranked alone")
+    answers: str = described("answers", "field of a row with the answers of its question")
+    match: AnswerMatch = described(AnswerMatch.string, "an answer is words of the text, or a regex that matches")
+    passages: PassagesOfRows = described(PassagesOfRows.inside, "inside the rows, or their ids in corpus= alone")
+    index: str | None = described(None, "folder that keeps the BM25 index for the next build; null: it is not kept")
+    workers: int | None = described(None, "processes that search; null: one per core", least=1, most=1024)
+
+
+@dataclass
+class WeightsOptions(QuestionKeys):
+    """The key=value options of `python -m data weights`."""
+
+    out: str | None = described(None, "new .safetensors file (required)")
+    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or picture")
+    power: float = described(1.0, "q is proportional to the count to this power; word2vec: 0.75", least=0)
+    add: float = described(0.0, "added to each count; above 0, negatives and passages of corpus= have a q too", least=0)
+    temperature: float | None = described(None, "write ζ = -τ log q of this τ, for importance=zeta", above=0)
+    positives: DrawnPositives = config_option(PassageConfig, "positives")
+    captions: list[str] = config_option(DataConfig, "captions")
+    caption_weights: list[float] | None = config_option(DataConfig, "caption_weights")
+    text_key: str | None = config_option(DataConfig, "text_key")
+    image_key: str = config_option(DataConfig, "image_key")

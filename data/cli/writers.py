@@ -131,25 +131,26 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
-# The first two are contexts that give a function, which adds the json member of a sample to a new file.
+# The first three are contexts that give a function, which adds the json member of a sample to a new file.
 
 
 @contextmanager
-def _lines(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
-    """Open a new .jsonl file, named by options.split; yield a function that writes the json member of a sample as
-    one line (context manager)."""
-    with (folder / f"{options.split}.jsonl").open("wb") as file:
-        yield lambda sample: file.write(sample["json"] + b"\n")
+def _lines(file: BinaryIO) -> Iterator[AddSample]:
+    yield lambda sample: file.write(sample["json"] + b"\n")
 
 
 @contextmanager
-def _array(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
-    """Open a new .json file, named by options.split; yield a function that adds the json member of a sample to the
-    array in the file (context manager)."""
-    with (folder / f"{options.split}.json").open("wb") as file:
-        separators = chain([b"[\n"], repeat(b",\n"))
-        yield lambda sample: file.write(next(separators) + sample["json"])
-        file.write(b"\n]\n")
+def _array(file: BinaryIO) -> Iterator[AddSample]:
+    separators = chain([b"[\n"], repeat(b",\n"))
+    yield lambda sample: file.write(next(separators) + sample["json"])
+    file.write(b"\n]\n")
+
+
+@contextmanager
+def _json_file(suffix: str, folder: Path, options: WriteOptions) -> Iterator[AddSample]:
+    """Open a new file with this suffix, a key of JSON_ROWS, named by options.split (context manager)."""
+    with (folder / f"{options.split}{suffix}").open("wb") as file, JSON_ROWS[suffix](file) as add:
+        yield add
 
 
 @contextmanager
@@ -191,13 +192,14 @@ def _refuse_in_table(name: str) -> None:
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
 
-ROW_FILES = {".tar": shard_writer, ".jsonl": _lines, ".json": _array}  # what split writes, named by options.split
+JSON_ROWS = {".jsonl": _lines, ".json": _array}  # suffix → how a file of it is written, row by row
+ROW_FILES = {".tar": shard_writer} | {suffix: partial(_json_file, suffix) for suffix in JSON_ROWS}  # what split writes
 ROWS = {
     Target.shards: (shard_writer, dpr_fields),
-    Target.dpr: (_array, dpr_fields),
-    Target.tevatron: (_lines, partial(tevatron_fields, "query", "passages", partial(_document, "docid"))),
-    Target.tevatron_ids: (_lines, partial(tevatron_fields, "query_text", "document_ids", passage_id)),
-    Target.flag: (_lines, flag_fields),
+    Target.dpr: (ROW_FILES[".json"], dpr_fields),
+    Target.tevatron: (ROW_FILES[".jsonl"], partial(tevatron_fields, "query", "passages", partial(_document, "docid"))),
+    Target.tevatron_ids: (ROW_FILES[".jsonl"], partial(tevatron_fields, "query_text", "document_ids", passage_id)),
+    Target.flag: (ROW_FILES[".jsonl"], flag_fields),
 }
 
 

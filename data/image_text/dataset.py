@@ -8,7 +8,7 @@ epoch and the sample id. Evaluation takes all captions under the first name in d
 Shape letters: b pictures of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -153,6 +153,18 @@ def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
     sample's json field with this name: captions with the same value then share a key."""
     meaning = text if config.text_key is None else str(sample.field(config.text_key))
     return content_key(meaning.encode())
+
+
+def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
+    """Yield each caption that training may draw of a sample: its content key, the chance that it is drawn, its text.
+
+    Raises SampleError as `PairMaker.pair`.
+    """
+    weights = config.caption_weights or [1.0] * len(config.captions)
+    for name, weight in zip(config.captions, weights, strict=True):
+        texts = sample.captions(name, config.caption_per) if weight else []
+        for text in texts:
+            yield text_key(sample, text, config), weight / sum(weights) / len(texts), text
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
+from dyad.data.loading.drawn_items import DrawnItems
 from dyad.data.loading.order import Order, local_rows
 from dyad.data.loading.parts import batches_of_parts
 
@@ -63,22 +64,26 @@ def build_loader(
     workers: int,
     timeout: float = 0,
     noise_later: bool = False,
+    drawn: DrawnItems | None = None,
 ) -> Iterator[Batch]:
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
     seconds to wait for a worker that does not go on to its next sample; 0: no limit. noise_later: whether the batches
-    come without noise, for Batch.with_noise on the device. With CUDA they lie in pinned memory. Raises HardwareError
-    when a worker dies or exceeds the timeout, and the UserError that `dataset` raised for a batch that it cannot make.
+    come without noise, for Batch.with_noise on the device. drawn: adds drawn items to each batch; None: none. With CUDA
+    batches lie in pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that
+    `dataset` raised for a batch that it cannot make.
     """
     local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
 
     def make(step: int, number: int, rows: slice) -> Batch:
         epoch, ids = local(step, rank, world_size)
-        return dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
+        batch = dataset.__getitems__([(epoch, sample_id) for sample_id in ids[rows].tolist()])
+        of_batch = slice(own.start + rows.start, own.start + rows.stop)
+        return batch if drawn is None else drawn.added(batch, step, of_batch)
 
-    rows, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
-    count = rows.stop - rows.start
+    own, steps = local_rows(order.global_batch_size, rank, world_size), range(first_step, last_step)
+    count = own.stop - own.start
     options = {"where": dataset.where, "timeout": timeout, "rank": rank}
     batches = batches_of_parts(make, steps, count, workers, noise_later, **options)
     completed = getattr(dataset, "completed", None)  # of those that add what all batches of a rank have

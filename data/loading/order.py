@@ -111,6 +111,11 @@ class Order:
         return np.frombuffer(digest, "<u8").tolist()
 
 
+def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
+    """Return how often an epoch has each sample of some sources, in expectation. sizes, weights: as of Order."""
+    return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
+
+
 def local_rows(count: int, rank: int, world_size: int) -> slice:
     """Return which of `count` rows one rank has, such as the rows of a global batch: consecutive, as even as can be."""
     return slice(*(r * count // world_size for r in (rank, rank + 1)))

@@ -112,7 +112,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
             whole[name] = sum(values)
         elif isinstance(values[0], np.ndarray):
             moved = [value + first for value, first in placed] if name == "row" else values
-            whole[name] = _stacked([torch.from_numpy(value) for value in moved])
+            whole[name] = stacked([torch.from_numpy(value) for value in moved])
         elif is_dataclass(values[0]):
             whole[name] = _joined(values, firsts)
         elif isinstance(values[0], tuple):
@@ -124,7 +124,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     return replace(records[0], **whole)
 
 
-def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
     """Concatenate tensors along their first dimension. Rows of tokens are filled up at the right with PADDING."""
     if tensors[0].dim() > 1:
         width = max(tensor.shape[1] for tensor in tensors)

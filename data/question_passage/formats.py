@@ -122,6 +122,17 @@ def query_of(fields: Fields) -> Question:
     return Question(str(query.id), _not_blank(query.text, "text"), group=group_of(fields))
 
 
+def answered_of(fields: Fields, answers: str) -> Question:
+    """Convert a row without passages to a question with answers: the field `answers` holds a text or a list of texts.
+    Raises BadRow for a row without question or answers."""
+    name = next((name for name in ("question", "query", "text") if name in fields), None)
+    if name is None or not (found := fields.get(answers)):
+        raise BadRow("no question with answers", f"its fields are {named(fields)}")
+    texts = [text_of(found, answers)] if isinstance(found, str) else _texts(fields, answers)
+    question_id = _id(fields, QUESTION_IDS, "the row") or ""
+    return Question(question_id, _not_blank(text_of(fields[name], name), name), tuple(texts), group_of(fields))
+
+
 def passage_of(fields: Any, where: str = "the row") -> Passage:
     """Convert the fields of a passage, as parsed from JSON or a table, to a Passage. Its text is the field text or
     contents, its title the field title, if any, and its id the first field of PASSAGE_IDS that is present; without one

@@ -15,7 +15,7 @@ import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import print_once
-from dyad.data.config import DataConfig, PassageConfig
+from dyad.data.config import DataConfig, DrawnPositives, PassageConfig
 from dyad.data.question_passage import judgements
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, PassageList, corpus_files, corpus_of, open_corpus
 from dyad.data.question_passage.formats import Record, query_of, record_of
@@ -48,6 +48,18 @@ class QuestionRow:
     negatives: PassageList = InlinePassages()
     hard_negatives: PassageList = InlinePassages()
     passage_prefix: str | None = field(default=None, kw_only=True)
+
+    @property
+    def lists(self) -> tuple[PassageList, ...]:
+        """The lists of passages, in the order of LISTS."""
+        return self.positives, self.negatives, self.hard_negatives
+
+    def draws(self, drawn: DrawnPositives) -> list[float]:
+        """Return how often training draws each of the positives when it draws the row once, in expectation."""
+        keys, count = self.positives.keys, len(self.positives)
+        if drawn is DrawnPositives.one:
+            return [1 / count] * count
+        return [float(keys.index(key) == i and (i == 0 or drawn is DrawnPositives.all)) for i, key in enumerate(keys)]
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
@@ -111,7 +123,7 @@ class QuestionRows:
     """
 
     def __init__(self, sources: list["QuestionSource"], written: list[WrittenSource], shared: Corpus | None) -> None:
-        self.sources, self._written, self.weights = sources, written, [source.weight for source in written]
+        self.sources, self.written, self.weights = sources, written, [source.weight for source in written]
         self.sizes = [len(source) for source in sources]
         self._starts = [0, *accumulate(self.sizes)]
         pairs = list(zip(sources, written, strict=True))
@@ -154,7 +166,7 @@ class QuestionRows:
         if not 0 <= i < len(self):
             raise IndexError(f"row {i} is not in [0, {len(self)})")
         number = bisect_right(self._starts, i) - 1
-        return self.sources[number], i - self._starts[number], self._written[number]
+        return self.sources[number], i - self._starts[number], self.written[number]
 
 
 # ---- rows of files -------------------------------------------------------------------------------------------------
@@ -176,6 +188,7 @@ class RowQuestions:
         self.fingerprint = json_digest(state)
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
+        self.paths = rows.files
         self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
 
     def __len__(self) -> int:
@@ -265,7 +278,7 @@ class BeirQuestions:
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
         state = [FORMAT, self.queries.fingerprint, self.corpus.fingerprint, sha256_of(qrels)]
         self.fingerprint = json_digest(state)
-        files = [*self.queries.rows.files, *self.corpus.rows.files]
+        self.paths = files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, [JUDGED_FORMAT, *state], lambda: self._judged(qrels))
         self._count, *counts = self._mapped.array[:HEADER].tolist()
         self.left_out = judgements.left_out_line(qrels, counts)

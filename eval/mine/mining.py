@@ -30,16 +30,15 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dyad.data.base.files import whole_file, writable, write_json
-from dyad.data.config import DataConfig, MiningConfig
+from dyad.data.config import AnswerMatch, DataConfig, MiningConfig
 from dyad.data.loading.order import local_rows
+from dyad.data.question_passage.answers import prepared
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.storage import sha256_of
-from dyad.eval.config import AnswerMatch
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.metrics.answers import prepared
 from dyad.eval.metrics.matches import positions_with
 from dyad.eval.mine.pair_scores import PairScores
 from dyad.eval.search.index import Hits, Index

@@ -1,1 +1,1 @@
-"""Search methods: FAISS indexes, BM25, and the fusion of rankings."""
+"""Search methods: FAISS indexes, and the fusion of rankings."""

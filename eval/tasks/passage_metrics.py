@@ -14,8 +14,9 @@ from functools import cache
 
 import numpy as np
 
-from dyad.eval.config import AnswerMatch
-from dyad.eval.metrics.answers import TOP_K, Span, prepared, top_k_accuracy
+from dyad.data.config import AnswerMatch
+from dyad.data.question_passage.answers import Span, prepared
+from dyad.eval.metrics.accuracy import TOP_K, top_k_accuracy
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.metrics.trec import Qrels, Run, measures, ranked
 from dyad.eval.tasks.image_text_retrieval import chance_recall

@@ -15,6 +15,7 @@ import numpy as np
 
 from dyad.data.base.files import write_json
 from dyad.data.config import PassageConfig, QuestionConfig
+from dyad.data.question_passage.bm25 import BM25, build_bm25, open_bm25
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts, passage_texts
 from dyad.data.question_passage.passages import Passage, Question
@@ -25,7 +26,6 @@ from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.trec import CUTOFFS, Run, beir_result, ranked, write_dpr, write_qrels, write_run
 from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
 from dyad.eval.results.score_histogram import score_histogram, spread
-from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
 from dyad.eval.search.fusion import reciprocal_rank_fusion
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.tasks.baselines import before_training, skip_on_error

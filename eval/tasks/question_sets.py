@@ -10,13 +10,10 @@ A passage is right if the judgements (qrels) grade it above 0, or if it has the 
 the file lists as right.
 """
 
-import ast
-import csv
 import hashlib
 import json
 import re
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from pathlib import Path
@@ -26,16 +23,13 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import DataConfig, check_split
+from dyad.data.question_passage.answer_tables import is_answers_table, read_answers_table
 from dyad.data.question_passage.corpus import Corpus, open_corpus
-from dyad.data.question_passage.formats import format_of
 from dyad.data.question_passage.judgements import judgements, qrels_file, queries_of
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow, QuestionRows, is_beir, named_files, open_questions
 from dyad.data.shards.content_keys import Int64s, key_name
-from dyad.data.shards.scan_tar import MAX_BYTES
-from dyad.data.shards.text_files import open_text
 from dyad.data.tables.folders import tables_of
-from dyad.data.tables.readers import open_table
 from dyad.eval.metrics.matches import positions_with
 
 if TYPE_CHECKING:
@@ -151,7 +145,7 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
     Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
-        if not _has_answers(target, config):
+        if not is_answers_table(target, config.columns):
             named_files(target, config, key)
         return target, None
     if names_beir(target):
@@ -175,7 +169,7 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     source, beside = check_dpr(target, config)
     passages = beside or config.passage.corpus
     corpus = None if passages is None else open_corpus(passages, KEY)
-    if _has_answers(source, config):
+    if is_answers_table(source, config.columns):
         if corpus is None:
             raise ConfigError(
                 f"dpr:{target} says answers, not passages: put psgs_w100.tsv beside it and write dpr:FOLDER, or set "
@@ -193,17 +187,6 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")
 
 
-def _has_answers(source: Any, config: DataConfig) -> bool:
-    """Whether a source is DPR's table of questions and answers, rather than questions and passages in any format."""
-    path = Path(source if isinstance(source, str) else "").expanduser()
-    if config.columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
-        return False
-    try:
-        return format_of(dict.fromkeys(open_table(str(path)).columns)) is None
-    except DataError:
-        return True
-
-
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":
     """Return question id → passage id → grade 1, for all passages of the corpus whose content is right.
 
@@ -216,42 +199,6 @@ def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":
         ids.setdefault(int(keys_m[position]), []).extend(corpus.ids(position, position + 1))
     qrels = {question: {name: 1 for key in keys for name in ids.get(key, ())} for question, keys in right.items()}
     return {question: grades for question, grades in qrels.items() if grades}
-
-
-def read_answers_table(path: Path) -> Iterator[Question]:
-    """Yield the questions of a DPR table, whose rows are: question <tab> Python list of answers.
-
-    The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
-    """
-    with open_text(str(path)) as file:
-        table = csv.reader((line.decode("utf-8") for line in file), delimiter="\t")
-        try:
-            for number, fields in enumerate(filter(None, table)):  # blank lines have no field
-                if len(fields) != 2 or not fields[0].strip():
-                    raise DataError(f"{path}, line {table.line_num}: needs a question, a tab and a list of answers")
-                answers = parse_answers(fields[1], f"{path}, line {table.line_num}")
-                yield Question(str(number), fields[0].strip().replace("’", "'"), answers)
-        except (csv.Error, UnicodeDecodeError) as error:
-            where = f"{path}, line {table.line_num + 1}"
-            raise DataError(f"{where}: not of a table in UTF-8 with tabs: {error}") from error
-
-
-def parse_answers(text: str, where: str) -> tuple[str, ...]:
-    """Parse a Python list of strings, such as "['Paris', 'City of Light']", without executing it.
-
-    Raises DataError for any other text. where: the file and line in the message.
-    """
-    try:
-        if len(text) > MAX_BYTES["txt"]:
-            raise ValueError("parsing needs a hundred times the memory of the text")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of '\d' in a regex answer
-            answers = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-        answers = None
-    if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-        raise DataError(f"{where}: {text[:60]!r} is no list of answers like ['Paris', 'City of Light']")
-    return tuple(answers)
 
 
 # ---- passages of rows ------------------------------------------------------------------------------------------------

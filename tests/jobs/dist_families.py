@@ -23,12 +23,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.logistic import nce_from_log_u
 from dyad.train.losses.sums import tiles
 from jobs.dist_losses import (
     EVERYTHING,
+    FURTHER_KEYS,
     ORDERS,
+    Y_KEYS,
     B,
     Case,
     D,
@@ -57,7 +60,8 @@ SENT = {  # numbers per rank and step: y and its gradient, 2 B D; second moments
 
 
 def cases(folder: Path) -> list[Case]:
-    file = {"noise": "file", "noise_file": str(folder / "log_q.npy"), "bias_learnable": True}
+    file = {"density": "file", "noise_file": str(folder / "log_q.npy"), "bias_learnable": True}
+    by_key = str(folder / "log_q.safetensors")
     logistic = [
         Case(name, {"duplicates": duplicates, **options}, ("keys",))
         for duplicates, (name, options) in product(
@@ -65,8 +69,9 @@ def cases(folder: Path) -> list[Case]:
             [
                 ("siglip", {"init_bias": -1.0}),
                 ("local_nce", {}),
-                ("nce", {"noise": "uniform", "num_samples": 50, "k": 3.0}),
+                ("nce", {"density": "uniform", "num_samples": 50, "k": 3.0}),
                 ("nce", file),
+                ("nce", {**file, "noise_file": by_key}),
                 ("binary_nce", {}),
                 ("binary_nce", {"negatives_per_positive": 3}),
             ],
@@ -76,6 +81,8 @@ def cases(folder: Path) -> list[Case]:
         Case(name, {"duplicates": duplicates}, EVERYTHING)
         for name, duplicates in product(["siglip", "local_nce", "nce", "binary_nce"], DUPLICATES)
     ]
+    weights = {"importance": "log_q", "importance_file": by_key}
+    lists += [Case("one_sided_dpm", weights, EVERYTHING), Case("one_sided_dpm", weights, ("keys",))]
     cpc = [
         Case("cpc", {"width": D, "horizons": horizons, "shared_w": shared, "learnable": True}, gives)
         for horizons, shared, gives in product([1, 3], [False, True], [(), ("lengths",)])
@@ -217,6 +224,9 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "log_q.npy", -numbers(B, seed=13).abs().numpy())
+        keys_n = torch.cat([Y_KEYS, FURTHER_KEYS]).unique()
+        by_key = f"{folder}/log_q.safetensors"
+        write_log_weights(LogWeights(by_key, LOG_Q, keys_n.numpy(), numbers(len(keys_n), seed=14).numpy()))
         every = [(case, run_case(case, Part(case, (B,), ORDERS[0], 0))) for case in cases(Path(folder))]
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0)
         for world_size in range(max(rank + 1, 2), 4):

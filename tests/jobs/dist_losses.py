@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 
@@ -67,13 +67,14 @@ def cases() -> list[Case]:
         Case("one_sided_dpm", {"importance": source, "positives": positives}, ("importance",))
         for source, positives in product(["log_q", "zeta"], ["each", "exclude"])
     ]
+    drawn = [Case("nce", {"noise": "uniform", "bias_learnable": True}, ("drawn",))]
     ball = Case("clip", {"tau_scaled": True, "partition": "mean", "rho": 0.3})
     hard = [Case(name, {}, ("further",)) for name in ("dpr", "info_nce", "gcl")]
     hard += [Case("listwise_ce", {"candidates": "list", "partition": p}, ("further",)) for p in ("sum", "mean")]
     own = {"setting": "supervised", "candidates": "list"}
     hard += [Case("coce", {**own, "divergence": d, "pair_loss": "logistic"}, ("further",)) for d in ("kl", "cvar")]
     right = [Case(name, {}, ("further", "keys", "known")) for name in ("dpr", "clip", "siglip", "coce")]
-    return [*plain, *relations, *several, *importance, ball, *hard, *right]
+    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
@@ -134,6 +135,13 @@ class Part:
 
     def _importance(self) -> None:
         self.leaves["importance"] = self.given["importance"] = numbers(B, seed=4)[self.rows]
+
+    def _drawn(self) -> None:
+        self._further()
+        log_q_k = numbers(len(FURTHER_ROWS), seed=6)[self.further]
+        columns = replace(self.given["negatives"], positive_k=torch.zeros(len(log_q_k), dtype=torch.bool))
+        self.given["negatives"] = replace(columns, importance_k=log_q_k)
+        self.given["importance"] = numbers(B, seed=4)[self.rows]
 
     def _lengths(self) -> None:
         self.given["lengths"] = torch.tensor([4, 2, 4, 3, 4, 4, 1, 4])[self.rows]

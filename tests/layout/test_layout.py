@@ -26,6 +26,7 @@ data/image_text
 data/tables
 data/question_passage
 data/cli
+data/build
 eval train/losses/options
 train
 train/losses/sums
@@ -51,7 +52,7 @@ train/export train/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 6666, "train": 14289, "eval": 4784, "dyad": 376}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 7600, "train": 14510, "eval": 4600, "dyad": 376}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/calibration.py | Calibration
@@ -76,8 +77,12 @@ the best checkpoint by a metric | train/run/best.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
 what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
+the noise of NCE is drawn | data/loading/drawn_items.py | DrawnItems
 the rules of mining | eval/mine/mining.py | mine
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
+BM25 | data/question_passage/bm25.py | build_bm25
+whether a passage has an answer | data/question_passage/answers.py | prepared
+log q of items by content key | data/log_weights.py | read_log_weights
 nDCG | eval/metrics/trec.py | measures
 partial AUC | eval/metrics/auc.py | auc_values
 the linear probe of frozen features | eval/tasks/linear_probe.py | linear_probe
@@ -142,6 +147,7 @@ def test_losses_import_only_torch_and_their_configuration() -> None:
         "dyad.data.base.errors",
         "dyad.data.config",
         "dyad.data.batch",
+        "dyad.data.log_weights",
     )
     for path in (ROOT / "train/losses").rglob("*.py"):
         ours = {module for module in imported(path) if module.startswith("dyad.")}

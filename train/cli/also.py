@@ -54,6 +54,8 @@ def _further(config: TrainConfig, of_run: list[str], name: str, words: list[str]
     kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
     result = compose_config([*kept, *words])
     refuse_unread(words, [replace(result, also={name: ""})])  # its weight is read
+    if result.objective.draws:
+        raise ConfigError(f"objective.noise={result.objective.draws}: only the run's own loss can draw its noise")
     if result.objective.by_sample_id or result.data.mode is Mode.stream or result.data.negatives.refresh_every:
         raise ConfigError(
             "only the run's own loss can have an objective with numbers of each sample, data.mode=stream, or "

@@ -19,7 +19,7 @@ NO_PICTURES = "task=question_passage, or data.items=texts of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
-SAMPLE_IDS = "objective.nu=state or objective.noise=uniform"
+SAMPLE_IDS = "objective.nu=state or objective.density=uniform"
 OF_TIMM = "an optim.name other than adamw"
 SEVERAL = "further losses, also.NAME=…"
 TEMPERATURE = "a learning or per-sample temperature"
@@ -65,6 +65,7 @@ READ_ONLY_WITH = {
     "objective.divergence=cvar": "objective.alpha",
     "objective.pair_loss=hinge or squared_hinge": "objective.margin",
     "objective.nu=state": "objective.nu_lr",
+    "objective.noise=batch": "objective.density",
     SAMPLE_IDS: "objective.num_samples objective.memory_budget_mb",
     TEMPERATURE: "objective.min_temperature",
     "your own loop that gives both views as one tensor": "objective.views",  # no run of this program
@@ -131,7 +132,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     NO_PICTURES: lambda config: not config.has_pictures,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
-    SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.noise") == "uniform",
+    SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",
     "data.rare=CLASS": lambda config: config.data.rare is not None,
     HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",

@@ -41,7 +41,8 @@ The other families: objectives/logistic.py and objectives/oce.py sum any functio
 place of step 5. sums/row_select.py selects thresholds for objectives/oce.py, which objectives/robust.py uses.
 objectives/spectral.py needs no scores. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps
 numbers per sample in gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
-nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop.
+nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop; items that a run draws as
+noise (data/loading/drawn_items.py) come as further columns with log q.
 diagnostics.py computes metrics of the embeddings for the trackers.
 
 Importing the package does not import torch. The first objective that is built imports it.

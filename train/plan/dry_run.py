@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -34,7 +35,8 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     if not isinstance(order, Order) or isinstance(data, Stream) or config.also:
         raise ConfigError("plan.dry_run: takes a single loss (no also.NAME), and data with an index")
     batch_norms(config, towers, size)
-    batch = next(build_loader(data, order, rank=0, world_size=size, first_step=0, last_step=1, workers=0))
+    how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
+    batch = next(build_loader(data, order, drawn=parts.data.drawn, **how))
     before, config = copy.deepcopy(objective), replace(config, steps=parts.total_steps)
     batch.sample_ids = torch.arange(len(batch))
     step, measured = first_step(towers, objective, config, World(0, size), batch)

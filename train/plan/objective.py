@@ -109,14 +109,23 @@ def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
 
 def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
     """Return b unit vectors on each side in place of the inputs of a run's batch; of classes, the share of a rank."""
-    ids, per_row, classes = torch.arange(b), config.data.negatives.per_row, len(config.run.classes or [])
+    ids, further, classes = torch.arange(b), further_items(config, b), len(config.run.classes or [])
     m = -(-classes // W) if classes > 1 else b
     x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
     batch = Batch(x, y, ids, ids, torch.arange(m), positives=ids % m if classes > 1 else None)
-    if per_row:
-        row = ids.repeat_interleave(per_row)
-        batch.extra = Extra(y[row], row, b + torch.arange(len(row)), torch.zeros(len(row), dtype=torch.bool))
+    if further:
+        number = torch.arange(further)
+        row = number * b // further
+        batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
+        if config.objective.draws:
+            batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
     return batch
+
+
+def further_items(config: TrainConfig, pairs: int) -> int:
+    """Return how many y items come with so many pairs of a batch: hard negatives, or items drawn as noise."""
+    size = config.global_batch_size
+    return pairs * config.data.negatives.per_row + -(-pairs * config.objective.drawn_items(size) // size)
 
 
 def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:

@@ -187,6 +187,8 @@ class RunPlan:
         pictures, which = pictures_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
+        if drawn := config.objective.drawn_items(B):
+            of_batch = drawn, "", "items drawn for each batch"
         rows: Rows = {
             "negatives of an anchor": (classes - 1, "", "classes - 1") if classes > 1 else of_batch,
             "samples": (self.samples, "", "of data.train, by its indexes or its first shard"),

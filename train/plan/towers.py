@@ -21,6 +21,7 @@ from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.sharding import layers_of
 from dyad.train.plan.cluster import Devices
 from dyad.train.plan.measure import Measured
+from dyad.train.plan.objective import further_items
 from dyad.train.run.classes import class_inputs
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
@@ -156,10 +157,11 @@ def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, p
         x = torch.empty(pairs, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
     else:
         x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
+    items = pairs + further_items(config, pairs)
     if config.task is Task.image_text:
-        return x, model.tokenize(["a"]).repeat(pairs, 1)
+        return x, model.tokenize(["a"]).repeat(items, 1)
     if is_qa:
-        return x, torch.empty(pairs * (1 + data.negatives.per_row), data.passage.length, dtype=torch.int64)
+        return x, torch.empty(items, data.passage.length, dtype=torch.int64)
     if len(names) > 1:
         return x, class_inputs(config, model)[1](names[: -(-len(names) // world_size)])
     return x, torch.empty_like(x)

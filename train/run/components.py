@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -14,13 +15,17 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
+from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
+from dyad.data.loading.catalogue import Catalogue
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.drawn_items import DENSITIES, DrawnItems
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order, local_rows
+from dyad.data.question_passage.catalogue import passage_catalogue
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
@@ -28,6 +33,7 @@ from dyad.data.question_passage.views import SingleTexts, open_texts
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
+from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.run.suite import build_evaluators
@@ -43,6 +49,7 @@ from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.best import refuse_unknown_metric
 from dyad.train.run.calibrate import calibrate
 from dyad.train.run.classes import class_inputs, open_labelled, with_classes
+from dyad.train.run.item_weights import notes_on_weights
 from dyad.train.run.objective_trial import try_on_one_rank
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
@@ -60,13 +67,15 @@ class TrainingData:
 
     dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: which sample ids each step gets;
     for a stream, only the number of steps. fingerprint: hash of everything in the data that changes the order of
-    samples. manifest: for each configuration key of the data, its files.
+    samples, or what is drawn for them. manifest: for each configuration key of the data, its files. drawn: draws
+    further items for each batch, if the objective takes noise from all y items.
     """
 
     dataset: BatchSource | Stream
     order: Order | OneEpoch
     fingerprint: str
     manifest: Manifest
+    drawn: DrawnItems | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
     notes = calibrate(config, objective, model.calibration)
+    samples = sum(getattr(data.order, "sizes", ()))
+    notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
@@ -230,7 +241,7 @@ def _total_steps(config: TrainConfig, data: TrainingData) -> int:
     return config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
 
 
-def run_options(config: TrainConfig, steps: int, **own: int) -> dict[str, Any]:
+def run_options(config: TrainConfig, steps: int, **own: float) -> dict[str, Any]:
     """Return the options of a run's objective with the run's own numbers, where they leave them open.
 
     steps: of the whole run; with the samples of an epoch they give the epochs of the schedule objective.gamma=auto.
@@ -245,11 +256,13 @@ def run_options(config: TrainConfig, steps: int, **own: int) -> dict[str, Any]:
 
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
-    own = {}
+    own: dict[str, float] = {}
     if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
         samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
+    if data.drawn:  # Σ_y u is 1 where all scores are 0
+        own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
     further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
     if config.task is Task.question_passage and further and "negatives" not in objective.takes:
@@ -266,7 +279,8 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
     if config.data.mode is Mode.stream:
         return _stream(config, maker)
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    return _of_shards(config, shards, ImageText(shards, maker))
+    data = _of_shards(config, shards, ImageText(shards, maker))
+    return _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
@@ -313,7 +327,27 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
         manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
     if mined:
         manifest["data.negatives.file"] = mined.files
-    return TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
+    data = TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
+    return _with_drawn_items(config, data, lambda: passage_catalogue(questions, model.tokenize, passage))
+
+
+def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
+    """Return the data with what draws the noise of its objective, if it draws any. catalogue: makes that of the data.
+
+    Raises DataError for a file of log q that is not of these data.
+    """
+    options, pairs = config.objective, config.global_batch_size
+    if options.draws is None:
+        return data
+    items = catalogue()
+    log_q_N = DENSITIES[options.draws](items, options.noise_file)
+    data = replace(data, drawn=DrawnItems(items, log_q_N, options.drawn_items(pairs), pairs, config.seed))
+    if options.noise_file is None:
+        return data
+    path = Path(options.noise_file)
+    file = FileEntry(path.name, path.stat().st_size, len(items), sha256_of(str(path)))
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {file.digest}".encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "objective.noise_file": [file]})
 
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:

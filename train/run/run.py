@@ -244,7 +244,8 @@ class TrainingRun:
         begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
         total_before = None if restored.batch_changed else begun.get("total_steps")
         yield from describe_schedule(config, self.plan, self.parts.step.terms[0].objective.options, total_before)
-        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size)])
+        drawn = self.parts.data.drawn
+        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size), str(drawn or "")])
         yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
         yield from describe_inputs(config, self.parts.model)
@@ -311,21 +312,20 @@ class TrainingRun:
         if isinstance(dataset, Stream):
             return dataset.batches(plan.first_step, plan.total_steps, ahead=ahead, **options)
         assert isinstance(order, Order)
-
         loader = partial(build_loader, rank=self.world.rank, world_size=self.world.size, **options)
 
-        def load(dataset: BatchSource, first_step: int, last_step: int, order: Order = order) -> Iterator[Batch]:
-            return ahead(loader(dataset, order=order, first_step=first_step, last_step=last_step))
+        def load(dataset: BatchSource, order: Order = order, **how: Any) -> Iterator[Batch]:
+            return ahead(loader(dataset, order, **how))
 
-        first, last = plan.first_step, plan.total_steps
+        steps: dict[str, Any] = {"first_step": plan.first_step, "last_step": plan.total_steps}
         if config.data.negatives.refresh_every:
             assert isinstance(dataset, QuestionPassage)
             refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
-            own = refresh.batches(first, last, load)
+            own = refresh.batches(**steps, load=load)
         else:
-            own = load(dataset, first, last)
+            own = load(dataset, **steps, drawn=self.parts.data.drawn)
         further: list[Any] = [of.data for of in self.parts.further.values()]
-        others = [load(data.dataset, first, last, data.order) for data in further]
+        others = [load(data.dataset, data.order, **steps) for data in further]
         return map(with_further, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:

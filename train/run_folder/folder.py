@@ -24,6 +24,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
+from dyad.train.run_folder.older_runs import in_first_terms, in_present_terms
 
 CONFIG, STATE = "config.yaml", "run_state.json"
 BEST_SUFFIX = "@best"
@@ -39,9 +40,6 @@ NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
-
-# Keys that have had another name, in config.yaml of older runs
-RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen_cache_mb"}
 
 # Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
 ADDED = {
@@ -102,7 +100,7 @@ def run_folder(config: TrainConfig) -> Path:
     recipe file, its name without suffix stands for `<experiment>`. The digits are a hash of the keys that change the
     trained weights (see maths_keys).
     """
-    named = {key: value for key, value in maths_keys(config).items() if key not in UNNAMED}
+    named = {key: value for key, value in in_first_terms(maths_keys(config)).items() if key not in UNNAMED}
     keys = {key: value for key, value in named.items() if ADDED.get(key, ...) != value}
     keys["precision"] = keys["precision"].replace("auto", "fp32")  # one name on all machines, that of older runs
     recipe = keys["experiment"] = re.sub(r"(.*/)?(.*)\.ya?ml", r"\2", config.experiment or "") or None
@@ -160,15 +158,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
     tree = read_yaml(folder / CONFIG)
-    for old, new in RENAMED.items():
-        section, _, key = old.partition(".")
-        if isinstance(tree.get(section), dict) and key in tree[section]:
-            tree[section][new.partition(".")[2]] = tree[section].pop(key)
-    if isinstance(tree.get("model"), dict) and "from_weights" not in tree:
-        tree["model"]["activation"] = Activation.model.value  # older runs had GELU whatever the tag of weights says
-    if isinstance(tree.get("data"), dict):
-        tree["data"].setdefault("caption_per", CaptionPer.line.value)  # of older runs
-    return tree
+    return in_present_terms(tree)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

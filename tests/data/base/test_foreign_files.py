@@ -11,6 +11,7 @@ from helpers.messages import raises
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import UserError
+from dyad.data.log_weights import read_log_weights
 from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.storage import open_ranges, open_sequential, sha256_of
@@ -34,6 +35,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "config.yaml": lambda path: read_yaml(Path(path)),
     "probe.json": lambda path: read_probe(Path(path)),
     "table.npy": SampleTable,
+    "table.safetensors": read_log_weights,
     "manifest.json": lambda path: checkpoint.verify(Path(path).parent),
 }
 PLAIN: dict[str, Callable[[str], object]] = {  # whose callers make one line of the OSError

@@ -14,6 +14,7 @@ from helpers.cli import Commands
 from helpers.eval import LOCAL, check_ranking
 from helpers.passages import make_run, read_qrels, read_run, write_beir
 
+from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.eval.encode.encoder import Encoder, Evaluator
 from dyad.eval.metrics.bootstrap import interval
@@ -21,7 +22,6 @@ from dyad.eval.metrics.trec import Run, measures, ranked
 from dyad.eval.run.load_run import load_run, read_config
 from dyad.eval.run.main import main
 from dyad.eval.run.suite import build_evaluators
-from dyad.eval.search.bm25 import build_bm25
 from dyad.eval.tasks.passage_metrics import chance
 from dyad.train.towers.build import build_model
 

@@ -27,8 +27,8 @@ def test_batch_norms_would_hide_what_is_rare() -> None:
     assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
 
 
-def test_uniform_noise_is_over_the_classes() -> None:
-    config = compose_config([*LABELLED, "objective=nce", "objective.noise=uniform"])
+def test_a_uniform_density_is_over_the_classes() -> None:
+    config = compose_config([*LABELLED, "objective=nce", "objective.density=uniform"])
     config.run.classes = ["a", "b", "c"]
     data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=10), "", {})  # type: ignore[arg-type]
     assert _objective(config, data).options.num_samples == 3

@@ -10,6 +10,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import CaptionPer
 from dyad.eval.run.load_run import read_config
 from dyad.train.cli.compose import compose_config
+from dyad.train.losses.options.choices import Density, Noise
 from dyad.train.run_folder.folder import CONFIG, check_run, open_run, recorded_caption_per, run_folder
 
 
@@ -31,3 +32,25 @@ def test_an_older_run_has_a_caption_a_line(tmp_path: Path) -> None:
     assert recorded_caption_per(compose_config(["model=tiny_clip_gn", "run.name=new"])) is CaptionPer.paragraph
     unnamed = [run_folder(compose_config(["model=tiny_clip_gn", f"data.caption_per={per}"])) for per in CaptionPer]
     assert unnamed[0] == unnamed[1]
+
+
+def test_the_noise_of_an_older_run_is_the_batch(tmp_path: Path) -> None:
+    """What it called noise is the density. The names of runs with noise of the batch stay."""
+    names = {"unigram": "8d84a796", "uniform": "39fe1506"}
+    for density, digits in names.items():
+        words = ["experiment=emoji", "objective=nce", f"objective.density={density}"]
+        assert run_folder(compose_config(words)).name == f"emoji-{digits}"
+        drawn = compose_config(["experiment=emoji", "objective=nce", f"objective.noise={density}"])
+        assert run_folder(drawn).name != f"emoji-{digits}"
+    words = ["model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=old", "steps=1", "objective=nce"]
+    run = open_run(compose_config([*words, "objective.density=uniform"]))
+    (run / "checkpoints/step_00000001").mkdir(parents=True)
+    tree: Any = OmegaConf.load(run / CONFIG)
+    tree["objective"]["noise"] = tree["objective"].pop("density")
+    OmegaConf.save(tree, run / CONFIG)
+    found = read_config(run).objective
+    assert (found.noise, found.density) == (Noise.batch, Density.uniform)
+    check_run(compose_config([*words, "objective.density=uniform"]))
+    with raises(ConfigError, run, "objective.noise: batch", "uniform"):
+        others = ["objective.density=uniform", "objective.init_bias=0", "objective.bias_learnable=false"]
+        check_run(compose_config([*words, "objective.noise=uniform", *others]))

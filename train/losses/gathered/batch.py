@@ -6,7 +6,7 @@ column. Further columns are y items beside the pairs, such as hard negatives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
 
@@ -29,13 +29,14 @@ class Columns:
 
     embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
     equal for equal items; positive_k: bool, whether the item is a further positive of its row. By default all are hard
-    negatives.
+    negatives. importance_k: log q of each item, for the objectives that take it, with q the density it was drawn from.
     """
 
     embeddings_kD: Tensor
     row_k: Tensor
     keys_k: Tensor | None = None
     positive_k: Tensor | None = None
+    importance_k: Tensor | None = None
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
@@ -61,12 +62,13 @@ class Columns:
         keys_k = as_int64("negatives.keys_k", self.keys_k, device)
         if self.positive_k is not None and self.positive_k.dtype is not torch.bool:
             raise ValueError(f"negatives.positive_k must be bool (k,), not {dtype_name(self.positive_k.dtype)}")
-        for name, values_k in (("row_k", row_k), ("keys_k", keys_k), ("positive_k", self.positive_k)):
+        numbers = {"row_k": row_k, "keys_k": keys_k, "positive_k": self.positive_k, "importance_k": self.importance_k}
+        for name, values_k in numbers.items():
             if values_k is not None and values_k.shape != (count,):
                 raise ValueError(
                     f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
                 )
-        return Columns(self.embeddings_kD, row_k, keys_k, self.positive_k)
+        return replace(self, row_k=row_k, keys_k=keys_k)
 
 
 @overload
@@ -98,10 +100,11 @@ class GatheredBatch:
     Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. keys: for x and for y, if given, (keys of this rank's
-    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item. sample_ids_b: indices of
-    per-sample state; sample_ids_B: those of all ranks, if they were asked for. owners: the number of each row (b,) and
-    the row to whose list each column belongs (M,), if a row's candidates are of its own list. importance_m: log q or ζ
-    (see OneSidedDPM) of this rank's m columns, as the caller gave it.
+    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item; y_keys_M: those of y, of all
+    columns. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if they were asked for.
+    owners: the number of each row (b,) and the row to whose list each column belongs (M,), if a row's candidates are of
+    its own list. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it; log_q_M:
+    log q of all columns, if further ones have it, too.
     """
 
     x_bD: Tensor
@@ -116,6 +119,8 @@ class GatheredBatch:
     sample_ids_B: Tensor | None = None
     known: KnownPairs | None = None
     owners: tuple[Tensor, Tensor] | None = None
+    log_q_M: Tensor | None = None
+    y_keys_M: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -218,6 +223,10 @@ def gather_batch(
             _check_indices(f"{name}: no row", pairs_P2[:, 0], len(x_bD))
             _check_indices(f"{name}: no column", pairs_P2[:, 1], columns.total + extra.total)
     numbers = {"x": x_keys, "y": y_keys, "ids": sample_ids_b if gathers_ids and rows.sizes == columns.sizes else None}
+    if negatives and negatives.importance_k is not None:
+        if importance is None or importance.shape != (len(y_mD),):
+            raise ValueError(f"further columns have log q: give importance=({len(y_mD)},), that of this rank's columns")
+        numbers["log_q"] = importance.to(negatives.importance_k.dtype)
     numbers = {name: of_rows for name, of_rows in numbers.items() if of_rows is not None}
     y_MD, every = _gathered(columns, extra, y_mD, negatives, numbers)
     keys = tuple((numbers[side], every[side]) for side in ("x", "y") if side in numbers)
@@ -245,7 +254,8 @@ def gather_batch(
         _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
-    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners
+    of_columns = every.get("log_q"), every.get("y")
+    of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
     return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs)
 
 
@@ -265,8 +275,9 @@ def _gathered(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and numbers of the pairs.
 
-    numbers: name → int64 (b,): the content keys "x" and "y", the sample ids "ids". The result has them of all ranks,
-    (B,), and for "y" those of all columns, (M,). Raises ValueError if further columns have no keys beside y_keys.
+    numbers: name → (b,): the content keys "x" and "y" and the sample ids "ids", int64, or "log_q". The result has them
+    of all ranks, (B,), and for "y" and "log_q" those of all columns, (M,). Raises ValueError if further columns have no
+    keys beside y_keys.
     """
     own = y_mD, *numbers.values()
     if not extra.total:
@@ -275,14 +286,15 @@ def _gathered(
     assert negatives is not None
     if "y" in numbers and negatives.keys_k is None:
         raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
-    # only "y" keeps those of further columns
-    keys_k = negatives.row_k if negatives.keys_k is None else negatives.keys_k
-    further = negatives.embeddings_kD, *(keys_k for _ in numbers)
+    known = {"y": negatives.keys_k, "log_q": negatives.importance_k}
+    of_further = {name: values_k for name, values_k in known.items() if values_k is not None}
+    # the others are dropped for further columns, whatever they are
+    further = negatives.embeddings_kD, *(of_further.get(name, negatives.row_k) for name in numbers)
     sizes = list(zip(columns.sizes, extra.sizes, strict=True))
     both = Layout(tuple(map(sum, sizes)), columns.rank).gathered(*map(torch.cat, zip(own, further, strict=True)))
     parts = (every.split([size for pair in sizes for size in pair]) for every in both)
     y_MD, *every = (torch.cat([*part[::2], *part[1::2]]) for part in parts)
-    ends = (None if name == "y" else columns.total for name in numbers)
+    ends = (None if name in of_further else columns.total for name in numbers)
     return y_MD, {name: e[:end] for name, e, end in zip(numbers, every, ends, strict=True)}
 
 

@@ -1,4 +1,4 @@
-"""Importance weights and noise densities from a file: log q or ζ of each candidate, by sample id.
+"""Importance weights and noise densities from a file: log q or ζ of each candidate, by content key or by sample id.
 
 q is the density from which candidates or noise are drawn; ζ/τ is a log-weight of a candidate, as NUCLR learns it.
 """
@@ -11,7 +11,43 @@ from torch import Tensor
 
 from dyad.data.base.arrays import map_array
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.log_weights import read_log_weights
 from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.options.common import ObjectiveOptions
+from dyad.train.losses.sums.conditions import holds
+
+
+def column_numbers(options: ObjectiveOptions, name: str) -> "ItemTable | SampleTable | None":
+    """Open the file of numbers that the options name, None if they name none. name: what the numbers of a file by
+    content key must be, log_q or zeta. Raises ConfigError or DataError for a file that cannot be used."""
+    if options.number_file is None:
+        return None
+    return ItemTable(options.number_file, name) if options.by_key else SampleTable(options.number_file)
+
+
+class ItemTable:
+    """One float for each item, read from the file `path` of data/log_weights.py and found by the item's content key.
+
+    name: log_q or zeta. Memory: 16 bytes an item, on the host and on the device. Raises as `read_log_weights`.
+    """
+
+    def __init__(self, path: str, name: str) -> None:
+        self.weights = read_log_weights(path, name)
+        self._keys_n, self._values_n = (torch.from_numpy(a) for a in (self.weights.keys_n, self.weights.values_n))
+
+    def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
+        """Look up the value of every column, further ones too, by its content key: (M,).
+
+        like: as of SampleTable. Raises ConfigError if the batch has no keys of y, DataError, on all ranks, for a column
+        whose key the file lacks.
+        """
+        if (keys_M := batch.y_keys_M) is None:
+            raise ConfigError(f"{self.weights.path} holds values by content key: give the objective y_keys")
+        self._keys_n, self._values_n = self._keys_n.to(keys_M.device), self._values_n.to(keys_M.device)
+        index_M = torch.searchsorted(self._keys_n, keys_M).clamp(max=len(self._keys_n) - 1)
+        if not holds((self._keys_n[index_M] == keys_M).all()):
+            self.weights.of(keys_M.cpu().numpy())  # raises
+        return self._values_n[index_M].to(like)
 
 
 class SampleTable:
@@ -35,11 +71,13 @@ class SampleTable:
 
         The values are those of the user's .npy file: log q, q the density from which candidates are drawn, or ζ, where
         ζ/τ is the log of a candidate's weight. like: a tensor with the type and device of the result. Every rank must
-        call it. Raises ConfigError if the batch has no sample ids, and on all ranks DataError for an id without a
-        finite value.
+        call it. Raises ConfigError if the batch has no sample ids, or further columns, which have none; and on all
+        ranks DataError for an id without a finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")
+        if len(batch.y_MD) != batch.columns.total:
+            raise ConfigError(f"{self._path} holds values by sample id, and further columns have none")
         ids = batch.rows.gather(batch.sample_ids_b).cpu().numpy()
         outside = ids[(ids < 0) | (ids >= len(self._values))]
         if len(outside):

@@ -140,7 +140,7 @@ class Objective(nn.Module):
         duplicates = getattr(self.options, "duplicates", Duplicates.keep)
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None
-            if inputs["known_positives"] is None:
+            if inputs["known_positives"] is None and not self.options.by_key:
                 inputs["y_keys"] = None
         own_lists = getattr(self.options, "candidates", None) is CandidateSet.list
         inputs |= {"equal_is_positive": duplicates is Duplicates.positive, "gathers_ids": self.gathers_ids}

@@ -16,15 +16,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import class_indices
-from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.gathered.importance import column_numbers
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
 from dyad.train.losses.objectives.softmax import score_means, softplus
-from dyad.train.losses.options.choices import Duplicates, Noise
+from dyad.train.losses.options.choices import Density, Duplicates
 from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions
 from dyad.train.losses.sums.all_gather import Layout
+from dyad.train.losses.sums.conditions import holds, logged
 from dyad.train.losses.sums.functions import product
+from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
@@ -101,6 +104,11 @@ class LogisticFormula:
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
     """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is the score s plus all tensors in `added`."""
     return softplus(sum(added, start=s))
+
+
+def _noise_probability(s: Tensor, *added: Tensor) -> Tensor:
+    """Return the probability σ(a) that pairs with these logits, the sum of all arguments, are data."""
+    return sum(added, start=s).sigmoid()
 
 
 def _labelled_by_key(keys: int, data_weight: Tensor | float) -> Function:
@@ -180,33 +188,72 @@ class LocalNce(LogisticObjective):
 
 
 class Nce(LogisticObjective):
-    """NCE with the batch as noise: L = mean_data sp(−a) + k mean_noise sp(a) (Gutmann & Hyvärinen 2012).
+    """NCE, L = mean_data sp(−a) + k mean_noise sp(a), a = log u − log q − log k (Gutmann & Hyvärinen 2012, eq. 2 to 4).
 
-    sp(a) = log(1 + e^a), a = log u − log q − log k. The model is log u = s/τ + bias, with bias = −log Z. options.noise
-    gives the noise density q: with unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x)
-    p(y)); with uniform q = 1/num_samples; with file the file holds log q_j of the columns, by sample id. k: noise pairs
-    per data pair, by default k_n/k_d of the batch (1/k_d in a batch without noise).
+    sp(a) = log(1 + e^a). The model is log u = s/τ + bias, with bias = −log Z; k: noise pairs per data pair, by default
+    k_n/k_d of the batch (1/k_d in a batch without noise).
+
+    Noise is the other pairs of the batch with options.noise=batch. options.density then says what stands for q: with
+    unigram q = p(y) is a factor of u too and cancels, so s/τ models log p(x, y)/(p(x) p(y)); with uniform q =
+    1/num_samples; with file the file holds log q_j of the columns, by content key or by sample id.
+
+    With any other options.noise the caller draws y items from q and gives them as further columns, with log q of these
+    and of its own columns (importance). Every row is paired with all K of them, and with none of the batch: k_n/k_d =
+    K, and log u models log p(y|x), normalised at the optimum (Mnih & Teh 2012, who draw k for each data point).
     """
 
     options: NceOptions
 
     def __init__(self, options: NceOptions) -> None:
         super().__init__(options)
-        self._table = SampleTable(options.noise_file) if options.noise_file else None
-        if options.noise is Noise.uniform and options.num_samples is None:
-            raise ConfigError("objective.noise=uniform: give objective.num_samples, the number of items")
+        if options.draws:
+            self.takes = frozenset({"negatives", "importance"})
+        self.table = column_numbers(options, LOG_Q)
+        if options.draws is None and options.density is Density.uniform and options.num_samples is None:
+            raise ConfigError("objective.density=uniform: give objective.num_samples, the number of items")
+
+    def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
+        return self._of_drawn(batch) if self.options.draws else super().of_batch(batch)
+
+    def _of_drawn(self, batch: GatheredBatch) -> ObjectiveResult:
+        """Return the loss of a batch whose further columns are drawn from q, and metrics.
+
+        noise_probability: mean σ(a) of noise. log_z: the mean over rows of log (1/K) Σ_j u_ij/q_j, the estimate of
+        their log Σ_y u by importance sampling, which tends to 0. Both are left out where costly metrics are not wanted.
+        """
+        total, log_q_M = batch.columns.total, batch.log_q_M
+        drawn = len(batch.y_MD) - total
+        if log_q_M is None or not drawn or batch.positives.own is None:
+            raise ConfigError(
+                f"objective.noise={self.options.noise}: give the drawn items as negatives=Columns(…, importance_k), "
+                "log q of these, and importance, log q of the pairs' y; no other positives. A run draws them itself"
+            )
+        if not holds(log_q_M.isfinite().all()):
+            raise ValueError("log q is not finite: q must be positive where data and noise are")
+        scale, k = self.scale(batch.x_bD), self.options.k or drawn
+        minus_log_q_M, shift = -log_q_M.to(scale.dtype), self.bias - math.log(k)
+        noise = batch.x_bD, batch.y_MD[total:]
+        added = {"columns": [minus_log_q_M[total:]], "parameters": (shift,)}
+        a_b = scale * batch.pair_scores() + shift + minus_log_q_M[batch.columns.own]
+        share = batch.rows.world_size / batch.rows.total
+        loss = share * (softplus(-a_b).sum() + k / drawn * pair_sum(_noise, *noise, scale=scale, **added))
+        metrics = {"bias": self.bias.detach().clone(), "data_probability": share * a_b.sigmoid().sum()}
+        metrics["positive_score"] = share * batch.pair_scores().sum()
+        if logged():
+            with torch.no_grad():
+                of_noise = pair_sum(_noise_probability, *noise, scale=scale, **added)
+                log_z_b = log_partition(*noise, scale, None, column_weights_M=minus_log_q_M[total:])[0] + self.bias
+            metrics["noise_probability"] = share / drawn * of_noise
+            metrics["log_z"] = share * (log_z_b - math.log(drawn)).sum()
+        return ObjectiveResult(loss, metrics)
 
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
         batch, options = labelled.batch, self.options
         k_d, k_n = (n.clamp(min=1).to(self.scale(batch.x_bD)) for n in labelled.counts())
         k = k_n / k_d if options.k is None else torch.full_like(k_d, options.k)
-        log_q = -math.log(options.num_samples or 1) if options.noise is Noise.uniform else 0.0
+        log_q = -math.log(options.num_samples or 1) if options.density is Density.uniform else 0.0
         weights = batch.rows.world_size / k_d, batch.rows.world_size * k / k_n
-        minus_log_q_M = None
-        if self._table is not None:
-            if len(batch.y_MD) != batch.columns.total:
-                raise ConfigError("objective.noise=file: further columns have no log q")
-            minus_log_q_M = -self._table.of_columns(batch, k)
+        minus_log_q_M = None if self.table is None else -self.table.of_columns(batch, k)
         return LogisticFormula(self.bias - k.log() - log_q, *weights, minus_log_q_M)
 
 

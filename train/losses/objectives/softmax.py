@@ -18,7 +18,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch, Index
 from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
-from dyad.train.losses.gathered.importance import SampleTable
+from dyad.train.losses.gathered.importance import column_numbers
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.options.choices import Directions, Importance, Partition, Positives, Views
 from dyad.train.losses.options.common import PairOptions
@@ -98,7 +98,7 @@ class OneSidedDPM(SoftmaxObjective):
     def __init__(self, options: OneSidedDPMOptions) -> None:
         super().__init__(options)
         self._importance = options.importance
-        self._table = None if options.importance_file is None else SampleTable(options.importance_file)
+        self.table = column_numbers(options, options.importance)
 
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
         importance, given_m, scale = self._importance, batch.importance_m, self.scale(batch.x_bD)
@@ -106,17 +106,17 @@ class OneSidedDPM(SoftmaxObjective):
             if given_m is not None:
                 raise ConfigError("objective.importance=none: set it to log_q or zeta, or give no importance")
             return None
-        if len(batch.y_MD) != batch.columns.total:
-            raise ConfigError(f"objective.importance={importance}: further columns have no weight")
         if given_m is not None:
+            if len(batch.y_MD) != batch.columns.total:
+                raise ConfigError(f"objective.importance={importance}: further columns have no weight")
             own = batch.columns.sizes[batch.columns.rank]
             if given_m.shape != (own,):
                 raise ConfigError(f"objective.importance: {shapes(given_m)} values for {own} columns of this rank")
             values_M = batch.columns.gather(given_m.to(scale.dtype))
             if not values_M.isfinite().all():
                 raise ValueError(f"importance must be finite, not {float(values_M[~values_M.isfinite()][0])}")
-        elif self._table is not None:
-            values_M = self._table.of_columns(batch, scale)
+        elif self.table is not None:
+            values_M = self.table.of_columns(batch, scale)
         else:
             raise ConfigError(
                 f"objective.importance={importance}: give the objective importance=(m,) values of own columns, or set "

@@ -18,6 +18,7 @@ from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positive
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
 RELATED = frozenset({"negatives", "positives", "excluded"})  # inputs beside the pairs, see ObjectiveOptions.takes
+BY_KEY = ".safetensors"  # ends the name of a file of numbers by content key; that of numbers by sample id: .npy
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
     "above 0 and at most 1": lambda value: 0 < value <= 1,
@@ -43,7 +44,8 @@ class ExpectedBatch:
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
-    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs.
+    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
+    drawn from all y items of the data.
     """
 
     pairs: int
@@ -51,6 +53,7 @@ class ExpectedBatch:
     several: bool = False
     classes: bool = False
     inputs: str = "pairs"
+    catalogue: bool = True
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
@@ -95,9 +98,31 @@ class ObjectiveOptions:
         return False
 
     @property
+    def number_file(self) -> str | None:
+        """The file from which the objective reads a number for each column, by sample id or by content key."""
+        return None
+
+    @property
+    def by_key(self) -> bool:
+        """Whether that file has numbers by content key."""
+        return self.number_file is not None and self.number_file.endswith(BY_KEY)
+
+    @property
     def by_sample_id(self) -> bool:
-        """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers from a file."""
-        return False
+        """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers by them."""
+        return self.number_file is not None and not self.by_key
+
+    @property
+    def draws(self) -> str | None:
+        """The density from which a run draws further y items for every batch, which are the noise; None: it draws none.
+
+        A row of DENSITIES in data/loading/drawn_items.py; its file, if it has one, is the option noise_file.
+        """
+        return None
+
+    def drawn_items(self, pairs: int) -> int:
+        """Return how many y items a run draws for each global batch of so many pairs."""
+        return 0
 
     def broken_rules(self) -> Iterator[str]:
         """Yield an error message for each forbidden combination in the values of this objective's options."""
@@ -112,8 +137,13 @@ class ObjectiveOptions:
             ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"
-        elif batch.classes and ("positives" not in self.takes or self.by_sample_id):
+        elif batch.classes and ("positives" not in self.takes or self.by_sample_id or self.by_key):
             yield f"objective={self.name}: its columns are sides of samples, no classes. Take cross_entropy, say"
+        elif self.number_file and not self.by_key and batch.further:
+            yield (
+                f"{self.number_file} has numbers by sample id, and further columns have none. Give a {BY_KEY} file by "
+                f"content key, which python -m data weights makes; or it {batch.no_further}"
+            )
         elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
 

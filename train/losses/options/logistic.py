@@ -7,7 +7,7 @@ from typing import ClassVar
 from omegaconf import MISSING
 
 from dyad.data.config import described
-from dyad.train.losses.options.choices import Duplicates, Noise, Similarity
+from dyad.train.losses.options.choices import Density, Duplicates, Noise, Similarity
 from dyad.train.losses.options.common import RELATED, ExpectedBatch, TemperatureOptions, number, preset
 
 
@@ -34,38 +34,80 @@ class LogisticOptions(TemperatureOptions):
 
 @dataclass
 class NceOptions(LogisticOptions):
-    """Noise-contrastive estimation with the batch as noise: logit log u − log q − log k (Gutmann & Hyvärinen 2012).
+    """Noise-contrastive estimation, noise drawn or the batch: logit log u − log q − log k (Gutmann & Hyvärinen 2012).
 
     Options of the class Nce in objectives/logistic.py. u: the model, log u = s/τ + bias for a score s; q: the density
-    of the noise; k: noise points per data point.
+    of the noise; k: noise points per data point. Noise is the batch, or k items that a run draws for each global batch.
     """
 
     formula: ClassVar[str] = "logistic:Nce"
 
-    k: float | None = number(None, "noise points per data point; null: as many as the batch has, B − 1", "above 0")
-    noise: Noise = described(
-        Noise.unigram, "q of the columns: the data's own (scores model the ratio to it), 1/num_samples, or from a file"
+    k: float | None = number(
+        None, "noise points per data point; null: as many as the batch has, B − 1; drawn: as many as pairs", "above 0"
     )
-    noise_file: str | None = described(None, "file: .npy of log q by sample id")
-    init_bias: float | None = described(0.0, "where −log Z, an offset of log u, starts")
-    bias_learnable: bool = described(False, "whether −log Z learns")
-    num_samples: int | None = number(None, "uniform: number of items; null: of the training data", "1 or more")
+    noise: Noise = described(
+        Noise.batch,
+        "the batch, or k items drawn for it of all y items: uniform, by their counts in the data (unigram), by a file",
+    )
+    density: Density = described(
+        Density.unigram, "batch: q of the columns, the data's own (it cancels), 1/num_samples, or a file"
+    )
+    noise_file: str | None = described(
+        None, "file: log q by content key, as data weights makes it; density=file also .npy by sample id"
+    )
+    init_bias: float | None = described(
+        None, "where −log Z, an offset of log u, starts; null: at 0; drawn: at −log of the number of items"
+    )
+    bias_learnable: bool | None = described(None, "whether −log Z learns; null: with drawn noise")
+    num_samples: int | None = number(None, "density=uniform: number of items; null: of the training data", "1 or more")
+
+    def __post_init__(self) -> None:
+        drawn = self.draws is not None
+        if self.bias_learnable is None:
+            self.bias_learnable = drawn  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.init_bias = 0.0 if self.init_bias is None and not drawn else self.init_bias
+        super().__post_init__()
 
     @property
-    def by_sample_id(self) -> bool:
-        return self.noise_file is not None
+    def number_file(self) -> str | None:
+        return self.noise_file if self.draws is None else None
+
+    @property
+    def draws(self) -> str | None:
+        return None if self.noise is Noise.batch else str(self.noise)
+
+    def drawn_items(self, pairs: int) -> int:
+        return int(self.k or pairs) if self.draws else 0
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
+        of_columns = self.noise is Noise.batch and self.density is Density.file
         if self.noise is Noise.file and self.noise_file is None:
-            yield "objective.noise=file: give objective.noise_file, an .npy of log q by sample id"
-        if self.noise is not Noise.file and self.noise_file is not None:
-            yield f"objective.noise_file={self.noise_file}: is read with objective.noise=file only"
+            yield "objective.noise=file: give objective.noise_file, as python -m data weights makes it"
+        if of_columns and self.noise_file is None:
+            yield "objective.density=file: give objective.noise_file, as python -m data weights makes it"
+        if self.noise_file is not None and not (of_columns or self.noise is Noise.file):
+            yield (
+                f"objective.noise_file={self.noise_file}: is read with objective.noise=file, or with "
+                "objective.noise=batch objective.density=file"
+            )
+        if self.draws and self.k is not None and self.k % 1:
+            yield f"objective.k={self.k}: so many items are drawn with objective.noise={self.draws}. Set a whole number"
+        if self.draws and self.duplicates is not Duplicates.keep:
+            yield (
+                f"objective.duplicates={self.duplicates}: what is drawn from q is noise, also the row's own positive. "
+                "Set objective.duplicates=keep, or objective.noise=batch"
+            )
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
-        if self.noise is Noise.file and batch.further:
-            yield f"objective.noise=file: {batch.no_further}"
+        if self.draws and batch.further:
+            yield f"objective.noise={self.draws}: {batch.no_further}"
+        if self.draws and not batch.catalogue:
+            yield (
+                f"objective.noise={self.draws}: is drawn from all captions or passages of data with an index. Take "
+                "task=image_text or question_passage with data.mode=indexed, or objective.noise=batch"
+            )
 
 
 @dataclass

@@ -48,11 +48,13 @@ class OneSidedDPMOptions(SoftmaxOptions):
     importance: Importance = described(
         Importance.none, "weight of a candidate in the sum: 1, 1/q from log q, or e^(ζ/τ) from ζ"
     )
-    importance_file: str | None = described(None, ".npy of log q or ζ by sample id; null: the caller passes them")
+    importance_file: str | None = described(
+        None, "log q or ζ by content key, as data weights makes it, or .npy by sample id; null: the caller passes them"
+    )
 
     @property
-    def by_sample_id(self) -> bool:
-        return self.importance_file is not None
+    def number_file(self) -> str | None:
+        return self.importance_file
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
@@ -64,9 +66,10 @@ class OneSidedDPMOptions(SoftmaxOptions):
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
         if self.importance is not Importance.none and self.importance_file is None:
-            yield f"objective.importance={self.importance}: give objective.importance_file, an .npy by sample id"
-        if self.importance is not Importance.none and batch.further:
-            yield f"objective.importance={self.importance}: {batch.no_further}"
+            yield (
+                f"objective.importance={self.importance}: give objective.importance_file, as python -m data weights "
+                "makes it"
+            )
 
 
 @dataclass

@@ -114,9 +114,12 @@ def test_noise_of_the_next_rows_is_refused_where_there_is_none() -> None:
 
 REFUSED = {
     "noise_file": ("nce", {"noise": "file"}),
+    "density=file": ("nce", {"density": "file"}),
+    "k=2.5": ("nce", {"noise": "uniform", "k": 2.5}),
+    "duplicates=mask": ("nce", {"noise": "unigram", "duplicates": "mask"}),
     "noise_file=q.npy": ("nce", {"noise_file": "q.npy"}),
     "objective.k=0.0": ("nce", {"k": 0.0}),
-    "num_samples=0": ("nce", {"noise": "uniform", "num_samples": 0}),
+    "num_samples=0": ("nce", {"density": "uniform", "num_samples": 0}),
     "init_scale=0.0": ("siglip", {"init_scale": 0.0}),
     "init_scale=-1.0": ("siglip", {"init_scale": -1.0}),
     "temperature=0.002": ("siglip", {"init_scale": 500.0}),

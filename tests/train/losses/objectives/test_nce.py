@@ -1,6 +1,7 @@
 """Noise-contrastive estimation: where noise comes from, its population, its limits, given log-probabilities."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from helpers.logistic import KEYS, WIDTH, N, build, close, embeddings, mean, reference, same_value_and_gradients, sp
 from helpers.messages import raises
+from helpers.reference import LargestTensor
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.objectives.logistic import nce_from_log_u
+from dyad.train.losses.sums import tiles
 
 P = torch.tensor([0.1, 0.25, 0.05, 0.4, 0.2], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.2, 0.3, 0.1, 0.2], dtype=torch.float64)
@@ -21,33 +26,110 @@ Q = torch.tensor([0.2, 0.2, 0.3, 0.1, 0.2], dtype=torch.float64)
 
 @pytest.mark.parametrize("duplicates", ["keep", "mask", "positive"])
 @pytest.mark.parametrize("k", [None, 4.0])
-def test_where_noise_comes_from(duplicates: str, k: float | None, tmp_path: Path) -> None:
+def test_the_density_of_the_columns(duplicates: str, k: float | None, tmp_path: Path) -> None:
     x, y = embeddings()
     table = np.log(np.linspace(0.01, 0.05, 30))
     np.save(tmp_path / "log_q.npy", table)
+    keys_n, by_key = KEYS[1].unique().numpy(), str(tmp_path / "log_q.safetensors")
+    write_log_weights(LogWeights(by_key, LOG_Q, keys_n, table[keys_n]))
     ids = torch.tensor([3, 29, 5, 0, 11, 12, 13, 7, 8])
     given = {"sample_ids_b": ids, "x_keys": KEYS[0], "y_keys": KEYS[1]}
     for options, log_q in (
-        ({"noise": "file", "noise_file": str(tmp_path / "log_q.npy")}, torch.from_numpy(table)[ids]),
-        ({"noise": "uniform", "num_samples": 30}, torch.full((N,), -math.log(30.0), dtype=torch.float64)),
+        ({"density": "file", "noise_file": str(tmp_path / "log_q.npy")}, torch.from_numpy(table)[ids]),
+        ({"density": "file", "noise_file": by_key}, torch.from_numpy(table)[KEYS[1]]),
+        ({"density": "uniform", "num_samples": 30}, torch.full((N,), -math.log(30.0), dtype=torch.float64)),
     ):
         objective = build("nce", k=k, duplicates=duplicates, **options)
         want = reference("nce", objective, x, y, log_q=log_q)
         same_value_and_gradients(objective, objective(x, y, **given).loss, want, x, y)
 
 
-def test_bad_noise_is_refused(tmp_path: Path) -> None:
+def test_a_bad_density_is_refused(tmp_path: Path) -> None:
     x, y = embeddings()
     path = tmp_path / "log_q.npy"
     np.save(path, np.array([0.0, -np.inf]))
     with raises(ConfigError, "num_samples"):
-        build("nce", noise="uniform")
+        build("nce", density="uniform")
     with raises(ConfigError, "sample_ids"):
-        build("nce", noise="file", noise_file=str(path))(x, y)
+        build("nce", density="file", noise_file=str(path))(x, y)
     with raises(DataError, "sample id 1"):
-        build("nce", noise="file", noise_file=str(path))(x[:2], y[:2], torch.arange(2))
+        build("nce", density="file", noise_file=str(path))(x[:2], y[:2], torch.arange(2))
     with raises(ConfigError):
-        build("nce", noise="file", noise_file=str(path))(x, y, torch.arange(N), negatives=torch.zeros(N, 1, WIDTH))
+        build("nce", density="file", noise_file=str(path))(x, y, torch.arange(N), negatives=torch.zeros(N, 1, WIDTH))
+
+
+def drawn(k: int = 7) -> tuple[Tensor, Columns, Tensor]:
+    """Embeddings of k drawn items and the same as columns, on uneven rows; log q of the pairs' y and of these."""
+    further, _ = embeddings(k, seed=1)
+    log_q = -1 - torch.rand(N + k, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    rows = (torch.arange(k) ** 2) % N
+    return further, Columns(further, rows, torch.arange(k), torch.zeros(k, dtype=torch.bool), log_q[N:]), log_q
+
+
+@pytest.mark.parametrize("k", [None, 3.0])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_drawn_noise(k: float | None, similarity: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row against all drawn items, and no item of the batch; metrics, and each gradient."""
+    monkeypatch.setattr(tiles, "TILE", 4)
+    monkeypatch.setattr(tiles, "KEPT", 100)
+    (x, y), (further, columns, all_q) = embeddings(), drawn()
+    objective = build("nce", noise="unigram", k=k, similarity=similarity, init_bias=0.25)
+    result = objective(x, y, negatives=columns, importance=all_q[:N])
+    unit = (lambda e: F.normalize(e, dim=1)) if similarity == "cosine" else (lambda e: e)
+    log_u = unit(x) @ unit(torch.cat([y, further])).T * objective.logit_scale.exp() + objective.bias
+    used = k or len(further)
+    a = [[log_u[i, j] - all_q[j] - math.log(used) for j in range(len(all_q))] for i in range(N)]
+    noise = [a[i][j] for i in range(N) for j in range(N, len(all_q))]
+    want = mean([sp(-a[i][i]) for i in range(N)]) + used * mean([sp(v) for v in noise])
+    same_value_and_gradients(objective, result.loss, want, x, y, further)
+    own = nce_from_log_u(log_u.diag(), log_u[:, N:], all_q[:N], all_q[N:].expand(N, -1), k)
+    close(result.loss, own)
+    close(result.metrics["data_probability"], mean([a[i][i].sigmoid() for i in range(N)]).detach())
+    close(result.metrics["noise_probability"], mean([v.sigmoid() for v in noise]).detach())
+    z = [torch.stack([(log_u[i, j] - all_q[j]).exp() for j in range(N, len(all_q))]).mean().log() for i in range(N)]
+    close(result.metrics["log_z"], mean(z).detach())
+
+
+def test_drawn_noise_by_finite_differences() -> None:
+    (x, y), (further, columns, log_q) = embeddings(), drawn(3)
+    objective = build("nce", noise="uniform", init_bias=0.1)
+
+    def loss(x: Tensor, y: Tensor, further: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+        given = {"negatives": replace(columns, embeddings_kD=further), "importance": log_q[:N]}
+        return torch.func.functional_call(objective, {"logit_scale": scale, "bias": bias}, (x, y), given).loss
+
+    learnt = [p.detach().clone().requires_grad_() for p in (objective.logit_scale, objective.bias)]
+    assert torch.autograd.gradcheck(loss, (x, y, further, *learnt), atol=1e-6)
+
+
+def test_memory_of_drawn_noise_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tensor has a number for each pair of the 512 rows and the 512 drawn items."""
+    monkeypatch.setattr(tiles, "TILE", 32)
+    monkeypatch.setattr(tiles, "KEPT", 0)
+    n, width = 512, 6
+    x, y, further = (torch.randn(n, width, requires_grad=True) for _ in range(3))
+    columns = Columns(further, torch.arange(n), None, None, torch.full((n,), -3.0))
+    with LargestTensor() as seen:
+        build_objective("nce", noise="unigram")(x, y, negatives=columns, importance=torch.zeros(n)).loss.backward()
+    assert seen.elements <= 3 * 2 * n * width
+
+
+def test_what_is_no_drawn_noise_is_refused() -> None:
+    (x, y), (_, columns, log_q) = embeddings(), drawn()
+    objective, log_q = build("nce", noise="unigram"), log_q[:N]
+    without = replace(columns, importance_k=None)
+    for error, given, named in (
+        (ConfigError, {}, "noise=unigram"),
+        (ConfigError, {"negatives": without, "importance": log_q}, "noise=unigram"),
+        (ValueError, {"negatives": columns}, "importance"),
+        (ValueError, {"negatives": columns, "importance": log_q[1:]}, "importance"),
+        (ValueError, {"negatives": columns, "importance": log_q.log()}, "log q"),
+        (ValueError, {"negatives": columns, "importance": log_q, "excluded": [[0, 1]]}, "excluded"),
+    ):
+        with raises(error, named):
+            objective(x, y, **given)
+    with raises(ValueError, "importance"):
+        build("nce")(x, y, importance=log_q)
 
 
 def test_identity_7_one_point_is_a_softmax_against_zero() -> None:

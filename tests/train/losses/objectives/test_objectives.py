@@ -6,7 +6,7 @@ import math
 import pickle
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import Enum
 from functools import partial
 from itertools import product
@@ -386,9 +386,11 @@ def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool
     right = torch.tensor([batch.several, False])
     columns = Columns(torch.randn(2, 4), torch.zeros(2, dtype=torch.long), torch.tensor([90, 91]), right)
     try:
-        build_objective(name, **counts, **options)(
-            x, y, keys, negatives=columns if batch.further else None, x_keys=keys, y_keys=keys
-        )
+        objective: Any = build_objective(name, **counts, **options)
+        given: dict[str, Any] = {"negatives": columns} if batch.further else {}
+        if objective.options.draws and not batch.further:  # as a run does
+            given = {"negatives": replace(columns, importance_k=torch.zeros(2)), "importance": torch.zeros(batch.pairs)}
+        objective(x, y, keys, x_keys=keys, y_keys=keys, **given)
     except ConfigError:
         return True
     return False

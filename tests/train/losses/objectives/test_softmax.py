@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.messages import raises
 from helpers.reference import build, close, embeddings, reference_loss, relative_error, same_item
 from torch import Tensor
 
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
@@ -219,6 +222,33 @@ def test_importance_equals_the_reference(name: str, source: str, positives: str)
         inputs = [*made.inputs, scale, values]
         for got, expected in zip(*(torch.autograd.grad(v, inputs) for v in (loss, want)), strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["pairs", "further positives", "everything"])
+@pytest.mark.parametrize("source", [LOG_Q, ZETA])
+def test_importance_by_key_is_that_of_every_column(name: str, source: str, tmp_path: Path) -> None:
+    """Further columns have weights too, and equal items equal ones."""
+    made, keys = case(name), torch.cat([Y_KEYS, FURTHER_KEYS])[: B if name == "pairs" else None]
+    keys_n = np.append(np.unique(keys.numpy()), 99)
+    values_n = np.random.default_rng(0).normal(size=len(keys_n))
+    write_log_weights(LogWeights(path := str(tmp_path / "w.safetensors"), source, keys_n, values_n))
+    values = torch.tensor([dict(zip(keys_n.tolist(), values_n, strict=True))[key] for key in keys.tolist()])
+    for duplicates, tau_scaled in (("keep", True), ("positive", False)):
+        options: dict[str, Any] = {"duplicates": duplicates, "tau_scaled": tau_scaled, "directions": "x"}
+        objective = build("one_sided_dpm", temperature=0.3, importance=source, importance_file=path, **options)
+        scale = objective.logit_scale.requires_grad_()
+        omega = -values if source == LOG_Q else values * scale.exp()
+        loss = objective(made.x, made.y, **made.given).loss
+        want = reference_loss(made.x, made.y, scale, made.same, omega=omega, **made.told, **options)
+        close(loss, want, 1e-9)
+        inputs = [*made.inputs, scale]
+        for got, expected in zip(*(torch.autograd.grad(v, inputs) for v in (loss, want)), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
+    absent = made.given | {"y_keys": Y_KEYS + 100 * (torch.arange(B) == 3)}
+    with raises(DataError, path, "103", "add="):
+        objective(made.x, made.y, **absent)
+    with raises(ConfigError, path, "y_keys"):
+        objective(made.x, made.y, x_keys=X_KEYS)
 
 
 def test_importance_from_a_file_is_that_of_the_samples(tmp_path: Path) -> None:

@@ -12,15 +12,13 @@ The character classes are those of the `regex` module, as in DPR: its Unicode ve
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
 import regex
 
 from dyad.data.base.errors import DataError
-from dyad.eval.config import AnswerMatch
+from dyad.data.config import AnswerMatch
 
 Span = tuple[int, int]
 
-TOP_K = (1, 5, 20, 100)
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
 _BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the tokens beside it separately
 _SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
@@ -31,17 +29,6 @@ def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> 
     strings or regular expressions.
     """
     return _Strings(answers) if mode is AnswerMatch.string else _Patterns(answers)
-
-
-def top_k_accuracy(hits: Sequence[Sequence[bool]]) -> dict[str, np.ndarray]:
-    """Return "accuracy@k" → (n,) array for each k in TOP_K: 1 if one of the first k passages of a question contains an
-    answer, else 0.
-
-    hits: a row for each of n questions, which says of each of its passages, best first, whether it contains an answer.
-    A row may be shorter than k.
-    """
-    first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
-    return {f"accuracy@{k}": (first < k).astype(np.float64) for k in TOP_K}
 
 
 class _Strings:

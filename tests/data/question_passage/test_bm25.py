@@ -13,7 +13,7 @@ import Stemmer
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.eval.search.bm25 import BM25, build_bm25, open_bm25
+from dyad.data.question_passage.bm25 import BM25, build_bm25, open_bm25
 
 TEXTS = [
     "The running dogs were running to the river.",

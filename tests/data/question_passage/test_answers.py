@@ -3,14 +3,13 @@
 import random
 import unicodedata
 
-import numpy as np
 import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import DataError
-from dyad.eval.config import AnswerMatch
-from dyad.eval.metrics import answers
-from dyad.eval.metrics.answers import prepared, top_k_accuracy
+from dyad.data.config import AnswerMatch
+from dyad.data.question_passage import answers
+from dyad.data.question_passage.answers import prepared
 
 STRING_CASES = [
     # a token is whole, whatever the case
@@ -251,12 +250,3 @@ def test_answers_of_a_question_are_made_ready_once() -> None:
     ready = prepared(["12 June", "June 12"])
     assert [ready.within(text) for text in ("on June 12.", "12 June", "June 13, 12", "")] == [True, True, False, False]
     assert not prepared([]).within("x")
-
-
-def test_top_k_accuracy_by_hand() -> None:
-    hits = [[False, True, False], [True], [], [False] * 30 + [True]]
-    found = top_k_accuracy(hits)
-    assert list(found) == ["accuracy@1", "accuracy@5", "accuracy@20", "accuracy@100"]
-    np.testing.assert_array_equal(
-        np.stack(list(found.values())), [[0, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 1]]
-    )

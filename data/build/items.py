@@ -1,0 +1,153 @@
+"""The items on one side of training data, by content key: how often an epoch is expected to draw each as a positive.
+
+An item is a question, a passage, a picture or a caption. Items of equal content are one item, whatever their rows.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.progress import tracked
+from dyad.data.cli.inputs import InputKind, kind_of, shards_of
+from dyad.data.cli.options import Side, WeightsOptions, question_config
+from dyad.data.config import DataConfig
+from dyad.data.loading.order import weights_of_rows
+from dyad.data.question_passage.questions import QuestionRows, open_questions
+from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.data.shards.manifest import Manifest, file_entries
+from dyad.data.shards.shards import open_shards
+
+Draws = Iterable[tuple[int, float]]  # content keys of a row's items, and how often an epoch draws each
+
+
+class ItemRows(Protocol):
+    """The rows of training data, as holders of items.
+
+    manifest: the files of the data, as a run records them. weights: of each row, how often an epoch has it. others:
+    content keys of items that are candidates but never positives.
+    """
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    weights: Sequence[float]
+
+    def draws(self, i: int) -> Draws: ...
+
+    def text(self, i: int, key: int) -> str: ...
+
+    def others(self) -> Iterator[Sequence[int] | Int64s]: ...
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """The n items of a side.
+
+    keys_n: content keys, ascending. counts_n: how often an epoch draws each, in expectation, float64. rows_n: a row
+    that has the item; −1 for one that is no positive of any row.
+    """
+
+    keys_n: Int64s
+    counts_n: np.ndarray
+    rows_n: Int64s
+
+
+def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
+    """Open the training data that the arguments name, in the syntax of data.train. Raises ConfigError and DataError as
+    training does."""
+    kind = kind_of(arguments, options)
+    if kind is InputKind.passages:
+        raise ConfigError(f"SOURCE {arguments[0]} has passages alone: give the file of their questions, and corpus=")
+    return QuestionItems(arguments, options) if kind is InputKind.questions else PictureItems(arguments, options)
+
+
+def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
+    """Count the items of all rows, in one pass that shows its progress. with_others: also the items that are never a
+    positive, with the count 0. Memory: 24 bytes for each positive of each row."""
+    keys, counts, places = array("q"), array("d"), array("q")
+    for i, weight in enumerate(tracked(rows.weights, "counting", len(rows.weights))):
+        for key, draws in rows.draws(i):
+            keys.append(key)
+            counts.append(weight * draws)
+            places.append(i)
+    for others in rows.others() if with_others else ():
+        keys.frombytes(np.asarray(others, np.int64).tobytes())
+    counts.extend(repeat(0.0, len(keys) - len(counts)))
+    places.extend(repeat(-1, len(keys) - len(places)))
+    keys_n, first_n, item = np.unique(np.asarray(keys, np.int64), return_index=True, return_inverse=True)
+    return ItemCounts(keys_n, np.bincount(item, np.asarray(counts), len(keys_n)), np.asarray(places)[first_n])
+
+
+def data_config(options: WeightsOptions) -> DataConfig:
+    """Return the keys data.* of a run that reads the data as the options say."""
+    own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
+    return replace(question_config(options), **{name: getattr(options, name) for name in own})
+
+
+class QuestionItems:
+    """Rows of questions (side x) and passages (side y)."""
+
+    def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
+        self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")
+        self._side, self._drawn = options.side, options.positives
+        corpus = self._rows.corpus
+        self.manifest = {"data.train": self._rows.files}
+        if options.corpus and corpus:
+            self.manifest["data.passage.corpus"] = file_entries(corpus.rows.shards.indexes)
+        self.weights = weights_of_rows(self._rows.sizes, self._rows.weights)
+
+    def draws(self, i: int) -> Draws:
+        if self._side is Side.x:
+            return [(self._rows.question(i).key, 1.0)]
+        row = self._rows.row(i)
+        return [(key, draws) for key, draws in zip(row.positives.keys, row.draws(self._drawn), strict=True) if draws]
+
+    def text(self, i: int, key: int) -> str:
+        row = self._rows.row(i)
+        if self._side is Side.x:
+            return row.question.text
+        passage = row.positives[row.positives.keys.index(key)]
+        return f"{passage.title} {passage.text}".strip()
+
+    def others(self) -> Iterator[Sequence[int] | Int64s]:
+        if self._side is Side.x:
+            return
+        for row in map(self._rows.row, range(len(self._rows))):
+            yield from (row.positives.keys, row.negatives.keys, row.hard_negatives.keys)
+        yield from (source.corpus.keys for source in self._rows.sources if source.corpus)
+
+
+class PictureItems:
+    """Samples of pictures (side x) and captions (side y)."""
+
+    def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
+        from dyad.data.image_text.dataset import caption_draws  # loads torch
+        from dyad.data.image_text.sample import ShardSample
+
+        self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
+        self._config, self._side = data_config(options), options.side
+        self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)
+        self._captions = partial(caption_draws, config=self._config)
+        self.manifest = {"data.train": file_entries(self._shards.indexes)}
+        self.weights = weights_of_rows(self._shards.sizes, self._shards.weights)
+
+    def draws(self, i: int) -> Draws:
+        sample = self._read(i)
+        if self._side is Side.x:
+            return [(content_key(sample.picture(self._config.image_key)), 1.0)]
+        return [(key, share) for key, share, _ in self._captions(sample)]
+
+    def text(self, i: int, key: int) -> str:
+        sample = self._read(i)
+        if self._side is Side.x:
+            return sample.where
+        return next(text for found, _, text in self._captions(sample) if found == key)
+
+    def others(self) -> Iterator[Sequence[int] | Int64s]:
+        return iter(())

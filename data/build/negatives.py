@@ -1,0 +1,192 @@
+"""`python -m data negatives`: DPR's training rows from questions, a corpus and BM25.
+
+The rule of Karpukhin et al. 2020 (section 3.2 and their data): of the best `depth` passages of a question, the best
+ranked one with an answer is its positive, and those without an answer are its hard negatives, best ranked first. A
+question without a positive is left out and counted. Where a row has right passages already, as judgements give them,
+they are its positives. A right passage, one of the same content, one with an answer and the question itself are never
+negatives. The questions are worked on in their order, by any number of processes, and each gives one line of a file
+that survives a stop: the rows do not depend on either.
+"""
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import open_foreign, whole_file
+from dyad.data.base.parallel import parallel_map
+from dyad.data.base.progress import print_line, progress, tracked
+from dyad.data.build.questions import open_built_of
+from dyad.data.build.summary import Summary, example
+from dyad.data.build.unfinished import lines_done, unfinished
+from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
+from dyad.data.cli.outputs import question_command
+from dyad.data.cli.writers import JSON_ROWS, ROWS
+from dyad.data.config import PassageConfig
+from dyad.data.question_passage.answers import prepared
+from dyad.data.question_passage.bm25 import open_bm25
+from dyad.data.question_passage.corpus import Corpus, CorpusPassages
+from dyad.data.question_passage.formats import record_of
+from dyad.data.question_passage.passages import InlinePassages
+from dyad.data.question_passage.questions import QuestionRow, row_of
+from dyad.data.shards.content_keys import Int64s, json_digest
+from dyad.data.tables.pictures import json_bytes
+
+FORMAT = 1
+BLOCK = 256  # questions between two looks at the clock
+TARGETS = {PassagesOfRows.inside: Target.dpr, PassagesOfRows.ids: Target.tevatron_ids}
+DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages")  # options that decide what rows hold
+EXAMPLES = 3
+
+
+def run(arguments: Sequence[str], options: NegativesOptions) -> None:
+    """Build the training rows of the questions that the only argument names, in the new file options.out, and print a
+    summary. A build that was stopped goes on where it was. Raises ConfigError for options that cannot work, DataError
+    for damaged data and if no question has a positive."""
+    (source,), out = arguments, _checked_out(options)
+    with unfinished(out) as work:
+        builder = Builder(source, options, Path(options.index or work))
+        done, lines = lines_done(work / "rows", builder.identity), work / "rows"
+        if done:
+            print_line(f"goes on after {done:,} of {len(builder):,} questions, where a build was stopped")
+        with (
+            progress("questions", len(builder), done) as on_progress,
+            parallel_map(options.workers, -(-(len(builder) - done) // BLOCK)) as mapped,
+            lines.open("ab") as file,
+        ):
+            for start in range(done, len(builder), BLOCK):
+                block = range(start, min(start + BLOCK, len(builder)))
+                file.writelines(mapped(builder.line, block))
+                file.flush()
+                on_progress(block.stop)
+        summary, examples = _finish(lines, out, builder.corpus)
+    for line in (*summary.lines(options.depth), *examples):
+        print_line(line)
+    paths = {"data.train": out}
+    if options.passages is PassagesOfRows.ids:
+        paths["data.passage.corpus"] = Path(options.corpus or source)
+    print_line(f"{len(summary.negatives):,} rows in {out}; train on them:")
+    print_line(f"  {question_command(paths, len(summary.negatives), 'objective=dpr')}")
+
+
+def _checked_out(options: NegativesOptions) -> Path:
+    if not options.out or Path(options.out).suffix not in JSON_ROWS:
+        raise ConfigError(f"out={options.out or ''}: needs the name of a new file, {' or '.join(JSON_ROWS)}")
+    if options.passages is PassagesOfRows.ids and not options.out.endswith(".jsonl"):
+        raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
+    if (out := Path(options.out)).exists():
+        raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
+    return out
+
+
+class Builder:
+    """What makes the row of a question: the questions, the corpus and its BM25 index, opened once in each process.
+
+    identity: a digest of all that the rows depend on. len: the number of questions. folder: holds the BM25 index.
+    """
+
+    def __init__(self, source: str, options: NegativesOptions, folder: Path) -> None:
+        self._made_of, self._options = (source, options, folder), options
+        self._questions, self.corpus = open_built_of(source, options)
+        corpus = self.corpus
+        passages = tracked((corpus[i] for i in range(len(corpus))), "BM25 index", len(corpus))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._bm25 = open_bm25((f"{each.title} {each.text}" for each in passages), folder, corpus.fingerprint)
+        own = [str(getattr(options, name)) for name in DECIDE]
+        self.identity = json_digest([FORMAT, self._questions.fingerprint, corpus.fingerprint, version("bm25s"), *own])
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, self._made_of
+
+    def line(self, i: int) -> bytes:
+        """Return what is kept of question i: JSON with the numbers of the summary, a tab, and its row, empty if it has
+        no positive."""
+        found = self._questions.row(i)
+        ((_, hits),) = self._bm25.search([found.question.text], self._options.depth)
+        row, rank = self._judged(found, hits)
+        if not len(row.positives):
+            return b'{"why": "%s"}\t\n' % self._why(found).encode()
+        head = {"rank": rank, "positives": len(row.positives), "negatives": len(row.hard_negatives)}
+        fields = ROWS[TARGETS[self._options.passages]][1](row, Counter())
+        return json.dumps(head).encode() + b"\t" + json_bytes(fields) + b"\n"
+
+    def _judged(self, found: QuestionRow, hits: Int64s) -> tuple[QuestionRow, int | None]:
+        """Return the row of a question, and the rank of its best positive among its hits, counted from 1; None if that
+        is not among them. found: the question and its right passages. hits: positions in the corpus, best first."""
+        options, corpus, right = self._options, self.corpus, set(found.positives.keys)
+        answers = prepared(found.question.answers, options.match)
+        ranks, by_answer, wrong = list[int](), list[int](), dict[int, int]()
+        for rank, (position, key) in enumerate(zip(hits.tolist(), corpus.keys[hits].tolist(), strict=True), start=1):
+            if key in right:
+                ranks.append(rank)
+                continue
+            if len(wrong) >= options.negatives and (right or (by_answer and not options.all_positives)):
+                continue
+            passage = corpus[position]
+            if answers.within(passage.text):
+                if not right:
+                    ranks.append(rank)
+                    by_answer.append(position)
+            elif passage.text != found.question.text:
+                wrong.setdefault(key, position)
+        chosen = by_answer if options.all_positives else by_answer[:1]
+        positives = found.positives if right else CorpusPassages(corpus, np.array(chosen, np.int64))
+        negatives = CorpusPassages(corpus, np.array([*wrong.values()][: options.negatives], np.int64))
+        return QuestionRow(found.question, positives, InlinePassages(), negatives), min(ranks, default=None)
+
+    def _why(self, found: QuestionRow) -> str:
+        if not found.question.answers:
+            return "neither answers nor right passages"
+        return f"no answer in the best {self._options.depth} passages"
+
+
+_OPEN: dict[str, Builder] = {}  # of this process, at most one
+
+
+def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
+    """Return the builder of a searching process, which keeps it from one question to the next."""
+    key = repr((source, options, folder))
+    if key not in _OPEN:
+        _OPEN.clear()
+        _OPEN[key] = Builder(source, options, folder)
+    return _OPEN[key]
+
+
+# ---- the end -------------------------------------------------------------------------------------------------------
+
+
+def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]:
+    """Write the rows of the finished file `lines` to the file `out`, atomically. Returns the summary and the lines of
+    some examples. Raises DataError if there is no row."""
+    summary, starts = Summary(), array("q")
+    with open_foreign(lines) as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:
+        at = len(file.readline())
+        for line in file:
+            head, _, row = line.rstrip(b"\n").partition(b"\t")
+            try:
+                summary.add(json.loads(head))
+            except ValueError as error:  # after a power cut
+                raise DataError(f"{lines} is damaged: delete {lines.parent} and build anew") from error
+            if row:
+                add({"json": row})
+                starts.append(at + len(head) + 1)
+            at += len(line)
+        if not starts:
+            raise DataError(f"no question has a positive ({summary.reasons}). Is it the corpus of these questions?")
+        chosen = dict.fromkeys(starts[i * (len(starts) - 1) // (EXAMPLES - 1)] for i in range(EXAMPLES))
+        rows = (_row_at(file, start, corpus) for start in chosen)
+        return summary, [line for row in rows for line in example(row)]
+
+
+def _row_at(file: BinaryIO, start: int, corpus: Corpus) -> QuestionRow:
+    file.seek(start)
+    return row_of(record_of(json.loads(file.readline()), PassageConfig()), corpus, "the new row", "corpus")

@@ -1,0 +1,85 @@
+"""The questions that hard negatives are looked for: with answers, with right passages, or with both."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.cli.options import NegativesOptions, question_config, table_keys
+from dyad.data.question_passage.answer_tables import is_answers_table, read_answers_table
+from dyad.data.question_passage.corpus import Corpus, open_corpus
+from dyad.data.question_passage.formats import answered_of, format_of
+from dyad.data.question_passage.passages import InlinePassages, Question
+from dyad.data.question_passage.questions import QuestionRow, is_beir, open_questions
+from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
+from dyad.data.shards.sources import files_of
+from dyad.data.shards.storage import sha256_of
+from dyad.data.tables.prepare import prepared_tables
+
+
+class Questions(Protocol):
+    """Questions by number. Their rows may have right passages."""
+
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def row(self, i: int, /) -> QuestionRow: ...
+
+
+class TableQuestions:
+    """The questions of DPR's table of answers."""
+
+    def __init__(self, path: str) -> None:
+        self.fingerprint = sha256_of(path)
+        self._questions: Sequence[Question] = [*read_answers_table(Path(path).expanduser())]
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def row(self, i: int) -> QuestionRow:
+        return QuestionRow(self._questions[i], InlinePassages())
+
+
+class AnsweredQuestions:
+    """The questions of rows that have answers in the field `answers`, and no passages."""
+
+    def __init__(self, rows: Rows, answers: str) -> None:
+        self.fingerprint, self._rows, self._answers = rows.fingerprint, rows, answers
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, i: int) -> QuestionRow:
+        question = self._rows.read(i, lambda fields: answered_of(fields, self._answers))
+        return QuestionRow(question, InlinePassages())
+
+
+def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
+    """Open the questions that `source` names and the corpus to search. Raises ConfigError for a source that cannot
+    work, and without a corpus; DataError for damaged data."""
+    questions, corpus = _open(source, options)
+    if options.corpus:
+        corpus = open_corpus(options.corpus, "corpus")
+    if corpus is None:
+        raise ConfigError("corpus=FILE is missing: the passages to search, each with an id and a text")
+    if not len(questions):
+        raise ConfigError(f"QUESTIONS {source}: there is no question")
+    return questions, corpus
+
+
+def _open(source: str, options: NegativesOptions) -> tuple[Questions, Corpus | None]:
+    if is_answers_table(source, options.columns):
+        return TableQuestions(source), None
+    if not is_beir(source):
+        rows = open_rows(files_of([source], "QUESTIONS", SUFFIXES, prepared_tables(table_keys(options))))
+        if len(rows) and _is_answered(rows.fields(0), options.answers):
+            return AnsweredQuestions(rows, options.answers), None
+    found = open_questions(source, question_config(options), "QUESTIONS")
+    return found, found.corpus
+
+
+def _is_answered(fields: dict[str, Any], answers: str) -> bool:
+    """Whether a row has answers, and no field of passages but this one."""
+    read = format_of(fields)
+    return answers in fields and (read is None or read.lists(fields) == [answers])

@@ -1,0 +1,81 @@
+"""`python -m data weights`: log q of each item of training data, from how often the item is a positive.
+
+q_j = (n_j + a)^p / Σ_k (n_k + a)^p, with n_j the draws of item j in an epoch, a the option add, p the option power,
+which is 0.75 in word2vec (Mikolov et al. 2013). An item that is never drawn has a q only if a is above 0. The pass over
+the data is not resumed: of questions it takes seconds for 100,000 rows, of pictures as long as reading them once.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.progress import print_line
+from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
+from dyad.data.cli.options import PictureTask, WeightsOptions
+from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
+from dyad.data.shards.manifest import summary
+
+SUFFIX = ".safetensors"
+MOST, LEAST, LETTERS = 10, 3, 70  # items that are shown, and how much of their texts
+
+
+def run(arguments: Sequence[str], options: WeightsOptions) -> None:
+    """Write log q, or ζ, of each item of a side of the data that the arguments name, and print a summary. Raises
+    ConfigError for options that cannot work, DataError for damaged data."""
+    out = _checked_out(options)
+    rows = open_items(arguments, options)
+    items = count_items(rows, with_others=options.add > 0)
+    log_q_n = log_q(items.counts_n, options.power, options.add)
+    tau = options.temperature
+    facts = {"data": summary(rows.manifest), "side": options.side.value, "power": options.power, "add": options.add}
+    name, values_n = (LOG_Q, log_q_n) if tau is None else (ZETA, -tau * log_q_n)
+    try:
+        write_log_weights(LogWeights(str(out), name, items.keys_n, values_n, facts))
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
+    for line in (*describe(rows, items, log_q_n, options), *_uses(out, name)):
+        print_line(line)
+
+
+def log_q(counts_n: np.ndarray, power: float, add: float) -> np.ndarray:
+    """Return log q of n items, (n,) float64, by the formula of the module. counts_n: n_j, all above 0 if add is 0."""
+    log_weight_n = power * np.log(counts_n + add)
+    return log_weight_n - np.logaddexp.reduce(log_weight_n)
+
+
+def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: WeightsOptions) -> Iterator[str]:
+    """Yield the lines of the summary: how many items, how even q is, the most and the least frequent items."""
+    q_n, n = np.exp(log_q_n), len(log_q_n)
+    order = np.argsort(-log_q_n, kind="stable")
+    effective = float(np.exp(-(q_n * log_q_n).sum()))  # the exponential of the entropy
+    never = int((items.counts_n == 0).sum())
+    yield f"{n:,} items of side {options.side}, {items.counts_n.sum():,.0f} draws an epoch; {never:,} are never drawn"
+    yield f"effective number of items exp(entropy): {effective:,.1f} ({effective / n:.1%})"
+    yield f"the {min(MOST, n)} most frequent have {q_n[order[:MOST]].sum():.1%} of q"
+    yield f"{'draws':>10} {'q':>9}  item"
+    shown = order[:MOST].tolist()
+    for number in [*shown, *(j for j in order[-LEAST:].tolist() if j not in shown)]:
+        row, key = int(items.rows_n[number]), int(items.keys_n[number])
+        text = rows.text(row, key) if row >= 0 else "(no positive of any row)"
+        yield f"{items.counts_n[number]:>10,.4g} {q_n[number]:>9.2e}  {' '.join(text.split()):.{LETTERS}}"
+
+
+def _uses(out: Path, name: str) -> Iterator[str]:
+    yield f"written to {out}; train with"
+    file = shlex.quote(str(out))
+    yield f"  objective=one_sided_dpm objective.importance={name} objective.importance_file={file}"
+    if name == LOG_Q:
+        yield f"  objective=nce objective.noise=file objective.noise_file={file}"
+
+
+def _checked_out(options: WeightsOptions) -> Path:
+    if not options.out or not options.out.endswith(SUFFIX):
+        raise ConfigError(f"out={options.out or ''}: needs the name of a new file that ends in {SUFFIX}")
+    if options.task is not PictureTask.image_text:
+        raise ConfigError(f"task={options.task}: items are counted of pictures with captions, or of questions")
+    if (out := Path(options.out)).exists():
+        raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
+    return out

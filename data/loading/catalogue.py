@@ -1,0 +1,69 @@
+"""The catalogue of a data set: its distinct items of side y, such as passages.
+
+Shape letters: E entries; N items; k content keys or draws.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.index_cache import MemmapArray
+
+FORMAT = "1"
+KEY, PLACE, PART, DRAWS = range(4)  # rows of the table
+# Key of the item, key of its text, place, part, how often an epoch draws it as a positive, in expectation
+Occurrence = tuple[int, int, int, int, float]
+OCCURRENCE = np.dtype([("key", "i8"), ("text", "i8"), ("place", "i8"), ("part", "i8"), ("draws", "f8")])
+
+
+def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
+    """Return the table of a catalogue, (4, E): KEY, PLACE, PART and DRAWS of each entry, ascending by KEY.
+
+    All are int64; the bits of DRAWS are those of float64. occurrences: of items in the data, at least one. Those with
+    one key and one text become one entry: PLACE and PART are those of the first of them, DRAWS is their sum.
+    """
+    every = np.fromiter(occurrences, OCCURRENCE)
+    every = every[np.lexsort((every["text"], every["key"]))]  # is stable: the first of them stays the first
+    names = every[["key", "text"]]
+    first_E = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+    draws_E = np.add.reduceat(every["draws"], first_E)
+    return np.stack([*(every[name][first_E] for name in ("key", "place", "part")), draws_E.view(np.int64)])
+
+
+class Catalogue:
+    """The N distinct items of side y by content key. Each has one or more entries, its texts.
+
+    starts (N,): the first entry of each item, ascending. keys (N,): their content keys, ascending. draws_E, draws_N:
+    how often an epoch draws each entry and each item as a positive, in expectation, float64. tokens(texts): converts k
+    texts to tower inputs, int64 (k, L). tokenize: the tokenizer behind it.
+    """
+
+    def __init__(
+        self,
+        mapped: MemmapArray,
+        read: Callable[[int, int], Any],
+        tokens: Callable[[Sequence[Any]], Tensor],
+        tokenize: Any,
+    ) -> None:
+        """mapped: the table of `catalogue_table`. read(place, part): returns the text of an entry, such as a
+        Passage."""
+        self.mapped, self.read, self.tokens, self.tokenize = mapped, read, tokens, tokenize
+        keys_E = mapped.array[KEY]
+        self.starts = np.flatnonzero(np.append(True, keys_E[1:] != keys_E[:-1]))
+        self.keys, self.draws_E = keys_E[self.starts], mapped.array[DRAWS].view(np.float64)
+        self.draws_N = np.add.reduceat(self.draws_E, self.starts)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def text(self, entry: int) -> Any:
+        """Read the text of an entry. Raises DataError or SampleError if its file has changed."""
+        return self.read(*self.mapped.array[[PLACE, PART], entry].tolist())
+
+    def positions(self, keys_k: Int64s) -> Int64s:
+        """Return the position among the N items of each content key, (k,); −1 for a key of no item."""
+        position_k = np.searchsorted(self.keys, keys_k).clip(max=len(self) - 1)
+        return np.where(self.keys[position_k] == keys_k, position_k, -1)

@@ -1,0 +1,93 @@
+"""A number for each item by its content key, log q or ζ, in a safetensors file that objectives read.
+
+    keys     int64 (n,), ascending: the content keys of n items
+    log_q    float64 (n,): log of the probability with which an item is drawn; or
+    zeta     float64 (n,): ζ, where ζ/τ is an item's log-weight at temperature τ
+
+The metadata of a file of `python -m data weights` have one key, "dyad": JSON that names the data it was made of.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import checked_path, write_bytes
+from dyad.data.base.json_text import parse_json
+
+LOG_Q, ZETA = "log_q", "zeta"
+FORMAT = 1
+_KEYS, _FACTS = "keys", "dyad"
+
+
+@dataclass(frozen=True)
+class LogWeights:
+    """A finite number for each of n items, n ≥ 1.
+
+    path: of its file. name: what the numbers are, LOG_Q or ZETA. keys_n: content keys, ascending. values_n: the
+    numbers. facts: what the file says of itself: "data", the fingerprint of the data it was made of, and its options.
+    """
+
+    path: str
+    name: str
+    keys_n: np.ndarray
+    values_n: np.ndarray
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def of(self, keys_k: np.ndarray) -> np.ndarray:
+        """Return the numbers of the items with the content keys keys_k, (k,). Raises DataError for a key that the file
+        lacks."""
+        index_k = np.searchsorted(self.keys_n, keys_k).clip(max=len(self.keys_n) - 1)
+        if (missing_k := self.keys_n[index_k] != keys_k).any():
+            raise DataError(
+                f"{self.path}: no {self.name} of the item with content key {keys_k[missing_k][0]}. Make the "
+                "file of the data that is trained on, with add=1 for negatives and corpus=FILE for mined ones"
+            )
+        return self.values_n[index_k]
+
+
+def write_log_weights(weights: LogWeights) -> None:
+    """Write the file weights.path, atomically; equal numbers and facts give equal bytes. Raises OSError."""
+    from safetensors.numpy import save
+
+    arrays = {_KEYS: weights.keys_n.astype("<i8"), weights.name: weights.values_n.astype("<f8")}
+    facts = json.dumps({"format": FORMAT, **weights.facts}, sort_keys=True)
+    write_bytes(Path(weights.path), save(arrays, {_FACTS: facts}))
+
+
+def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
+    """Read the file `path`, whose numbers must be `name`: LOG_Q or ZETA. Holds 16 bytes in memory for each item.
+
+    Raises ConfigError for a file that does not exist or has the other kind of numbers; DataError for a damaged file,
+    keys that do not ascend, and numbers that are not finite.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(checked_path(path), "numpy")
+        facts = parse_json((file.metadata() or {}).get(_FACTS, "{}"))
+        arrays = {each: file.get_tensor(each) for each in file.keys()}  # noqa: SIM118  it is no mapping
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise DataError(f"{path} cannot be read as .safetensors: {error}") from error
+    if name not in arrays or _KEYS not in arrays:
+        raise ConfigError(f"{path} has the arrays {', '.join(arrays) or 'none'}: {_KEYS} and {name} are needed")
+    keys_n, values_n = arrays[_KEYS], arrays[name]
+    if keys_n.dtype != np.int64 or keys_n.ndim != 1 or values_n.dtype.kind != "f" or values_n.shape != keys_n.shape:
+        raise DataError(
+            f"{path}: {_KEYS} are {keys_n.dtype} {keys_n.shape} and {name} {values_n.dtype} {values_n.shape}: int64 "
+            "(n,) and float64 (n,) are needed"
+        )
+    if not len(keys_n) or (keys_n[1:] <= keys_n[:-1]).any():
+        raise DataError(f"{path}: {_KEYS} must be at least one, ascending, each once")
+    if not np.isfinite(values_n).all():
+        bad = keys_n[~np.isfinite(values_n)][0]
+        raise DataError(f"{path}: {name} of the item with content key {bad} is not finite")
+    if not isinstance(facts, dict) or facts.get("format", FORMAT) != FORMAT:
+        raise DataError(f"{path}: its facts are not of format {FORMAT}: update Dyad, or make the file anew")
+    return LogWeights(path, name, keys_n, values_n.astype(np.float64), facts)

@@ -1,0 +1,63 @@
+"""Questions with answers and without passages, as DPR has them: a table of question <tab> ['answer', …]."""
+
+import ast
+import csv
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dyad.data.base.errors import DataError
+from dyad.data.question_passage.formats import format_of
+from dyad.data.question_passage.passages import Question
+from dyad.data.shards.scan_tar import MAX_BYTES
+from dyad.data.shards.text_files import open_text
+from dyad.data.tables.readers import open_table
+
+
+def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
+    """Whether a source is DPR's table of questions and answers, rather than questions and passages in any format.
+    columns: those that the user named, of another table."""
+    path = Path(source if isinstance(source, str) else "").expanduser()
+    if columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
+        return False
+    try:
+        return format_of(dict.fromkeys(open_table(str(path)).columns)) is None
+    except DataError:
+        return True
+
+
+def read_answers_table(path: Path) -> Iterator[Question]:
+    """Yield the questions of a DPR table, whose rows are: question <tab> Python list of answers.
+
+    The id of a question is its row index, from 0. Raises DataError, with the line, for a row of another form.
+    """
+    with open_text(str(path)) as file:
+        table = csv.reader((line.decode("utf-8") for line in file), delimiter="\t")
+        try:
+            for number, fields in enumerate(filter(None, table)):  # blank lines have no field
+                if len(fields) != 2 or not fields[0].strip():
+                    raise DataError(f"{path}, line {table.line_num}: needs a question, a tab and a list of answers")
+                answers = parse_answers(fields[1], f"{path}, line {table.line_num}")
+                yield Question(str(number), fields[0].strip().replace("’", "'"), answers)
+        except (csv.Error, UnicodeDecodeError) as error:
+            where = f"{path}, line {table.line_num + 1}"
+            raise DataError(f"{where}: not of a table in UTF-8 with tabs: {error}") from error
+
+
+def parse_answers(text: str, where: str) -> tuple[str, ...]:
+    """Parse a Python list of strings, such as "['Paris', 'City of Light']", without executing it.
+
+    Raises DataError for any other text. where: the file and line in the message.
+    """
+    try:
+        if len(text) > MAX_BYTES["txt"]:
+            raise ValueError("parsing needs a hundred times the memory of the text")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of '\d' in a regex answer
+            answers = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
+        answers = None
+    if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"{where}: {text[:60]!r} is no list of answers like ['Paris', 'City of Light']")
+    return tuple(answers)

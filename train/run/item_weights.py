@@ -1,0 +1,51 @@
+"""Before a run begins: whether a file of numbers by content key is of the data that the run trains on."""
+
+from collections.abc import Iterator
+
+import torch
+
+from dyad.data.base.errors import DataError
+from dyad.data.batch import Batch
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.loader import BatchSource
+from dyad.data.log_weights import LogWeights
+from dyad.data.shards.manifest import Manifest, changes
+from dyad.train.losses.gathered.importance import ItemTable
+from dyad.train.losses.objectives.base import Objective
+
+LOOKED_UP = 64  # samples: that the file is of other data shows before there is a run folder
+
+
+def notes_on_weights(
+    objective: Objective, dataset: BatchSource | Stream, samples: int, manifest: Manifest
+) -> list[str]:
+    """Return lines for the log, at most one, on the objective's file of numbers by content key.
+
+    dataset: of the run, with `samples` samples. Raises DataError if the file lacks an item of the first samples.
+    """
+    table = getattr(objective, "table", None)
+    if not isinstance(table, ItemTable) or isinstance(dataset, Stream):
+        return []
+    batch = dataset.__getitems__([(0, i) for i in range(min(samples, LOOKED_UP))])
+    table.weights.of(torch.cat([*_keys_of_columns(batch)]).numpy())
+    if differences := made_of_other_data(table.weights, manifest):
+        return [f"{table.weights.path} was made of other data ({differences}): an item that it lacks ends the run"]
+    return []
+
+
+def made_of_other_data(weights: LogWeights, manifest: Manifest) -> str:
+    """Return how the files that the weights were made of differ from those of the manifest; "" if they do not, or if
+    the weights do not say. Raises DataError if what they say is damaged."""
+    made_of = weights.facts.get("data", {})
+    try:
+        found = changes(made_of, {key: manifest.get(key, ()) for key in made_of})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{weights.path}: what it says of its data is damaged. Make it anew") from error
+    added = {key: f"{count:,} samples were added since" for key, count in found.added.items()}
+    return "; ".join(f"{key}: {difference}" for key, difference in {**found.different, **added}.items())
+
+
+def _keys_of_columns(batch: Batch) -> Iterator[torch.Tensor]:
+    yield batch.y_keys
+    if batch.extra is not None:
+        yield batch.extra.keys
