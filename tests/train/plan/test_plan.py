@@ -260,9 +260,8 @@ def test_a_plan_needs_no_item_of_a_file_of_weights(ranks: int, tmp_path: Path) -
     weighed = [f"objective.importance_file={path}", "objective.importance=log_q"]
     with_weights, plain = (small_step(compose_config(each), 4, ranks, 8) for each in ([*words, *weighed], words))
     assert with_weights.sent["all-reduce"] == plain.sent["all-reduce"]
-    assert (
-        with_weights.sent["all-gather"] - plain.sent["all-gather"] == (ranks > 1) * 2 * 8 * 4 * ranks
-    )  # two keys a row
+    keys = 2 * 8 * 4 * ranks  # of the pair and the hard negative of each row
+    assert with_weights.sent["all-gather"] - plain.sent["all-gather"] == (keys if ranks > 1 else 0)
 
 
 def test_a_dry_run_sends_what_is_planned(
