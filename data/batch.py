@@ -28,6 +28,7 @@ class Extra:
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
     positives: how many are True, which is counted before the tensors leave the host. lengths: as Batch.y_lengths.
+    relevance (k,) float: as Batch.relevance, 1 for a hard negative.
     """
 
     y: Tensor
@@ -36,6 +37,7 @@ class Extra:
     positive: Tensor
     positives: int = -1
     lengths: Lengths | None = None
+    relevance: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.positives < 0:
@@ -98,7 +100,7 @@ class Batch:
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
     on the host; None for a side that is no text, or whose tokenizer does not tell. x_noise, y_noise: what is still to
-    be added to x and y.
+    be added to x and y. relevance (b,) float: a weight in (0, 1] of each sample as a positive pair; None: 1.
     """
 
     x: Tensor
@@ -115,6 +117,7 @@ class Batch:
     positives: Tensor | None = None
     x_noise: Noise | None = None
     y_noise: Noise | None = None
+    relevance: Tensor | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]

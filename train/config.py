@@ -358,7 +358,8 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
     further = listed or config.data.negatives.per_row > 0 or classes
     inputs = "scores" if config.task is Task.labelled and rare else "pairs"
-    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs)
+    graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
+    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, graded)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     own_lists = getattr(objective, "candidates", None) is CandidateSet.list

@@ -325,7 +325,7 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -
             if judgement[2] > 0:
                 yield judgement
 
-    unknown, numbers, starts, positions = judgements.find_judged(relevant(), (queries, corpus))
+    unknown, numbers, starts, positions, _ = judgements.find_judged(relevant(), (queries, corpus))
     for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
         unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)

@@ -135,6 +135,8 @@ class LossTerm:
         # only some objectives can leave columns out of a row's negatives
         if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
             related["known_positives"] = batch.known_positives
+        if batch.relevance is not None:
+            related["relevance"] = batch.relevance
         if batch.positives is not None:
             rows = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([rows, batch.positives], 1)

@@ -17,7 +17,8 @@ from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positive
 
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
-RELATED = frozenset({"negatives", "positives", "excluded"})  # inputs beside the pairs, see ObjectiveOptions.takes
+RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # beside pairs, see ObjectiveOptions.takes
+WEIGHED = frozenset({"relevance"})
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
     "above 0 and at most 1": lambda value: 0 < value <= 1,
@@ -43,7 +44,7 @@ class ExpectedBatch:
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
-    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs.
+    are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. relevance: whether positive pairs have one.
     """
 
     pairs: int
@@ -51,6 +52,7 @@ class ExpectedBatch:
     several: bool = False
     classes: bool = False
     inputs: str = "pairs"
+    relevance: bool = False
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
@@ -99,6 +101,18 @@ class ObjectiveOptions:
         """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers from a file."""
         return False
 
+    @property
+    def without_relevance(self) -> str:
+        """Why a positive pair cannot have a relevance with these options, as an error message; "" if it can.
+
+        It can where the loss has one term for each positive pair.
+        """
+        if "relevance" not in self.takes:
+            return f"objective={self.name}: its loss has no term for each positive pair. Leave relevance out"
+        if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
+            return "objective.duplicates=positive: pairs that are positive by their keys have no relevance. Set mask"
+        return ""
+
     def broken_rules(self) -> Iterator[str]:
         """Yield an error message for each forbidden combination in the values of this objective's options."""
         return iter(())
@@ -116,6 +130,8 @@ class ObjectiveOptions:
             yield f"objective={self.name}: its columns are sides of samples, no classes. Take cross_entropy, say"
         elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
+        if batch.relevance and self.without_relevance:
+            yield self.without_relevance
 
     def __post_init__(self) -> None:
         given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
@@ -195,6 +211,12 @@ class PairOptions(TemperatureOptions):
     duplicates: Duplicates = described(
         Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
     )
+
+    @property
+    def without_relevance(self) -> str:
+        if self.positives is Positives.merge:
+            return "objective.positives=merge: the positives of a row share one term. For relevance set each or exclude"
+        return super().without_relevance
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
