@@ -104,7 +104,7 @@ class PairMaker:
 
     def relevance(self, sample: ShardSample) -> float | None:
         """Return the relevance of a sample as a positive pair, as data.relevance says; None if it says nothing."""
-        return None if self.config.relevance is None else sample.relevance(self.config.relevance)
+        return sample.relevance(self.config.relevance)
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""

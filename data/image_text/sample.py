@@ -98,11 +98,11 @@ class ShardSample:
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
 
-    def relevance(self, name: str) -> float:
-        """Return the relevance of a sample as a positive pair, the number in (0, 1] in its json field `name`. Raises
-        SampleError when there is no such number."""
+    def relevance(self, name: str | None) -> float | None:
+        """Return the relevance of a sample as a positive pair, the number in (0, 1] in its json field `name`; None
+        without a name. Raises SampleError when there is no such number."""
         try:
-            return relevance_of(self.field(name), f"'{name}'")
+            return None if name is None else relevance_of(self.field(name), f"'{name}'")
         except BadRow as bad:
             raise SampleError(f"{self.where}: {bad}.") from bad
 

@@ -95,8 +95,8 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
         raise BadRow(
             "scored pairs",
             f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
-            f"rows do? Then data.columns=[{found.question},{found.positives}], and data.relevance={scored[0]} if it is "
-            "above 0 and at most 1",
+            f"rows do? Then data.columns=[{found.question},{found.positives}]. Or data.relevance={scored[0]} if it is "
+            "above 0 and at most 1 everywhere: pairs then count as much",
         )
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
@@ -104,7 +104,7 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     question_id = _id(fields, QUESTION_IDS, "the row") or ""
     question = Question(question_id, text, tuple(_texts(fields, "answers")), group_of(fields))
     names = (found.positives, found.negatives, found.hard_negatives)
-    lists = tuple(found.read_list(fields, name) if name else () for name in names)
+    lists: tuple[Sequence[Any], ...] = tuple(found.read_list(fields, name) if name else () for name in names)
     if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
     told = None if relevance is None else _of_positives(fields, relevance, found, len(lists[0]))
@@ -112,7 +112,7 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     if "score" in found.passage_fields:
         chosen, worst = _pools(fields, found.positives, config)
         lists = ([lists[0][i] for i in chosen], (), [lists[0][i] for i in worst])
-    return Record(question, *lists, told and [relevance_of(*told[i]) for i in chosen])
+    return Record(question, *lists, relevance=None if told is None else [relevance_of(*told[i]) for i in chosen])
 
 
 def unknown_format(fields: Fields) -> BadRow:
