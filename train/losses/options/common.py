@@ -108,7 +108,7 @@ class ObjectiveOptions:
         It can where the loss has one term for each positive pair.
         """
         if "relevance" not in self.takes:
-            return f"objective={self.name}: its loss has no term for each positive pair. Leave relevance out"
+            return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
         if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
             return "objective.duplicates=positive: pairs that are positive by their keys have no relevance. Set mask"
         return ""

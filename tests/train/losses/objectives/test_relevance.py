@@ -5,13 +5,14 @@ The estimators are in test_estimators.py, ranks in jobs/dist_losses.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from helpers import logistic, reference
-from helpers.messages import raises
+from helpers.messages import check, raises
 from helpers.robust import reference_coce
 from jobs.dist_losses import needed_options
 from torch import Tensor
@@ -19,6 +20,8 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.options.common import ExpectedBatch
+from dyad.train.losses.options.registry import configure
 from dyad.train.losses.sums import tiles
 
 B, D = 9, 5
@@ -253,10 +256,19 @@ def test_weights_of_1_change_no_bit_and_the_gradient_is_that_of_the_loss(name: s
 def test_options_without_a_term_for_each_pair_are_refused(
     name: str, options: dict[str, Any], named: tuple[str, ...]
 ) -> None:
-    x, y = reference.embeddings()
+    """Of a run by the same words, before it begins."""
+    (x, y), objective = reference.embeddings(), build_objective(name, **options)
     keys = {"x_keys": torch.arange(B), "y_keys": torch.arange(B)}
-    with raises(ConfigError, *named):
-        build_objective(name, **options)(x, y, **keys, relevance=OWN)
+    with raises(ConfigError, *named) as caught:
+        objective(x, y, **keys, relevance=OWN)
+    expected = ExpectedBatch(B, relevance=True)
+    assert [*objective.options.broken_by(expected)] == [str(caught.value)]
+    assert not [*objective.options.broken_by(replace(expected, relevance=False))]
+
+
+def test_an_objective_without_a_term_for_each_pair_is_refused_before_the_run() -> None:
+    (told,) = configure("partial_auc").broken_by(ExpectedBatch(B, inputs="scores", relevance=True))
+    check(told, "objective=partial_auc", "data.relevance")
 
 
 @pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5, float("nan")])
