@@ -286,7 +286,7 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
     known = batch.known
     if known:
         ids = known.columns_M[own], torch.arange(len(x_BD), device=x_BD.device)
-        known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2).flip(1), keys if known.spared else ())
+        known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2)[0].flip(1), keys if known.spared else ())
     of_pairs = positives, excluded, keys, batch.sample_ids_b
     whole = {"known": known, "relevance": relevance}
     return GatheredBatch(batch.y_MD[own], x_BD, batch.columns, batch.rows, *of_pairs, **whole)
@@ -300,14 +300,16 @@ def _of_columns(
     pairs_P2: this rank's pairs (local row, global column). relevance_P: of each; the second result is that of the pairs
     returned. Every rank must call it.
     """
-    i, j = _of_all_ranks(batch, pairs_P2).unbind(1)
-    own = batch.columns.own
+    whole_P2, *weights = _of_all_ranks(batch, pairs_P2, *(() if relevance_P is None else (relevance_P,)))
+    (i, j), own = whole_P2.unbind(1), batch.columns.own
     mine = (j >= own.start) & (j < own.stop)
-    found = None if relevance_P is None else Layout.of(relevance_P)[0].gather(relevance_P)[mine]
-    return torch.stack([j[mine] - own.start, i[mine]], 1), found
+    return torch.stack([j[mine] - own.start, i[mine]], 1), weights[0][mine] if weights else None
 
 
-def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
-    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows. Every rank must call it."""
+def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows, and `more` numbers, (P,) each.
+
+    Every rank must call it.
+    """
     (layout,) = Layout.of(pairs_P2)
-    return layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))
+    return layout.gathered(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]), *more)
