@@ -29,6 +29,7 @@ class Extra:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
     positives: how many are True, which is counted before the tensors leave the host. lengths: as Batch.y_lengths.
     log_q (k,) float32: log of the probability with which each item was drawn; None: they were not drawn from a density.
+    relevance (k,) float: as Batch.relevance, 1 for a hard negative.
     """
 
     y: Tensor
@@ -38,6 +39,7 @@ class Extra:
     positives: int = -1
     lengths: Lengths | None = None
     log_q: Tensor | None = None
+    relevance: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.positives < 0:
@@ -100,7 +102,8 @@ class Batch:
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
     on the host; None for a side that is no text, or whose tokenizer does not tell. x_noise, y_noise: what is still to
-    be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y.
+    be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight in (0, 1]
+    of each sample as a positive pair; None: 1.
     """
 
     x: Tensor
@@ -118,6 +121,7 @@ class Batch:
     x_noise: Noise | None = None
     y_noise: Noise | None = None
     y_log_q: Tensor | None = None
+    relevance: Tensor | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]

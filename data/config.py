@@ -208,6 +208,11 @@ class DataConfig:
     )
     caption_weights: list[float] | None = described(None, "chance of each entry of data.captions; null: all alike")
     text_key: str | None = described(None, "json field that says which texts mean the same item; null: the text itself")
+    relevance: str | None = described(
+        None,
+        "weight in (0, 1] of each positive pair in the loss: a field of the json or the row, of each passage where "
+        "it has fields, such as similarity, score, pos_scores; of qrels the grade / their largest; null: 1",
+    )
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
     resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")

@@ -359,7 +359,8 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     further = listed or config.data.negatives.per_row > 0 or classes
     inputs = "scores" if config.task is Task.labelled and rare else "pairs"
     has_catalogue = config.task in ITEMS and config.data.mode is Mode.indexed
-    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue)
+    graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
+    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     own_lists = getattr(objective, "candidates", None) is CandidateSet.list

@@ -27,7 +27,7 @@ from dyad.data.cli import inputs
 from dyad.data.cli.contents import caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, Located, UnreadFields
-from dyad.data.cli.options import CheckOptions, PictureTask
+from dyad.data.cli.options import CheckOptions, PictureTask, table_keys
 from dyad.data.image_text.pictures import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
@@ -216,14 +216,14 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
         try:
             sample = ShardSample.read(shards, row)
             sample.decoded(options.image_key, options.max_image_pixels)
-            encoded = sample.picture(options.image_key)
-            header = read_header(encoded, options.max_image_pixels)
+            header = read_header(encoded := sample.picture(options.image_key), options.max_image_pixels)
             found.formats[header.suffix] += 1
             found.modes[header.mode] += 1
             found.widths.append(header.width)
             found.heights.append(header.height)
             found.pictures.append(content_key(encoded))
             captions = captions_of(sample, options)
+            sample.relevance(options.relevance)
             found.captions.append(len(captions))
             found.missing += sum(text.strip().lower() in MISSING for text in captions)
             if captions and caption_name(sample, options) == "txt":
@@ -342,7 +342,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     if source.corpus and positives:
         missing = np.isin(np.array(positives, np.int64), source.corpus.keys, invert=True).sum()
         print(f"not in corpus   {missing:,} of the {len(positives):,} positives that are in the rows")
-    return _finish(values, source.unread, bad, odd, rows)
+    return _finish(values, options, source.unread, bad, odd, rows)
 
 
 def check_passages(values: Sequence[str], options: CheckOptions) -> int:
@@ -357,7 +357,7 @@ def check_passages(values: Sequence[str], options: CheckOptions) -> int:
     for line in _repeated_ids(values, found, options) if count_repeated(found.id_hashes) else ():
         bad.add(line)
     print(f"passages        {found}")
-    return _finish(values, unread, bad, odd, found.rows)
+    return _finish(values, options, unread, bad, odd, found.rows)
 
 
 def _repeated_ids(values: Sequence[str], found: PassageStatistics, options: CheckOptions) -> Iterator[str]:
@@ -379,7 +379,9 @@ def _quantiles(values: array[int]) -> str:
     return f"min {low:g}, median {median:g}, 95th percentile {high:g}, max {most:g}"
 
 
-def _finish(values: Sequence[str], unread: UnreadFields, bad: BadLines, odd: BadLines, rows: int) -> int:
+def _finish(
+    values: Sequence[str], options: CheckOptions, unread: UnreadFields, bad: BadLines, odd: BadLines, rows: int
+) -> int:
     """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
     messages about odd rows, which training takes, and bad rows, which it refuses. Returns `rows`.
 
@@ -390,8 +392,8 @@ def _finish(values: Sequence[str], unread: UnreadFields, bad: BadLines, odd: Bad
     if bad.count:
         bad.print()
         raise DataError(
-            f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: "
-            f"{shlex.join(['python', '-m', 'data', 'pack', '::'.join(values), 'out=packed', 'on_error=skip'])}"
+            f"{bad.count:,} problems in {rows:,} rows. Training refuses them. Without bad rows: python -m data pack "
+            f"{shlex.join(['::'.join(values), 'out=packed', *table_keys(options).words(), 'on_error=skip'])}"
         )
     if not rows:
         raise DataError("there is no row.")

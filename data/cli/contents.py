@@ -71,6 +71,8 @@ def train_command(
     training samples; split: of a BEIR folder."""
     if options.corpus:
         paths = {**paths, "data.passage.corpus": options.corpus}
+    if options.relevance is not None:
+        paths = {**paths, "data.relevance": options.relevance}
     if kind_of(values, options) is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)

@@ -13,7 +13,7 @@ from dyad.data.cli.inputs import InputQuestions, UnreadFields, open_input, open_
 from dyad.data.cli.options import PackOptions, Target
 from dyad.data.cli.outputs import Tally, checked_out, file_names, index_new, new_folder, question_command
 from dyad.data.cli.split import split_packed
-from dyad.data.cli.writers import CORPORA, corpus_writer, row_writer, written_ids
+from dyad.data.cli.writers import CORPORA, RELEVANCE, corpus_writer, row_writer, written_ids
 from dyad.data.question_passage.corpus import CorpusPassages
 from dyad.data.question_passage.passages import InlinePassages
 from dyad.data.question_passage.questions import LISTS, QuestionRow
@@ -84,7 +84,8 @@ def convert(source: str, options: PackOptions) -> None:
     report.print(out)
     named = options.to is Target.beir and options.split != "train" and not options.val
     split = [f"data.question.split={options.split}"] if named else []
-    paths = {key: out / path for key, path in paths.items()}
+    told = {"data.relevance": RELEVANCE[options.to]} if options.relevance and options.to in RELEVANCE else {}
+    paths = {key: out / path for key, path in paths.items()} | told
     print(f"train on them:\n  {question_command(paths, trained, *split)}")
 
 
@@ -110,7 +111,8 @@ def _write(questions: InputQuestions, folder: Path, options: PackOptions, report
                 lists = [getattr(row, name) for name in LISTS]
                 if corpus and target in BY_ID:
                     corpus.add(p for passages in lists if isinstance(passages, InlinePassages) for p in passages)
-                whole = QuestionRow(row.question, *(InlinePassages([*passages]) for passages in lists))  # read once
+                inline = (InlinePassages([*passages]) for passages in lists)  # read once
+                whole = QuestionRow(row.question, *inline, relevance=row.relevance)
                 dropped = Counter[str]()
                 new = write(whole, dropped)
                 report.written["questions"] += new

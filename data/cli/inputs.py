@@ -232,7 +232,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     qrels = judgements.qrels_file(folder, options.split, "split")
     queries = open_corpus(judgements.queries_of(qrels), "INPUT")
     corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), "INPUT")
-    return InputQuestions(corpus, _judged(qrels, queries, corpus, unread), unread)
+    return InputQuestions(corpus, _judged(qrels, queries, corpus, unread, options.relevance is not None), unread)
 
 
 def _open(files: Sequence[str]) -> Rows:
@@ -287,55 +287,57 @@ def _rows(
 
     def convert(fields: dict[str, Any], where: str) -> QuestionRow:
         try:
-            row = questions.row_of(formats.record_of(fields, config), corpus, where, "corpus=")
+            row = questions.row_of(formats.record_of(fields, config, options.relevance), corpus, where, "corpus=")
         except KeyError as error:
             raise BadRow("id that is not in the corpus", f"'{error.args[0]}'") from None
-        _count_unread(unread, fields, row)
+        _count_unread(unread, fields, row, options.relevance)
         return row
 
     return _read(rows, convert)
 
 
-def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow) -> None:
-    """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use."""
+def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow, relevance: str | None) -> None:
+    """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use.
+    relevance: a further field that is read."""
     read = format_of(fields)
     assert read is not None
     lists = read.lists(fields)
-    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS))
+    unread.add(fields, (read.question, *lists, *formats.QUESTION_FIELDS, relevance))
     entries = [entry for name in lists if isinstance(fields[name], list) for entry in fields[name]]
     for entry in entries:
         if isinstance(entry, Mapping):
-            unread.add(entry, read.passage_fields, " of passages")
+            unread.add(entry, (*read.passage_fields, relevance), " of passages")
     if "score" in read.passage_fields:
         unread["candidates in the middle"] += len(entries) - sum(len(getattr(row, name)) for name in questions.LISTS)
 
 
-def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields) -> Located[QuestionRow]:
+def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, graded: bool) -> Located[QuestionRow]:
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
     0). The questions come in the order of queries.jsonl.
 
     qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
-    fields and grades, and of judgements with an unknown id. Raises DataError when most judgements have one.
+    fields and grades, and of judgements with an unknown id. graded: whether rows have the relevance that training reads
+    of the grades. Raises DataError when most judgements have an unknown id.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:
         for judgement in judgements.judgements(qrels):
-            unread["grades above 1"] += judgement[2] > 1
+            unread["grades above 1"] += judgement[2] > 1 and not graded
             unread["judgements of 0 or less"] += judgement[2] <= 0
             if judgement[2] > 0:
                 yield judgement
 
-    unknown, numbers, starts, positions = judgements.find_judged(relevant(), (queries, corpus))
+    unknown, numbers, starts, positions, grades = judgements.find_judged(relevant(), (queries, corpus))
     for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
         unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
-    found = {number: positions[begin:end] for number, (begin, end) in ranges}
+    found = {number: slice(*part) for number, part in ranges}
 
     def convert(number: int, where: str) -> QuestionRow:
         fields = queries.rows.fields(number)
-        row = QuestionRow(formats.query_of(fields), CorpusPassages(corpus, found[number]))
+        passages, shares = CorpusPassages(corpus, positions[found[number]]), grades[found[number]] / grades.max()
         unread.add(fields, QUERY_FIELDS)
-        return row
+        return QuestionRow(formats.query_of(fields), passages, relevance=shares.tolist() if graded else None)
 
     yield from _read(((queries.rows.where(number), number) for number in found), convert)
 

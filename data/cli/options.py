@@ -37,6 +37,7 @@ class TableKeys:
     template: str | None = config_option(DataConfig, "template")
     max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
     caption_per: CaptionPer = config_option(DataConfig, "caption_per")
+    relevance: str | None = config_option(DataConfig, "relevance")
     task: PictureTask = described(
         PictureTask.image_text, "what pictures are for: image_text (with captions), views (alone), labelled (a class)"
     )
@@ -47,7 +48,7 @@ class TableKeys:
 
 def table_keys(options: TableKeys) -> TableOptions:
     captioned = options.task is PictureTask.image_text
-    chosen = {"caption_per": options.caption_per, "captioned": captioned}
+    chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
     return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
 
 

@@ -1,10 +1,11 @@
 """Writers of `python -m data pack` for questions and passages, one row at a time. Each format has its files:
 
     shards        000000.tar …: DPR's fields as the json member of each sample
-    dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}
+    dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}; a positive
+                  has a field relevance if the option is set
     tevatron      SPLIT.jsonl: {query_id, query, answers, positive_passages, negative_passages}
     tevatron_ids  SPLIT.jsonl: {query_id, query_text, answers, positive_document_ids, negative_document_ids}
-    flag          SPLIT.jsonl: {query, pos, neg}
+    flag          SPLIT.jsonl: {query, pos, neg}, and pos_scores if the option relevance is set
     beir          queries.jsonl {_id, text, metadata}, qrels/SPLIT.tsv (query-id, corpus-id, score)
 
 SPLIT is the option split. A corpus is written to corpus.jsonl: {docid, title, text}, in beir {_id, title, text}; in dpr
@@ -38,6 +39,7 @@ Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
 WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
+RELEVANCE = {Target.shards: "relevance", Target.dpr: "relevance", Target.flag: "pos_scores"}  # fields of new files
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
 
 
@@ -62,12 +64,14 @@ def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
 
     dropped: counts of the parts that a format cannot hold; never changed here, because this format holds everything.
     """
-    lists = {"positive": row.positives, "negative": row.negatives, "hard_negative": row.hard_negatives}
+    lists = {"negative": row.negatives, "hard_negative": row.hard_negatives}
+    relevance = row.relevance or [None] * len(row.positives)
     return {
         **({"query_id": row.question.id} if row.question.id else {}),
         **_metadata(row.question),
         "question": row.question.text,
         "answers": [*row.question.answers],
+        "positive_ctxs": [_context(*told) for told in zip(row.positives, relevance, strict=True)],
         **{f"{name}_ctxs": [_context(passage) for passage in passages] for name, passages in lists.items()},
     }
 
@@ -76,9 +80,10 @@ def _metadata(question: Question) -> Fields:
     return {} if question.group is None else {"metadata": {"topic": question.group}}
 
 
-def _context(passage: Passage) -> Fields:
-    fields = {"title": passage.title, "text": passage.text}
-    return fields if passage.id is None else {**fields, "passage_id": passage.id}
+def _context(passage: Passage, relevance: float | None = None) -> Fields:
+    fields: Fields = {"title": passage.title, "text": passage.text}
+    fields |= {} if passage.id is None else {"passage_id": passage.id}
+    return fields if relevance is None else {**fields, RELEVANCE[Target.dpr]: relevance}
 
 
 def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: QuestionRow, dropped: Dropped) -> Fields:
@@ -89,6 +94,7 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
     parts that the format cannot hold, which this function increases.
     """
     dropped["question groups"] += row.question.group is not None
+    dropped["relevances"] += len(row.relevance or ())
     return {
         "query_id": question_id(row.question),
         key: row.question.text,
@@ -114,6 +120,7 @@ def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
         "query": row.question.text,
         "pos": [passage.text for passage in row.positives],
         "neg": [passage.text for passage in _one_list(row, dropped)],
+        **({} if row.relevance is None else {RELEVANCE[Target.flag]: [*row.relevance]}),
     }
 
 
@@ -179,6 +186,7 @@ def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator
                 if written.add("pair", pair, 1):
                     judged.write(f"{pair}\t1\n".encode())
             dropped["answers"] += len(row.question.answers)
+            dropped["relevances"] += len(row.relevance or ())
             dropped["negatives"] += len(row.negatives)
             dropped["hard negatives"] += len(row.hard_negatives)
             return new

@@ -43,7 +43,7 @@ class TrainingPair(NamedTuple):
 
     x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
     the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
-    (hashes) of picture and caption.
+    (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set.
     """
 
     x: Tensor
@@ -52,6 +52,7 @@ class TrainingPair(NamedTuple):
     x_key: int
     y_key: int
     draws: np.ndarray
+    relevance: float | None
 
 
 class PairMaker:
@@ -78,25 +79,32 @@ class PairMaker:
         y_key = text_key(sample, text, config)
         draws, decoded = draws[CAPTION_DRAWS:], sample.decoded(config.image_key, config.max_image_pixels)
         x = transforms.training_size(decoded, self.spec, config.augment, draws)
-        return TrainingPair(x, text, sample_id, content_key(sample.picture(config.image_key)), y_key, draws)
+        x_key = content_key(sample.picture(config.image_key))
+        return TrainingPair(x, text, sample_id, x_key, y_key, draws, self.relevance(sample))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
         """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
         tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
         lists them."""
-        pictures, texts, *numbers, draws = zip(*pairs, strict=True)
+        pictures, texts, *numbers, draws, relevance = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
         y = self.tokenize([*texts])
         lengths = lengths_by(self.tokenize, y)
-        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths, x_noise=x_noise)
+        weights = None if relevance[0] is None else torch.tensor(relevance)
+        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths, x_noise=x_noise, relevance=weights)
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
-        the captions under any of the names in data.captions are missing or unusable."""
+        the captions under any of the names in data.captions are missing or unusable, or it has no relevance."""
+        self.relevance(sample)
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
         for name in self.config.captions:
             text_key(sample, self.texts(sample, name)[0], self.config)
+
+    def relevance(self, sample: ShardSample) -> float | None:
+        """Return the relevance of a sample as a positive pair, as data.relevance says; None if it says nothing."""
+        return sample.relevance(self.config.relevance)
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
@@ -108,6 +116,9 @@ class LabelMaker(PairMaker):
     is the number of the class, int64 (b,)."""
 
     tokenize: ClassNumbers
+
+    def relevance(self, sample: ShardSample) -> None:
+        return None  # pairs with a class have none
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         label = sample.label(self.config.label)

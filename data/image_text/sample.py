@@ -20,8 +20,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dyad.data.base.errors import DataError, SampleError, nearest
+from dyad.data.base.errors import BadRow, DataError, SampleError, nearest
 from dyad.data.base.json_text import parse_json
+from dyad.data.base.relevance import relevance_of
 from dyad.data.config import CaptionPer
 from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.transforms import decode
@@ -96,6 +97,14 @@ class ShardSample:
             there = f"the json member has {', '.join(self.fields)}" if self.fields else self._members
             raise SampleError(f"{self.where} has no field '{name}'; {there}.{nearest(name, self.fields)}")
         return self.fields[name]
+
+    def relevance(self, name: str | None) -> float | None:
+        """Return the relevance of a sample as a positive pair, the number in (0, 1] in its json field `name`; None
+        without a name. Raises SampleError when there is no such number."""
+        try:
+            return None if name is None else relevance_of(self.field(name), f"'{name}'")
+        except BadRow as bad:
+            raise SampleError(f"{self.where}: {bad}.") from bad
 
     def label(self, name: str) -> str:
         """Return the class label of a sample as text. name: "cls" for the number in the cls member, "txt" for the txt

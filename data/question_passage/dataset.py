@@ -55,7 +55,7 @@ class DrawnRow:
 
     i: index of the row in the data set. extra: further passages, each with True for a positive, False for a hard
     negative. positive_keys: content ids of all positive passages of the row, drawn or not. prefix: of all its passages;
-    None: that of the configuration.
+    None: that of the configuration. relevance: of the positive, then of each of `extra`, 1 for a hard negative.
     """
 
     i: int
@@ -64,6 +64,7 @@ class DrawnRow:
     extra: list[tuple[Passage, bool]]
     positive_keys: list[int]
     prefix: str | None = None
+    relevance: Sequence[float] | None = None
 
 
 class QuestionPassage:
@@ -115,11 +116,12 @@ class QuestionPassage:
             sample_ids=torch.tensor([one.i for one in drawn]),
             x_keys=torch.tensor([question.key for question in questions]),
             y_keys=torch.tensor([one.positive.key for one in drawn]),
-            extra=_extra(y[len(drawn) :], extra, self.tokenize) if may_have_extra else None,
+            extra=_extra(y[len(drawn) :], extra, self.tokenize, _relevance(drawn, 1, None)) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
             bad=bad,
             x_lengths=lengths_by(self.tokenize, x),
             y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
+            relevance=_relevance(drawn, 0, 1),
         )
 
     def where(self, sample_id: int) -> str:
@@ -138,19 +140,29 @@ class QuestionPassage:
         keys = row.positives.keys
         chosen = 0 if config.passage.positives is DrawnPositives.first else int(draws[0] * len(keys))
         extra: list[tuple[Passage, bool]] = []
-        if config.passage.positives is DrawnPositives.all:
-            extra += [(row.positives[j], True) for j in distinct(keys, {keys[chosen]})]
+        others = distinct(keys, {keys[chosen]}) if config.passage.positives is DrawnPositives.all else []
+        extra += [(row.positives[j], True) for j in others]
         if config.negatives.per_row:
             extra += [(passage, False) for passage in draw_negatives(row, i, self.mined, config.negatives, draws[1:])]
-        return DrawnRow(i, row.question, row.positives[chosen], extra, list(dict.fromkeys(keys)), row.passage_prefix)
+        relevance = row.relevance and [row.relevance[j] for j in (chosen, *others)] + [1.0] * (len(extra) - len(others))
+        texts = row.question, row.positives[chosen], extra
+        return DrawnRow(i, *texts, list(dict.fromkeys(keys)), row.passage_prefix, relevance)
 
 
-def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts) -> Extra:
+def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tensor | None:
+    """Return the entries start … stop − 1 of the relevance of all rows, concatenated; None if the rows have none."""
+    parts = [one.relevance[start:stop] for one in drawn if one.relevance is not None]
+    return torch.tensor([weight for part in parts for weight in part]) if parts else None
+
+
+def _extra(
+    y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts, relevance: Tensor | None
+) -> Extra:
     """Build the object (Extra) that adds k passages to a batch: hard negatives, and any positives beyond the one per
     row that every batch has. k may be 0.
 
     y (k, L): tokens of the added passages, L of the longest. entries: for each of them, the index of its row in the
-    batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.
+    batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y. relevance: (k,).
     """
     return Extra(
         y=y,
@@ -158,6 +170,7 @@ def _extra(y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: Tokeni
         keys=torch.tensor([passage.key for _, passage, _ in entries], dtype=torch.int64),
         positive=torch.tensor([positive for _, _, positive in entries], dtype=torch.bool),
         lengths=lengths_by(tokenize, y),
+        relevance=relevance,
     )
 
 

@@ -7,14 +7,16 @@ A row's format is known by the names of its fields:
 - Tevatron: query_id, query, answers, positive_passages, negative_passages [{docid, title, text}]; with ids:
   query_id, query_text, positive_document_ids, negative_document_ids [str] of data.passage.corpus. These negatives were
   mined, so they are read as hard negatives.
-- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. pos_scores, neg_scores and prompt are not read.
+- FlagEmbedding: query, pos [str], neg [str]; neg are hard negatives. neg_scores and prompt are not read.
 - sentence-transformers: anchor and positive, query and answer, … (PAIRS), and perhaps negative, negative_1, negative_2,
   …; each a text or a list of texts, lists also in positives and negatives. An empty negative is left out. With a column
-  score or label the rows are no pairs of equal meaning, and refused.
+  score or label the rows are no pairs of equal meaning, and refused, unless data.relevance names it.
 - scored candidates (EPR): question, and candidates or ctxs [{title, text, score}]; a greater score is better. The best
   data.passage.pos_pool are positives, the worst data.passage.neg_pool of the others are hard negatives.
 
-A question's id is its field query_id, qid, question_id, id or _id, if it has one.
+A question's id is its field query_id, qid, question_id, id or _id, if it has one. data.relevance names a field with the
+relevance of positives, in (0, 1]: of each positive that has fields itself, else of the row, as a number for all of its
+positives or a list with one for each, such as FlagEmbedding's pos_scores.
 """
 
 import re
@@ -25,6 +27,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from dyad.data.base.errors import BadRow, nearest
+from dyad.data.base.relevance import relevance_of
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.passages import Passage, Question
 
@@ -39,12 +42,13 @@ NAMED = 20  # fields that a message lists
 @dataclass(frozen=True)
 class Record:
     """A question and its lists of passages, as parsed from one row. In a format that names passages by id, the lists
-    hold ids; otherwise they hold Passage objects."""
+    hold ids; otherwise they hold Passage objects. relevance: of each positive; None: it was not asked for."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
     negatives: Sequence[Passage] | Sequence[str]
     hard_negatives: Sequence[Passage] | Sequence[str]
+    relevance: Sequence[float] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,36 +80,39 @@ def format_of(fields: Fields) -> QuestionFormat | None:
     return next((f for f in FORMATS if f.question in fields and f.lists(fields, f.positives)), None)
 
 
-def record_of(fields: Fields, config: PassageConfig) -> Record:
+def record_of(fields: Fields, config: PassageConfig, relevance: str | None = None) -> Record:
     """Convert the fields of a row of any known format to a Record: its question, positives, negatives and hard
     negatives. A question without an id gets the id "".
 
-    config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. Raises BadRow for
-    a damaged row, an unknown format, and a row without positives.
+    config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: the
+    field with the relevance of the positives; None: it is not read. Raises BadRow for a damaged row, an unknown format,
+    a row without positives, and a positive without relevance.
     """
     found = format_of(fields)
     if found is None:
         raise unknown_format(fields)
-    if found.read_list is _either and (scored := [name for name in SCORES if name in fields]):
+    if found.read_list is _either and (scored := [name for name in SCORES if name in fields and name != relevance]):
         raise BadRow(
             "scored pairs",
             f"{found.question}, {found.positives} and a {scored[0]}: training takes pairs that belong together. All "
-            f"rows do? Then data.columns=[{found.question},{found.positives}]",
+            f"rows do? Then data.columns=[{found.question},{found.positives}]. Or data.relevance={scored[0]} if it is "
+            "above 0 and at most 1 everywhere: pairs then count as much",
         )
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
         text = text.replace("’", "'")
     question_id = _id(fields, QUESTION_IDS, "the row") or ""
     question = Question(question_id, text, tuple(_texts(fields, "answers")), group_of(fields))
-    if "score" in found.passage_fields:
-        positives, hard_negatives = _pools(fields, found.positives, config)
-        lists = (positives, (), hard_negatives)
-    else:
-        names = (found.positives, found.negatives, found.hard_negatives)
-        lists = tuple(found.read_list(fields, name) if name else () for name in names)
+    names = (found.positives, found.negatives, found.hard_negatives)
+    lists: tuple[Sequence[Any], ...] = tuple(found.read_list(fields, name) if name else () for name in names)
     if not lists[0]:
         raise BadRow("no positive", f"{found.positives} is empty")
-    return Record(question, *lists)
+    told = None if relevance is None else _of_positives(fields, relevance, found, len(lists[0]))
+    chosen: Sequence[int] = range(len(lists[0]))
+    if "score" in found.passage_fields:
+        chosen, worst = _pools(fields, found.positives, config)
+        lists = ([lists[0][i] for i in chosen], (), [lists[0][i] for i in worst])
+    return Record(question, *lists, relevance=None if told is None else [relevance_of(*told[i]) for i in chosen])
 
 
 def unknown_format(fields: Fields) -> BadRow:
@@ -267,14 +274,36 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
     return text_of(str(value), f"{name} of {where}")
 
 
-def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[Passage], list[Passage]]:
+def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) -> list[tuple[Any, str]]:
+    """Return what the field `name` says of each of the `count` passages in the positives of a row, and where it stands.
+
+    It is a field of each passage that has fields itself, else of the row: one value for all, or a list of them. Raises
+    BadRow when it is missing, and for a list of another length.
+    """
+    if found.read_list is _passages:
+        entries = [(entry, f"{found.positives}[{i}]") for i, entry in enumerate(_list(fields, found.positives))]
+        return [(_present(entry, name, where), f"{name} of {where}") for entry, where in entries]
+    value = _present(fields, name, "the row")
+    if not isinstance(value, list):
+        return [(value, name)] * count
+    if len(value) != count:
+        raise BadRow("no relevance", f"{name} has {len(value)} values for {count} positives")
+    return [(each, f"{name}[{i}]") for i, each in enumerate(value)]
+
+
+def _present(fields: Fields, name: str, where: str) -> Any:
+    if name not in fields:
+        raise BadRow("no relevance", f"{where} has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
+    return fields[name]
+
+
+def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
     """Choose positives and hard negatives by score from the list of candidates in the field `name`: the config.pos_pool
-    best candidates, and the config.neg_pool worst of the others."""
-    passages = _passages(fields, name)
+    best candidates, and the config.neg_pool worst of the others. Returns their positions in the list."""
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     others = best[config.pos_pool :]
-    return [passages[i] for i in best[: config.pos_pool]], [passages[i] for i in others[-config.neg_pool :]]
+    return best[: config.pos_pool], others[-config.neg_pool :]
 
 
 def _score(entry: Any, where: str) -> float:

@@ -23,7 +23,7 @@ SIDES = ("question", "passage")  # of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
 Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
-Found = tuple[list[Unknown], Int64s, Int64s, Int64s]  # as find_judged returns it
+Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # as find_judged returns it
 
 
 def queries_of(qrels: str) -> str:
@@ -104,23 +104,28 @@ def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, st
 
 
 def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
-    """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once.
-    corpora: the questions and the passages.
+    """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once, with
+    their largest grade. corpora: the questions and the passages.
 
     Returns the judgements with an unknown id, which are left out, each with 0 when the question is unknown and 1 when
-    only the passage is. Then three arrays: the positions of the n questions, ascending; n + 1 indices, where the
-    passages of each question begin and end in the third array; the positions of the passages.
+    only the passage is. Then four arrays: the positions of the n questions, ascending; n + 1 indices, where the
+    passages of each question begin and end in the third and fourth array; the positions of the passages; their grades.
     """
-    rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"))
+    rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"), array("q"))
     while block := list(islice(rest, BLOCK)):
         positions = np.stack([side.positions([ids[i] for _, ids, _ in block]) for i, side in enumerate(corpora)])
         known = (positions >= 0).all(axis=0)
-        for column, values in zip(found, positions[:, known], strict=True):
-            column.extend(values.tolist())
+        grades = np.array([grade for _, _, grade in block])
+        for column, values in zip(found, (*positions, grades), strict=True):
+            column.extend(values[known].tolist())
         unknown += [(block[i], int(positions[0, i] >= 0)) for i in np.flatnonzero(~known).tolist()]
-    pairs = np.unique(np.asarray(found, np.int64), axis=1)
-    rows, counts = np.unique(pairs[0], return_counts=True)
-    return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), pairs[1]
+    columns = np.asarray(found, np.int64)
+    columns = columns[:, np.lexsort(columns[::-1])]
+    is_last = np.ones(columns.shape[1], bool)  # of equal pairs
+    is_last[:-1] = (columns[:2, 1:] != columns[:2, :-1]).any(axis=0)
+    questions, passages, grades = columns[:, is_last]
+    rows, counts = np.unique(questions, return_counts=True)
+    return unknown, rows, np.concatenate([[0], np.cumsum(counts)]), passages, grades
 
 
 def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:

@@ -32,8 +32,8 @@ from dyad.data.tables.prepare import checked_tables, prepared_tables, table_opti
 
 FORMAT = "1"
 COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
-JUDGED_FORMAT = "2"  # of the array of judged questions; it does not enter the fingerprint
-HEADER = 3  # numbers at the start of this array
+JUDGED_FORMAT = "3"  # of the array of judged questions; it does not enter the fingerprint
+HEADER = 4  # numbers at the start of this array
 LENGTH = 2  # row of the columns, after the two of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 
@@ -41,13 +41,15 @@ LISTS = ("positives", "negatives", "hard_negatives")
 @dataclass(frozen=True)
 class QuestionRow:
     """A question and its lists of passages. Passages that the file names by id are read from the corpus on access.
-    passage_prefix: what begins the passages in place of data.passage.prefix, or None."""
+    passage_prefix: what begins the passages in place of data.passage.prefix, or None. relevance: of each positive, in
+    (0, 1]; None: data.relevance is not set."""
 
     question: Question
     positives: PassageList
     negatives: PassageList = InlinePassages()
     hard_negatives: PassageList = InlinePassages()
     passage_prefix: str | None = field(default=None, kw_only=True)
+    relevance: Sequence[float] | None = field(default=None, kw_only=True)
 
     @property
     def lists(self) -> tuple[PassageList, ...]:
@@ -95,8 +97,10 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
     def opened(path: str) -> QuestionSource:
         if is_beir(path):
-            return BeirQuestions(local_path(path), config.question.split, shared, key)
-        return RowQuestions(open_rows(files_of([path], key, SUFFIXES, prepared)), config.passage, shared)
+            graded = config.relevance is not None
+            return BeirQuestions(local_path(path), config.question.split, shared, key, graded)
+        rows = open_rows(files_of([path], key, SUFFIXES, prepared))
+        return RowQuestions(rows, config.passage, shared, config.relevance)
 
     rows = QuestionRows([opened(source.path) for source in written], written, shared)
     for line in filter(None, (source.left_out for source in rows.sources)):
@@ -105,7 +109,7 @@ def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "d
 
 
 def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
-    return lambda fields: record_of(fields, config.passage)
+    return lambda fields: record_of(fields, config.passage, config.relevance)
 
 
 def is_beir(path: str) -> bool:
@@ -177,19 +181,20 @@ class RowQuestions:
 
     A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
     name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the hash of each id, one row with
-    the bytes of each question.
+    the bytes of each question. relevance: the setting data.relevance.
     """
 
     left_out = ""
 
-    def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None) -> None:
-        self.rows, self.config, self.corpus = rows, config, corpus
+    def __init__(self, rows: Rows, config: PassageConfig, corpus: Corpus | None, relevance: str | None = None) -> None:
+        self.rows, self.config, self.corpus, self.relevance = rows, config, corpus, relevance
         state = [FORMAT, rows.fingerprint, corpus.fingerprint if corpus else ""]
         self.fingerprint = json_digest(state)
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self.paths = rows.files
-        self._mapped = cached_array(rows.files, "questions", others, [COLUMNS, *state], self._columns)
+        checked = [COLUMNS, *state, *([] if relevance is None else [f"relevance {relevance}"])]
+        self._mapped = cached_array(rows.files, "questions", others, checked, self._columns)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -214,10 +219,13 @@ class RowQuestions:
 
     def _record(self, i: int) -> Record:
         try:
-            record = record_of(self.rows.fields(i), self.config)
+            record = record_of(self.rows.fields(i), self.config, self.relevance)
         except BadRow as error:
             file = shlex.quote(self.rows.shards.locate(i)[0].path)
-            hint = f"Rows like this one are left out by: python -m data pack {file} out=packed to=dpr on_error=skip"
+            key = "" if self.relevance is None else f" relevance={shlex.quote(self.relevance)}"
+            hint = (
+                f"Rows like this one are left out by: python -m data pack {file} out=packed to=dpr{key} on_error=skip"
+            )
             raise DataError(f"{self.rows.where(i)}: {error}. {hint}") from None
         question_id = record.question.id or key_name(record.question.key)
         return replace(record, question=replace(record.question, id=question_id))
@@ -254,7 +262,8 @@ def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> Quest
             raise KeyError(ids[int(np.argmin(positions))])
         return CorpusPassages(corpus, positions)
 
-    return QuestionRow(record.question, *map(passages, (record.positives, record.negatives, record.hard_negatives)))
+    lists = map(passages, (record.positives, record.negatives, record.hard_negatives))
+    return QuestionRow(record.question, *lists, relevance=record.relevance)
 
 
 def _names(corpus: Corpus) -> str:
@@ -269,10 +278,12 @@ class BeirQuestions:
 
     Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: hashes of the ids and
     bytes of the questions, as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are
-    none. The memory-mapped array _mapped is that of `_judged`.
+    none. The memory-mapped array _mapped is that of `_judged`. graded: whether rows have the relevance of their
+    positives, grade / largest grade of the file: one scale for all questions, whichever grades each of them has.
     """
 
-    def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str) -> None:
+    def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:
+        self.graded = graded
         qrels = _qrels_of(folder, split, key)
         self.queries = open_corpus(judgements.queries_of(qrels), key)
         self.corpus = corpus or open_corpus(corpus_of(folder) or os.path.join(folder, "corpus.jsonl"), key)
@@ -280,7 +291,7 @@ class BeirQuestions:
         self.fingerprint = json_digest(state)
         self.paths = files = [*self.queries.rows.files, *self.corpus.rows.files]
         self._mapped = cached_array([qrels], "judged", files, [JUDGED_FORMAT, *state], lambda: self._judged(qrels))
-        self._count, *counts = self._mapped.array[:HEADER].tolist()
+        self._count, *counts, self._largest = self._mapped.array[:HEADER].tolist()
         self.left_out = judgements.left_out_line(qrels, counts)
         name = os.path.join(os.path.basename(os.path.normpath(folder)), os.path.relpath(qrels, folder))
         self.files = [FileEntry(name, os.path.getsize(qrels), self._count, self.fingerprint)]
@@ -303,22 +314,27 @@ class BeirQuestions:
         starts = HEADER + self._count
         begin, end = self._mapped.array[starts + i : starts + i + 2] + (starts + self._count + 1)
         relevant = CorpusPassages(self.corpus, np.array(self._mapped.array[begin:end]))
-        return QuestionRow(self.question(i), relevant)
+        if not self.graded:
+            return QuestionRow(self.question(i), relevant)
+        passages = (len(self._mapped.array) - starts - self._count - 1) // 2
+        grades = self._mapped.array[begin + passages : end + passages]
+        return QuestionRow(self.question(i), relevant, relevance=(grades / self._largest).tolist())
 
     def _judged(self, qrels: str) -> Int64s:
         """Compute one array from the judgements in the file `qrels`. It holds, one after the other: the number n of
-        questions with a known relevant passage (grade above 0); the two counts of `left_out`; the n positions of the
-        questions in queries.jsonl; n + 1 indices, where the relevant passages of each question begin and end; the
-        positions of the relevant passages in the corpus.
+        questions with a known relevant passage (grade above 0); the two counts of `left_out`; the largest grade; the n
+        positions of the questions in queries.jsonl; n + 1 indices, where the relevant passages of each question begin
+        and end; the positions of the relevant passages in the corpus; their grades.
 
         Reads every judged question once, so that a bad one is reported before training starts.
         """
         relevant = (judgement for judgement in judgements.judgements(qrels) if judgement[2] > 0)
-        unknown, rows, starts, passages = judgements.find_judged(relevant, (self.queries, self.corpus))
+        unknown, rows, starts, passages, grades = judgements.find_judged(relevant, (self.queries, self.corpus))
         counts = judgements.left_out(qrels, unknown, len(passages))
         for row in rows.tolist():
             self.queries.rows.read(row, query_of)
-        return np.concatenate([[len(rows), *counts], rows, starts, passages]).astype(np.int64)
+        header = [len(rows), *counts, grades.max(initial=1)]
+        return np.concatenate([header, rows, starts, passages, grades]).astype(np.int64)
 
 
 QuestionSource = RowQuestions | BeirQuestions

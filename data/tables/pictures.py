@@ -29,7 +29,7 @@ class TableOptions:
     """What the user said about tables. columns: the columns to use, or none: those of known names. template: makes a
     caption of a label, as "a photo of a {}". max_pixels: larger pictures are refused. prefix: of the keys, for
     messages. caption_per: what is one caption in a column txt and in the .txt files of a folder. captioned: whether
-    pictures without captions are refused."""
+    pictures without captions are refused. relevance: a column of texts that is kept beside `columns`."""
 
     columns: Sequence[str] = ()
     template: str | None = None
@@ -37,6 +37,7 @@ class TableOptions:
     prefix: str = ""
     caption_per: CaptionPer = CaptionPer.paragraph
     captioned: bool = False
+    relevance: str | None = None
 
     def checked(self, table: Table) -> "TableOptions":
         """Return these options; raise ConfigError when the table lacks a column that they name."""
@@ -52,7 +53,8 @@ class TableOptions:
         """Return these options as words of a command line of `python -m data`."""
         columns = [f"columns=[{','.join(self.columns)}]"] if self.columns else []
         per = [] if self.caption_per is CaptionPer.paragraph else [f"caption_per={self.caption_per.value}"]
-        return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per]
+        relevance = [] if self.relevance is None else [f"relevance={self.relevance}"]
+        return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per, *relevance]
 
 
 def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:

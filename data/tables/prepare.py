@@ -38,7 +38,7 @@ T = TypeVar("T")
 def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
     """Return what a configuration says about tables. captioned: whether pictures without captions are refused."""
     chosen = config.columns, config.template, config.max_image_pixels
-    return TableOptions(*chosen, "data.", config.caption_per, captioned)
+    return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance)
 
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
@@ -68,16 +68,18 @@ def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 def named_texts(fields: Fields, options: TableOptions) -> Fields:
     """Return the fields of a row of texts. Columns that the user named get the names anchor, positive, negative,
-    negative_1, …; other columns are then left out."""
+    negative_1, …; other columns are then left out, but for options.relevance."""
     if not options.columns:
         return fields
     names = [*ROLES, *(f"{ROLES[-1]}_{i}" for i in range(1, len(options.columns)))]
-    return {name: fields.get(column) for name, column in zip(names, options.columns, strict=False)}
+    chosen = {name: fields.get(column) for name, column in zip(names, options.columns, strict=False)}
+    return chosen | {name: value for name, value in fields.items() if name == options.relevance}
 
 
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     """Return the path of the shard that a table was converted to; convert it now if the cache has no such shard."""
     if pictures := picture_table(table, options):  # a row without a caption is as a sample of a shard without one
+        options = replace(options, relevance=None)  # a sample has all columns
         pictures = replace(pictures, options=replace(options, captioned=False))
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"

@@ -102,7 +102,8 @@ def open_beir(target: str, config: DataConfig) -> QuestionSet:
     lacks is one that is not found. config: the data options; the split and the corpus in it are not used.
     """
     folder, split = check_beir(target)
-    own = replace(config, question=replace(config.question, split=split), passage=replace(config.passage, corpus=None))
+    passage, question = replace(config.passage, corpus=None), replace(config.question, split=split)
+    own = replace(config, question=question, passage=passage, relevance=None)
     rows = open_questions(str(folder), own, KEY)
     questions = [rows.question(i) for i in range(len(rows))]
     path = qrels_file(str(folder), split, KEY)
@@ -146,7 +147,7 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):
-            named_files(target, config, key)
+            named_files(target, replace(config, relevance=None), key)
         return target, None
     if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
@@ -176,7 +177,8 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
                 "data.passage.corpus"
             )
         return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
-    rows = open_questions(source, replace(config, passage=replace(config.passage, corpus=passages)), KEY)
+    own = replace(config, passage=replace(config.passage, corpus=passages), relevance=None)
+    rows = open_questions(source, own, KEY)
     questions: dict[str, Question] = {}
     right: dict[str, list[int]] = {}  # rows with the same id are one question
     for i in range(len(rows)):

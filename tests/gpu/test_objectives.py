@@ -21,14 +21,14 @@ TOLERANCE = {torch.float32: (1e-5, 1e-4), torch.float16: (2e-3, 1e-2), torch.bfl
 ROWS = {"cpu": 24, "cuda": 1024}
 
 
-def loss_and_gradient(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(name: str, x: Tensor, y: Tensor, **given: Tensor) -> tuple[Tensor, Tensor]:
     needed = {"num_samples": len(x), "gamma_epochs": 30}
     options = {key: value for key, value in needed.items() if hasattr(OBJECTIVES[name], key)}
     objective: Any = build_objective(name, **options).to(x.device)
     objective = objective.double() if x.dtype == torch.float64 else objective
     x = x.detach().requires_grad_()
     ids = torch.arange(len(x), device=x.device)
-    loss = objective(x, y, ids, x_keys=ids, y_keys=ids).loss
+    loss = objective(x, y, ids, x_keys=ids, y_keys=ids, **given).loss
     return loss.detach(), torch.autograd.grad(loss, x)[0]
 
 
@@ -44,6 +44,19 @@ def test_an_objective_is_that_of_float64(name: str, dtype: torch.dtype, device: 
     assert abs(loss.item() - want.item()) <= most * max(1.0, abs(want.item()))
     error = (gradient.cpu().double() - want_gradient).norm() / want_gradient.norm()
     assert error.item() <= most_gradient
+
+
+@KERNELS
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["clip", "dpr", "siglip", "coce", "sogclr"])
+def test_relevance_weighs_what_kernels_sum(name: str, device: str) -> None:
+    x, y = kernels_job.embeddings(ROWS[device], ROWS[device], 64, "cpu", torch.bfloat16)
+    weights = torch.linspace(0.1, 1.0, len(x))
+    loss, gradient = loss_and_gradient(name, x.to(device), y.to(device), relevance=weights.to(device))
+    want, want_gradient = loss_and_gradient(name, x.double(), y.double(), relevance=weights)
+    most, most_gradient = TOLERANCE[torch.bfloat16]
+    assert abs(loss.item() - want.item()) <= most * max(1.0, abs(want.item()))
+    assert ((gradient.cpu().double() - want_gradient).norm() / want_gradient.norm()).item() <= most_gradient
 
 
 @KERNELS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,15 +27,18 @@ class Reference:
     state: dict[str, dict[int, float]] = field(default_factory=dict)
     seen: int = 0
 
-    def __call__(self, x: Tensor, y: Tensor, ids: list[int], keys: list[int] | None = None) -> dict[str, Tensor]:
+    def __call__(
+        self, x: Tensor, y: Tensor, ids: list[int], keys: list[int] | None = None, weights: Sequence[float] = ()
+    ) -> dict[str, Tensor]:
         """Loss and the gradients of x, y and logit_scale (0 where τ does not learn); moves the state."""
+        w = weights or [1.0] * len(ids)
         x, y = (e.detach().clone().requires_grad_() for e in (x, y))
         scores = F.normalize(x, dim=1) @ F.normalize(y, dim=1).T
         loss, d_tau, pull = 0.0, 0.0, torch.zeros_like(scores)
         half = 0.5 if self.directions == "mean" else 1.0
         for side, s in (("x", scores.tolist()), ("y", scores.T.tolist())):
             if self.directions in ("sum", "mean", side):
-                value, matrix, of_tau = self._side(side, s, ids, keys)
+                value, matrix, of_tau = self._side(side, s, ids, keys, w)
                 loss, d_tau = loss + half * value, d_tau + half * of_tau
                 of_scores = torch.tensor(matrix, dtype=torch.float64)
                 pull += half * (of_scores if side == "x" else of_scores.T)
@@ -57,7 +60,7 @@ class Reference:
         self.state.setdefault(f"{number}_{side}", {})[i] = value
 
     def _side(
-        self, side: str, s: list[list[float]], ids: list[int], keys: list[int] | None
+        self, side: str, s: list[list[float]], ids: list[int], keys: list[int] | None, w: Sequence[float]
     ) -> tuple[float, list[list[float]], float]:
         """Loss, ∂L/∂s and ∂L/∂τ of one side's anchors."""
         B = range(len(ids))
@@ -80,15 +83,15 @@ class Reference:
             through_g = sum(e[i][j] * (s[i][j] - s[i][i]) for j in others[i]) / len(others[i])
             rho = self.options.get("rho", 0.0)
             if self.name == "fastclip_v0":
-                loss += math.log(u[i]) / count
-                d_tau -= (1 + self.twice) * through_g / (tau[i] ** 2 * u[i]) / count
+                loss += w[i] * math.log(u[i]) / count
+                d_tau -= w[i] * (1 + self.twice) * through_g / (tau[i] ** 2 * u[i]) / count
             elif self.name == "nuclr":
-                loss += (tau[i] * math.log((self.n - 1) * d[i]) - zeta[i]) / count
+                loss += w[i] * (tau[i] * math.log((self.n - 1) * d[i]) - zeta[i]) / count
             else:
-                loss += (tau[i] * math.log(u[i]) + rho * tau[i]) / count
-                d_tau += (math.log(u[i]) + rho - (1 + self.twice) * through_g / (tau[i] * u[i])) / count
+                loss += w[i] * (tau[i] * math.log(u[i]) + rho * tau[i]) / count
+                d_tau += w[i] * (math.log(u[i]) + rho - (1 + self.twice) * through_g / (tau[i] * u[i])) / count
             for j in others[i]:
-                weight = e[i][j] / (len(others[i]) * d[i]) / count
+                weight = w[i] * e[i][j] / (len(others[i]) * d[i]) / count
                 weight = weight / tau[i] if self.name == "fastclip_v0" else weight
                 matrix[i][j] += weight
                 matrix[i][i] -= weight
@@ -97,15 +100,15 @@ class Reference:
             alike = [k for k in valid if ids[k] == ids[i]]
             if self.name == "isogclr":
                 gradients = [
-                    math.log(u[k])
-                    + self.options["rho"]
-                    - sum(e[k][j] * (s[k][j] - s[k][k]) for j in others[k]) / len(others[k]) / (tau[k] * u[k])
+                    w[k] * (math.log(u[k]) + self.options["rho"])
+                    - w[k] * sum(e[k][j] * (s[k][j] - s[k][k]) for j in others[k]) / len(others[k]) / (tau[k] * u[k])
                     for k in alike
                 ]
                 moves[i] = self._descended("tau", side, ids[i], sum(gradients) / len(alike))
             if self.name == "nuclr":
                 gradients = [
-                    sum(e[a][k] / (len(others[a]) * d[a]) for a in valid if k in others[a]) + own[k] / d[k] - 1
+                    sum(w[a] * e[a][k] / (len(others[a]) * d[a]) for a in valid if k in others[a])
+                    + w[k] * (own[k] / d[k] - 1)
                     for k in alike
                 ]
                 moves[i] = self._descended("zeta", side, ids[i], sum(gradients) / len(alike))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,8 +67,9 @@ def reference(
     data: set | None = None,
     excluded: set | None = None,
     log_q: Tensor | None = None,
+    relevance: Mapping[tuple[int, int], float] | None = None,
 ) -> Tensor:
-    options = objective.options
+    options, weights = objective.options, relevance or {}
     if options.similarity.value == "cosine":
         x, y = F.normalize(x, dim=1), F.normalize(y, dim=1)
     n, m = len(x), len(y)
@@ -77,16 +78,18 @@ def reference(
     t, b = objective.logit_scale.exp(), objective.bias
     if name in ("siglip", "local_nce"):
         b = b - (math.log(m - 1) if options.init_bias is None else 0.0)
-        terms = [sp(-(t * s + b)) for s in of_data.values()] + [sp(t * s + b) for s in of_noise.values()]
-        return torch.stack(terms).sum() / n
+        terms = [weights.get(pair, 1.0) * sp(-(t * s + b)) for pair, s in of_data.items()]
+        return torch.stack(terms + [sp(t * s + b) for s in of_noise.values()]).sum() / n
     if name == "binary_nce":
-        return (mean([sp(-t * s - b) for s in of_data.values()]) + mean([sp(t * s + b) for s in of_noise.values()])) / 2
+        of_positives = mean([weights.get(pair, 1.0) * sp(-t * s - b) for pair, s in of_data.items()])
+        return (of_positives + mean([sp(t * s + b) for s in of_noise.values()])) / 2
     k = options.k or len(of_noise) / len(of_data)
     log_q = torch.zeros(m).double() if log_q is None else log_q
     a_data, a_noise = (
         [t * s + b - log_q[j] - math.log(k) for (_, j), s in pairs.items()] for pairs in (of_data, of_noise)
     )
-    return mean([sp(-a) for a in a_data]) + k * mean([sp(a) for a in a_noise])
+    of_positives = mean([weights.get(pair, 1.0) * sp(-a) for pair, a in zip(of_data, a_data, strict=True)])
+    return of_positives + k * mean([sp(a) for a in a_noise])
 
 
 def same_value_and_gradients(objective: Any, loss: Tensor, want: Tensor, *inputs: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dyad.train.losses import build_objective
 
 Related = Callable[[int, int], bool]
+Weights = Mapping[tuple[int, int], float]  # of pairs (row, column); 1 for those that it lacks
 
 
 def same_item(keys: Sequence[tuple[Tensor, Tensor]]) -> Related:
@@ -31,8 +32,10 @@ def reference_direction(
     candidates: str = "all",
     positives: str = "each",
     partition: str = "sum",
+    relevance: Callable[[int, int], float] = lambda i, p: 1.0,
+    rho: float = 0.0,
 ) -> Tensor:
-    """mean_i f_i/τ over anchors i (rows of scores) that have a candidate and a positive."""
+    """mean_i (f_i/τ + ρ) over anchors i (rows of scores) that have a candidate and a positive, each pair weighted."""
     values = []
     everyone = range(scores.shape[1])
     for i in range(len(scores)):
@@ -48,9 +51,10 @@ def reference_direction(
         count = len(sums[mine[0]])
         c = math.log(count) if partition == "mean" else 0.0
         if positives == "merge":
-            f = torch.logsumexp(weighted[chosen], 0) - torch.logsumexp(logits[mine], 0) - c
+            f = torch.logsumexp(weighted[chosen], 0) - torch.logsumexp(logits[mine], 0) - c + rho
         else:
-            f = torch.stack([torch.logsumexp(weighted[sums[p]] - logits[p], 0) - c for p in mine]).mean()
+            terms = {p: torch.logsumexp(weighted[sums[p]] - logits[p], 0) - c + rho for p in mine}
+            f = torch.stack([relevance(i, p) * term for p, term in terms.items()]).mean()
         values.append(f)
     return torch.stack(values).mean() if values else 0.0 * scores.sum()
 
@@ -73,9 +77,11 @@ def reference_loss(
     rho: float = 0.0,
     directions: str = "mean",
     duplicates: str = "keep",
+    relevance: Weights | None = None,
     **_: Any,
 ) -> Tensor:
     """Of a global batch. further: columns beyond y; listed: positives, instead of (i, i); omega: of columns."""
+    weight_of = relevance or {}
     columns = y if further is None else torch.cat([y, further])
     if similarity == "cosine":
         x, columns = (F.normalize(e, dim=1) for e in (x, columns))
@@ -88,12 +94,13 @@ def reference_loss(
     def left_out(i: int, j: int) -> bool:
         return (i, j) in excluded or (duplicates == "mask" and same(i, j) and (i, j) not in own)
 
-    core: dict[str, Any] = dict(candidates=candidates, positives=positives, partition=partition)
-    row = reference_direction(scores, tau, positive, left_out, omega, **core)
+    core: dict[str, Any] = dict(candidates=candidates, positives=positives, partition=partition, rho=rho)
+    row_weight, column_weight = (lambda i, j: weight_of.get((i, j), 1.0)), (lambda j, i: weight_of.get((i, j), 1.0))
+    row = reference_direction(scores, tau, positive, left_out, omega, relevance=row_weight, **core)
     flipped = (lambda j, i: positive(i, j)), (lambda j, i: left_out(i, j))
-    column = reference_direction(scores.T[: len(y)], tau, *flipped, **core)
+    column = reference_direction(scores.T[: len(y)], tau, *flipped, relevance=column_weight, **core)
     if tau_scaled:
-        row, column = (tau * f + rho * tau for f in (row, column))
+        row, column = tau * row, tau * column
     return {"sum": row + column, "mean": (row + column) / 2, "x": row, "y": column}[directions]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -57,8 +57,13 @@ def reference_coce(
     alpha: float = 0.3,
     margin: float = 0.4,
     nu: Tensor | None = None,
+    relevance: Mapping[tuple[int, int], float] | None = None,
+    rho: float = 0.0,
 ) -> Tensor:
-    """mean_i mean_p OCE; nu: (b,) instead of the best one. Anchors without candidates or positive are skipped."""
+    """mean_i mean_p w_ip (OCE + ρτ); nu: (b,) instead of the best one.
+
+    Anchors without candidates or positive are skipped.
+    """
     if similarity == "cosine":
         x, y = (F.normalize(e, dim=1) for e in (x, y))
     values = []
@@ -69,6 +74,6 @@ def reference_coce(
         for p in own:
             losses = torch.stack([PAIR_LOSSES[pair_loss](x[i] @ y[j] - x[i] @ y[p], margin) for j in chosen])
             best = oce(losses, tau, divergence, alpha) if nu is None else at_nu(losses, nu[i], tau, divergence, alpha)
-            of_positives.append(best)
+            of_positives.append((relevance or {}).get((i, p), 1.0) * (best + rho * tau))
         values.append(torch.stack(of_positives).mean())
     return torch.stack(values).mean()

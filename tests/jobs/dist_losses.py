@@ -74,11 +74,19 @@ def cases() -> list[Case]:
     own = {"setting": "supervised", "candidates": "list"}
     hard += [Case("coce", {**own, "divergence": d, "pair_loss": "logistic"}, ("further",)) for d in ("kl", "cvar")]
     right = [Case(name, {}, ("further", "keys", "known")) for name in ("dpr", "clip", "siglip", "coce")]
-    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right]
+    weighed = [Case(name, needed_options(name), ("relevance",)) for name in OWN_PAIRS]
+    weighed += [Case(name, {}, ("further", "further_relevance", "relevance")) for name in ("dpr", "siglip")]
+    of_lists = (*EVERYTHING, "further_relevance", "listed_relevance")
+    weighed += [Case(name, {"duplicates": "mask"}, of_lists) for name in ("symmetric_dpm", "nce", "binary_nce")]
+    weighed += [Case("coce", {"directions": "mean", "pair_loss": p}, of_lists) for p in ("identity", "logistic")]
+    weighed.append(Case("gcl", {"rho": 0.3, "positives": "exclude"}, of_lists))
+    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
 OTHERS = {"cpc": ("lengths",)}  # entries that are not plain pairs
+OWN_PAIRS = "simclr sogclr isogclr fastclip_v3 nuclr spectral spectral_alternating pca_penalty vicreg".split()
+RELEVANCE, OF_FURTHER, OF_LISTED = (torch.linspace(0.05, 1.0, n, dtype=torch.float64) for n in (B, 7, 10))
 SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
 
 
@@ -117,6 +125,16 @@ class Part:
         rows = torch.tensor([self.rows.index(FURTHER_ROWS[k]) for k in self.further], dtype=torch.int64)
         positive = FURTHER_POSITIVE[self.further]
         self.given["negatives"] = Columns(self.leaves["further"], rows, FURTHER_KEYS[self.further], positive)
+
+    def _relevance(self) -> None:
+        self.given["relevance"] = RELEVANCE[self.rows]
+
+    def _further_relevance(self) -> None:
+        self.given["negatives"] = replace(self.given["negatives"], relevance_k=OF_FURTHER[self.further])
+
+    def _listed_relevance(self) -> None:
+        own = [place for place, (i, _) in enumerate(LISTED) if i in self.rows]
+        self.given["relevance"] = OF_LISTED[own]
 
     def _listed(self) -> None:
         self.given["positives"] = self._pairs(LISTED)

@@ -30,6 +30,7 @@ READ_ONLY_WITH = {
     "eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode eval.truth",
+    "task=image_text or question_passage": "data.relevance",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
     "task=views or labelled": "data.items",

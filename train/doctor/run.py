@@ -137,8 +137,10 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
 def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
     """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
-    for name in config.data.captions if config.task is Task.image_text else ():
-        sample.captions(name, config.data.caption_per)
+    if config.task is Task.image_text:
+        sample.relevance(config.data.relevance)
+        for name in config.data.captions:
+            sample.captions(name, config.data.caption_per)
 
 
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
@@ -154,7 +156,7 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
         elif QUERIES in where:
             query_of(fields)
         else:
-            record_of(fields, config.data.passage)
+            record_of(fields, config.data.passage, config.data.relevance)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad
 

@@ -37,8 +37,8 @@ The route of one score, from embeddings to the loss and back, by file:
 
 A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7.
 
-The other families: objectives/logistic.py and objectives/oce.py sum any function of a score by sums/pair_sum.py in
-place of step 5. sums/row_select.py selects thresholds for objectives/oce.py, which objectives/robust.py uses.
+The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by
+sums/pair_sum.py in place of step 5; oce.py and robust.py use them, and sums/row_select.py, which selects thresholds.
 objectives/spectral.py needs no scores. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps
 numbers per sample in gathered/sample_state.py; gathered/importance.py reads importance weights from a file.
 nce_from_log_u of objectives/logistic.py is NCE of given log-probabilities, for your own loop; items that a run draws as

@@ -137,6 +137,8 @@ class LossTerm:
             related["known_positives"] = batch.known_positives
         if batch.y_log_q is not None:
             related["importance"] = batch.y_log_q
+        if batch.relevance is not None:
+            related["relevance"] = batch.relevance
         if batch.positives is not None:
             rows = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([rows, batch.positives], 1)

@@ -274,7 +274,7 @@ def test_help_of_a_verb_names_every_key(
         (
             ["index", "x", "worker=3"],
             "unknown key 'worker'. Did you mean 'workers'? Keys: columns, template, max_image_pixels, "
-            "caption_per, task, out, workers",
+            "caption_per, relevance, task, out, workers",
         ),
         (
             ["pack", "a", "--out", "b"],

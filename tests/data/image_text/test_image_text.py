@@ -74,6 +74,22 @@ def test_a_batch_holds_pictures_tokens_ids_and_keys(tmp_path: Path) -> None:
     assert {t.dtype for t in (batch.sample_ids, batch.x_keys, batch.y_keys)} == {torch.int64}
 
 
+def test_the_relevance_of_a_pair_is_a_field(tmp_path: Path) -> None:
+    """A sample without one is as other samples that cannot be used."""
+    values = [0.25, "1", 0.0, None, 1.5, 1]
+    shards = shards_of(
+        tmp_path, *({"png": picture(n), "txt": "x", "json": {"similarity": v}} for n, v in enumerate(values))
+    )
+    data = dataset(shards, relevance="similarity")
+    batch = data.__getitems__([(0, 1), (0, 0), (0, 5)])
+    assert batch.relevance is not None and batch.relevance.tolist() == [1.0, 0.25, 1.0] and not batch.bad
+    assert dataset(shards).__getitems__([(0, 2)]).relevance is None
+    bad = data.__getitems__([(0, n) for n in (2, 3, 4)]).bad
+    assert [one.key for one in bad][:1] == ["0002"] and all("similarity" in one.reason for one in bad)
+    with raises(DataError, "shard.tar", "'0000'", "'similar'", "'similarity'"):
+        dataset(shards, relevance="similar")
+
+
 def test_content_keys_are_64_bit_blake2b() -> None:
     assert content_key(b"") == int.from_bytes(bytes.fromhex("e4a6a0577479b2b4"), "little", signed=True)
     assert -(2**63) <= content_key(b"x") < 2**63 and content_key(b"x") != content_key(b"y")

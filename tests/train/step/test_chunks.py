@@ -1,13 +1,15 @@
-"""Texts are cut into chunks by length, and nothing but the padding notices."""
+"""Texts are cut into chunks by length, and nothing but the padding notices; the relevance of pairs stays with them."""
 
 import numpy as np
 import pytest
 import torch
-from helpers.step import gradients_of, same_bits, train_step
+from helpers.reference import reference_loss
+from helpers.step import batch, gradients_of, same_bits, towers, train_step, with_extra
 from helpers.towers import transformers_folder
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, Lengths, lengths_by
+from dyad.data.batch import Batch, Extra, Lengths, lengths_by, mapped
+from dyad.data.loading.parts import assembled
 from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.step.chunks import in_chunks
@@ -124,3 +126,24 @@ def test_a_chunk_without_rows_has_the_length_of_its_dummy() -> None:
     for chunk in chunks:
         tower(chunk.inputs[0], chunk.lengths[0])
     assert tower.rows == [1, 1, 1] and chunks[2].sizes == (0, 0)
+
+
+@pytest.mark.parametrize("chunk_size", [2, None])
+def test_the_relevance_of_own_and_further_positives_reaches_the_objective(chunk_size: int | None) -> None:
+    """In parts, as a loader process sends a batch, too."""
+    whole = with_extra(batch(7), [0, 0, 3, 1, 0, 2, 1])
+    assert whole.extra is not None
+    whole.relevance, whole.extra.relevance = torch.linspace(0.1, 1.0, 7), torch.linspace(0.9, 0.2, 7)
+    whole = assembled(iter([mapped(whole, Tensor.numpy)]), 7, pin=False)
+    step = train_step(towers(), 7, objective=build_objective("dpr"), chunk_size=chunk_size)
+    x, y, more = step.towers.x_tower(whole.x), step.towers.y_tower(whole.y), step.towers.y_tower(whole.extra.y)
+    weights = {(i, i): float(weight) for i, weight in enumerate(whole.relevance)}
+    of_extra = zip(whole.extra.row.tolist(), whole.extra.relevance.tolist(), whole.extra.positive.tolist(), strict=True)
+    weights |= {(row, 7 + k): weight for k, (row, weight, is_positive) in enumerate(of_extra) if is_positive}
+    how = {"further": more, "listed": weights, "relevance": weights, "similarity": "dot", "directions": "x"}
+    loss = reference_loss(x, y, torch.zeros(()), **how)
+    named = dict(step.towers.named_parameters())
+    want = dict(zip(named, torch.autograd.grad(loss, [*named.values()]), strict=True))
+    assert step(whole, 0)["loss"] == pytest.approx(float(loss.detach()), rel=1e-12)
+    for name, gradient in want.items():
+        torch.testing.assert_close(gradients_of(step)[name], gradient, rtol=1e-10, atol=1e-12)

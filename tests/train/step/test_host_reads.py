@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.host_reads import counted_host_reads
+from helpers.messages import raises
 from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train_step, with_extra
 
 from dyad.train.losses import build_objective
@@ -108,6 +109,20 @@ def test_a_loss_of_rows_needs_no_column_sum() -> None:
     with counted_host_reads() as found:
         step(whole, 0)
     assert sum(found.reads.values()) == 1, found.reads
+
+
+@pytest.mark.parametrize("name", ["clip", "dpr", "siglip", "coce", "spectral", "sogclr"])
+def test_relevance_is_not_waited_for(name: str) -> None:
+    """That it is in (0, 1] is a condition like others."""
+    options = {"num_samples": 20, "gamma_epochs": 30} if name == "sogclr" else {}
+    step, whole = train_step(towers(), 8, objective=build_objective(name, **options), pairs=(8,)), batch(8)
+    whole.relevance = torch.linspace(0.1, 1.0, 8)
+    with counted_host_reads() as found:
+        step(whole, 0)
+    assert sum(found.reads.values()) == 1 and not found.copies, (found.reads, found.copies)
+    whole.relevance[3] = 1.5
+    with raises(ValueError, "relevance", "1.5"):
+        step(whole, 1)
 
 
 def test_a_step_that_is_taken_again_times_each_attempt_once() -> None:

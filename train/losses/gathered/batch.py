@@ -6,6 +6,7 @@ column. Further columns are y items beside the pairs, such as hard negatives.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import overload
@@ -30,6 +31,7 @@ class Columns:
     embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
     equal for equal items; positive_k: bool, whether the item is a further positive of its row. By default all are hard
     negatives. importance_k: log q of each item, for the objectives that take it, with q the density it was drawn from.
+    relevance_k: of a further positive its relevance in (0, 1], by default 1; that of others is not read.
     """
 
     embeddings_kD: Tensor
@@ -37,6 +39,7 @@ class Columns:
     keys_k: Tensor | None = None
     positive_k: Tensor | None = None
     importance_k: Tensor | None = None
+    relevance_k: Tensor | None = None
 
     @staticmethod
     def of(negatives: Tensor | Columns) -> Columns:
@@ -68,7 +71,11 @@ class Columns:
                 raise ValueError(
                     f"negatives.{name} must be ({count},), one for each column, not {tuple(values_k.shape)}"
                 )
-        return replace(self, row_k=row_k, keys_k=keys_k)
+        relevance_k = None
+        if self.relevance_k is not None and self.positive_k is not None:
+            of_positives_k = torch.as_tensor(self.relevance_k, device=device).masked_fill(~self.positive_k, 1)
+            relevance_k = as_relevance("negatives.relevance_k", of_positives_k, count, self.embeddings_kD)
+        return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
 
 
 @overload
@@ -89,6 +96,24 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
     return tensor.long()
 
 
+def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
+    """Convert the relevance of `count` positive pairs, or None, to float (count,) without gradient, float32 or better.
+
+    like: embeddings, of the device and precision wanted. Raises ValueError for another shape and for a relevance
+    outside (0, 1]; its message names the argument `name`.
+    """
+    if values is None:
+        return None
+    weights = torch.as_tensor(values, device=like.device).detach()
+    if weights.shape != (count,):
+        raise ValueError(f"{name} must be ({count},), one for each positive pair, not {tuple(weights.shape)}")
+    weights = weights.to(torch.promote_types(like.dtype, torch.float32))
+    inside = (weights > 0) & (weights <= 1)
+    if not holds(inside.all()):
+        raise ValueError(f"{name} must be above 0 and at most 1, not {float(weights[~inside][0]):g}")
+    return weights
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -99,7 +124,8 @@ class GatheredBatch:
 
     Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
-    left out of all sums, known ones unless they are positives. keys: for x and for y, if given, (keys of this rank's
+    left out of all sums, known ones unless they are positives. relevance: w in (0, 1] of each positive pair, (P,) in
+    the order of `positives`, without gradient; None: all 1. keys: for x and for y, if given, (keys of this rank's
     rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item; y_keys_M: those of y, of all
     columns. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if they were asked for.
     owners: the number of each row (b,) and the row to whose list each column belongs (M,), if a row's candidates are of
@@ -121,6 +147,7 @@ class GatheredBatch:
     owners: tuple[Tensor, Tensor] | None = None
     log_q_M: Tensor | None = None
     y_keys_M: Tensor | None = None
+    relevance: Tensor | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -194,6 +221,7 @@ def gather_batch(
     equal_is_positive: bool = False,
     gathers_ids: bool = False,
     own_lists: bool = False,
+    relevance: Tensor | None = None,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
@@ -208,7 +236,8 @@ def gather_batch(
     known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
     are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
-    columns of other rows, own and further, are left out of a row's sums.
+    columns of other rows, own and further, are left out of a row's sums. relevance: that of each row's own pair, (b,),
+    or of each pair in `positives`, (P,).
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -232,13 +261,14 @@ def gather_batch(
     keys = tuple((numbers[side], every[side]) for side in ("x", "y") if side in numbers)
     pairs = Pairs.own_columns(len(x_bD), columns.own.start, x_bD.device)
     if positives is not None or more_positives.total:
-        listed = [pairs.pairs_P2 if positives is None else positives]
+        parts = [(pairs.pairs_P2 if positives is None else positives, relevance)]
         if negatives and negatives.positive_k is not None:
             _check_indices("negatives.row_k: no row", negatives.row_k, len(x_bD))
             own = more_positives.sizes[more_positives.rank]
             k = torch.nonzero_static(negatives.positive_k, size=own).squeeze(1)  # no wait for the device: own is known
-            listed.append(torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1))
-        pairs = Pairs(torch.cat(listed).unique(dim=0))
+            further_P2 = torch.stack([negatives.row_k[k], k + columns.total + extra.own.start], 1)
+            parts.append((further_P2, None if negatives.relevance_k is None else negatives.relevance_k[k]))
+        pairs, relevance = _united(parts)
     owners = None
     if own_lists:
         owner_M = torch.arange(columns.total, device=x_bD.device)
@@ -256,7 +286,20 @@ def gather_batch(
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
     of_columns = every.get("log_q"), every.get("y")
     of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
-    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs)
+    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance)
+
+
+def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:
+    """Join lists of pairs, (P, 2) each, without repetition; return them with the relevance of each, None if none has.
+
+    parts: lists, each with the relevance of its pairs, (P,), None: 1. A repeated pair has the largest of its own.
+    """
+    united_P2, place_P = torch.cat([pairs_P2 for pairs_P2, _ in parts]).unique(dim=0, return_inverse=True)
+    given = [weights for _, weights in parts if weights is not None]
+    if not given:
+        return Pairs(united_P2), None
+    weights_P = torch.cat([given[0].new_ones(len(pairs)) if w is None else w for pairs, w in parts])
+    return Pairs(united_P2), weights_P.new_zeros(len(united_P2)).scatter_reduce(0, place_P, weights_P, "amax")
 
 
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:

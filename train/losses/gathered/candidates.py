@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.batch import GatheredBatch, Index
 from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positives
 from dyad.train.losses.options.common import PairOptions
@@ -42,6 +42,13 @@ class Anchors:
         """
         return self.valid.to(like.dtype) / self.positives.clamp(min=1)
 
+    def mean(self, values_P: Tensor, index: Index) -> Tensor:
+        """Return this rank's share of the mean over valid anchors of the mean over the positives of each, 0-d.
+
+        values_P: a number for each of this rank's positive pairs. index: the anchor of each pair.
+        """
+        return self.share * (self.weights(values_P)[index] @ values_P)
+
 
 @dataclass(frozen=True)
 class Relations:
@@ -62,6 +69,18 @@ class Relations:
     def plain(self) -> bool:
         """Whether y_i is the one positive of row i, and scores are float32 or better: half precision has kernels."""
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
+
+    def mean_relevance(self) -> tuple[Tensor | float, Tensor | float]:
+        """Return this rank's shares of the mean relevance of the positives of a row, and of a column, 0-d each.
+
+        The mean is over anchors, within each over its positives. Both are 1 if the batch has no relevance.
+        """
+        weights_P = self.batch.relevance
+        if weights_P is None:
+            return 1.0, 1.0
+        sides = zip((self.rows, self.columns), self.batch.positive_indices(), strict=True)
+        row, column = (1 - anchors.mean(1 - weights_P, index) for anchors, index in sides)  # 1 to the bit if all are 1
+        return row, column
 
 
 def relations(batch: GatheredBatch, options: PairOptions) -> Relations:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, dtype_name, gather_batch
+from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, as_relevance, dtype_name, gather_batch
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
@@ -64,6 +64,7 @@ class Objective(nn.Module):
         known_positives: KnownPositives | None = None,
         x_target: Tensor | None = None,
         y_target: Tensor | None = None,
+        relevance: Tensor | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
@@ -79,6 +80,12 @@ class Objective(nn.Module):
         y_target: (b, D), embeddings of the same x and y by a target network; None: there is none. more: arguments that
         only single objectives take, for example lengths.
 
+        relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
+        their order; those of further positives are in Columns. It multiplies the pair's term f in each direction, and
+        the mean stays one over anchors: L = (1/B) Σ_i (1/|P_i|) Σ_{p∈P_i} w_ip f_ip, with P_i the positives of anchor
+        i. So L is the empirical risk under weights w of the pairs (Shimodaira 2000), and w = 1 changes no bit.
+        A term of an objective that is of no positive pair has no weight.
+
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
         ValueError for inputs with wrong shapes, types or names, ConfigError for options that do not fit the inputs, and
@@ -92,8 +99,11 @@ class Objective(nn.Module):
             )
         targets = {"x_target": x_target, "y_target": y_target}
         targets = {name: self._comparable(e) for name, e in targets.items() if e is not None}
+        columns = None if negatives is None else Columns.of(negatives)
+        weighs = relevance is not None or (columns is not None and columns.relevance_k is not None)
         given = {
             "targets": targets or None,
+            "relevance": weighs or None,
             "negatives": negatives,
             "positives": positives,
             "excluded": excluded if known_positives is None else known_positives,  # these become excluded pairs
@@ -102,7 +112,9 @@ class Objective(nn.Module):
         for name, value in given.items():
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
-        columns, device = None if negatives is None else Columns.of(negatives), x_bD.device
+        if weighs and (reason := self.options.without_relevance):
+            raise ConfigError(reason)
+        device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]
         x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
         if (x_type is torch.float64) != (y_type is torch.float64):  # half precision mixes with float32: it is widened
             raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
@@ -119,6 +131,7 @@ class Objective(nn.Module):
                 x_keys=as_int64("x_keys", x_keys, device),
                 y_keys=as_int64("y_keys", y_keys, device),
                 known_positives=known_positives,
+                relevance=as_relevance("relevance", relevance, len(pairs if positives is None else positives), x_bD),
                 **targets,
                 **{name: value for name, value in more.items() if value is not None},
             )

@@ -9,6 +9,8 @@ So each sample keeps a running mean u_i ← (1−γ) u_i + γ ĝ_i with rate γ,
 g_i (Wang & Yang 2022, arXiv:2202.12396). ĝ_i and u_i are computed as logs, without overflow and without an ε in a
 denominator. With γ = 1 and the whole data set as batch, everything is exact.
 
+The relevance w_i of a pair multiplies the terms of both its anchors; u_i has no weights.
+
 The value of a loss is computed from u, and its gradient is that of the estimator: zero_with_gradient gives a term with
 value 0 and gradient ∇ĝ_i / u_i. Each rank takes these terms of its own anchors x and of all anchors y, see StateBatch.
 """

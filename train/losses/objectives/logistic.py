@@ -26,7 +26,7 @@ from dyad.train.losses.options.choices import Density, Duplicates
 from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, logged
-from dyad.train.losses.sums.functions import product
+from dyad.train.losses.sums.functions import product, weighted
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.pair_sum import Function, pair_sum
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
@@ -67,7 +67,8 @@ class LogisticFormula:
     """The loss L = w_d Σ_data sp(−a) + w_n Σ_noise sp(a) of logits a_ij = s_ij/τ + shift + offset_j.
 
     The sums run over the data pairs (positives) and the noise pairs (negatives); s_ij: scores; τ: temperature; sp(a) =
-    log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column; None: no offsets.
+    log(1 + e^a). data_weight: w_d. noise_weight: w_n. offsets_M: offset_j of each column; None: no offsets. The
+    relevance of a data pair multiplies its term; noise pairs have none.
     """
 
     shift: Tensor
@@ -98,7 +99,8 @@ class LogisticFormula:
             columns=[*(columns for _, columns in equal), *offsets],
             parameters=(self.shift,),
         )
-        return self.data_weight * softplus(-self.pair_logits(batch, scale)).sum() + self.noise_weight * others
+        data_P = weighted(softplus(-self.pair_logits(batch, scale)), batch.relevance)
+        return self.data_weight * data_P.sum() + self.noise_weight * others
 
 
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
@@ -295,7 +297,7 @@ class BinaryNce(LogisticObjective):
         data, noise = torch.cat([a_b, more_data]), a_br[~same_br]
         counts = batch.rows.sum_(torch.tensor([len(data), len(noise)], device=i.device)).clamp(min=1)
         of_data, of_noise = batch.rows.world_size / counts.to(scale.dtype)
-        loss = (of_data * softplus(-data).sum() + of_noise * softplus(noise).sum()) / 2
+        loss = (of_data * weighted(softplus(-data), batch.relevance).sum() + of_noise * softplus(noise).sum()) / 2
         probabilities = {
             "data_probability": of_data * data.sigmoid().sum(),
             "noise_probability": of_noise * noise.sigmoid().sum(),

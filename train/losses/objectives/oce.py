@@ -16,141 +16,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dyad.train.losses.options.choices import Divergence, PairLoss
+from dyad.train.losses.objectives.pair_losses import Losses, identity
+from dyad.train.losses.options.choices import Divergence
 from dyad.train.losses.options.robust import RobustOptions
-from dyad.train.losses.sums.pair_sum import Function, pair_sum
+from dyad.train.losses.sums.functions import weighted
 from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.row_select import row_threshold
-from dyad.train.losses.sums.tiles import Block, Exclusion, Tiles, slices, tile_size
+from dyad.train.losses.sums.tiles import slices, tile_size
 
 STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
-
-Elementwise = Callable[[Tensor], Tensor]
-
-
-def identity(d: Tensor) -> Tensor:
-    return d
-
-
-def pair_loss_of(options: RobustOptions) -> Elementwise:
-    """Return the pair loss ℓ(d) of the score difference d = s_ij − s_ip, elementwise and non-decreasing.
-
-    s_ij is the score of a candidate j of anchor i, s_ip that of its positive p. options.pair_loss names the function.
-    """
-    losses: dict[PairLoss, Elementwise] = {
-        PairLoss.identity: identity,
-        PairLoss.hinge: lambda d: F.relu(options.margin + d),
-        PairLoss.squared_hinge: lambda d: F.relu(options.margin + d).square(),
-        PairLoss.logistic: lambda d: -F.logsigmoid(-d),
-    }
-    return losses[options.pair_loss]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepeatedRows(Exclusion):
-    """The excluded pairs of R rows, each of which is a copy of a row of the batch.
-
-    base: the excluded pairs of the batch. base_rows: the number of rows of the batch. row_R: for each of the R rows,
-    the index of the batch row that it copies, ascending.
-    """
-
-    base: Exclusion
-    base_rows: int
-    row_R: Tensor
-
-    def mask(self, rows: slice, columns: slice) -> Tensor | None:
-        i = self.row_R[rows]
-        first, last = int(i[0]), int(i[-1])
-        mask = torch.zeros(len(i), columns.stop - columns.start, dtype=torch.bool, device=i.device)
-        for part in slices(self.base_rows):
-            if part.start <= last and first < part.stop and (of_base := self.base.mask(part, columns)) is not None:
-                here = (i >= part.start) & (i < part.stop)
-                mask[here] = of_base[i[here] - part.start]
-        return mask
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses ℓ(s_rj − p_r) of R rows over the columns j that row r does not exclude.
-
-    ℓ: pair_loss. s_rj = <x_r, y_j>: scores. p_R: the score of each row's positive. counts_R: the number m_r of columns
-    that each row does not exclude. weights_R: the weight of each row in the sum over rows, 0 for a row that is skipped.
-    exclusion: the excluded pairs.
-    """
-
-    pair_loss: Elementwise
-    x_RD: Tensor
-    y_MD: Tensor
-    p_R: Tensor
-    counts_R: Tensor
-    weights_R: Tensor
-    exclusion: Exclusion | None = None
-
-    @property
-    def m_R(self) -> Tensor:
-        """The number of columns that each row does not exclude, as float (R,); 1 for a row without columns."""
-        return self.counts_R.clamp(min=1).to(self.p_R.dtype)
-
-    def scores(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the scores of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
-
-        r: the length of the slice. Excluded pairs are −inf.
-        """
-        return self._tiles(rows, lambda s: s)
-
-    def values(self, rows: slice) -> Iterator[Tensor]:
-        """Yield the pair losses of a slice of the rows with all columns, one (r, c) tile of c columns after the other.
-
-        r: the length of the slice. Excluded pairs are −inf.
-        """
-        return self._tiles(rows, lambda s: self.pair_loss(s - self.p_R[rows, None]))
-
-    @cached_property
-    def _kept(self) -> list[Block]:
-        """The tiles of scores, row after row, if all of them fit into memory to be kept, else none."""
-        tiles = Tiles(self.x_RD, self.y_MD)
-        return list(tiles.scores(kept=True)) if tiles.fit else []
-
-    def _tiles(self, rows: slice, of_scores: Elementwise) -> Iterator[Tensor]:
-        kept = [block for block in self._kept if block[0] == rows]
-        for _, columns, s in kept or Tiles(self.x_RD[rows], self.y_MD).scores():
-            mask = self.exclusion.mask(rows, columns) if self.exclusion else None
-            yield of_scores(s) if mask is None else of_scores(s).masked_fill(mask, -math.inf)
-
-    def chosen(self, row_R: Tensor) -> Losses:
-        """Return a Losses that has only some of the rows. row_R: the indices of the rows to keep, ascending."""
-        if len(row_R) == len(self.p_R):
-            return self
-        exclusion = self.exclusion and RepeatedRows(base=self.exclusion, base_rows=len(self.x_RD), row_R=row_R)
-        of_rows = {name: getattr(self, name)[row_R] for name in ("x_RD", "p_R", "counts_R", "weights_R")}
-        return replace(self, exclusion=exclusion, **of_rows)
-
-    def pair_sum(
-        self, f: Function, factors_R: Tensor, rows: Sequence[Tensor], parameters: Sequence[Tensor] = ()
-    ) -> Tensor:
-        """Return the sum of f over the scores of all pairs that are not excluded, 0-d.
-
-        f: a function of the scores and of further inputs: `rows`, tensors (R,) with one entry per row, and
-        `parameters`, 0-d each. factors_R: the factor of each row in the sum. Computed by pair_sum of sums/pair_sum.py.
-        """
-        scores = self.x_RD, self.y_MD, self.exclusion
-        return pair_sum(f, *scores, row_factors_b=factors_R, rows=rows, parameters=parameters, scores=self._kept)
-
-    def mean(self, values_R: Tensor) -> Tensor:
-        """Return the sum over rows of values_R (one term per row, such as its OCE) weighted by weights_R, 0-d.
-
-        Its mean over ranks is the mean over the rows of all ranks that are not skipped.
-        """
-        return self.weights_R.to(values_R.dtype) @ values_R
 
 
 @dataclass(frozen=True)
@@ -209,8 +92,8 @@ class OCE(ABC):
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
             return tau * self.conjugate((losses.pair_loss(s - p) - base) / tau - offset)
 
-        conjugates = losses.pair_sum(f, losses.weights_R / losses.m_R, (losses.p_R, base_R, offset_R), (tau,))
-        return losses.mean(base_R + tau * offset_R) + conjugates
+        conjugates = losses.pair_sum(f, losses.factors_R / losses.m_R, (losses.p_R, base_R, offset_R), (tau,))
+        return losses.mean(weighted(base_R + tau * offset_R, losses.relevance_R)) + conjugates
 
 
 class RowOCE(OCE):
@@ -259,7 +142,7 @@ class KL(RowOCE):
         def f(log_sum: Tensor, weight: Tensor, log_m: Tensor, tau: Tensor) -> Tensor:
             return weight * tau * (log_sum.where(weight > 0, log_m) - log_m)
 
-        rows, scores = (losses.weights_R.to(losses.p_R), losses.m_R.log()), (losses.x_RD, losses.y_MD, losses.p_R)
+        rows, scores = (losses.factors_R.to(losses.p_R), losses.m_R.log()), (losses.x_RD, losses.y_MD, losses.p_R)
         total, sums_R, means_R = row_losses(f, *scores, 1 / tau, losses.exclusion, rows=rows, parameters=(tau,))
         offset_R = sums_R - rows[1]
         offset_R, kl_R = (v.masked_fill(sums_R == -math.inf, 0.0) for v in (offset_R, means_R - offset_R))
@@ -337,7 +220,7 @@ class CVaR(OCE):
             chosen = torch.where(s == threshold, share, (s > threshold).to(s.dtype))
             return chosen * losses.pair_loss(s - p)
 
-        factors_R = losses.weights_R / (self.alpha * losses.m_R)
+        factors_R = losses.factors_R / (self.alpha * losses.m_R)
         total = losses.pair_sum(f, factors_R, (losses.p_R, threshold_R, share_R))
         return total, self._solution(losses, threshold_R, share_R, above_R, at_R)
 

@@ -5,7 +5,7 @@
 Legend: i an anchor, P_i its positives, C_i its candidates; s_ij scores, ℓ the pair loss, τ temperature; OCE the
 optimised certainty equivalent of oce.py, which minimises over a scalar ν per row; φ* the conjugate of its divergence.
 See Zhu et al. 2022, arXiv:2203.00176, for partial AUC, and Qiu et al. 2023, arXiv:2305.11965, for contrastive learning.
-KL with the identity as pair loss is one direction of GCL.
+KL with the identity as pair loss is one direction of GCL. The relevance w_ip of a positive pair multiplies its OCE.
 
 The rank that holds an anchor computes its OCE. Sent between ranks are y and its gradient for anchors x, and x and its
 gradient for anchors y.
@@ -23,13 +23,15 @@ from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import relations
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
-from dyad.train.losses.objectives.oce import Losses, RepeatedRows, build_oce, pair_loss_of
+from dyad.train.losses.objectives.oce import build_oce
+from dyad.train.losses.objectives.pair_losses import Losses, RepeatedRows, pair_loss_of
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Nu, PairLoss, Setting
 from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.robust import CoceOptions, PartialAUCOptions, RobustOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
+from dyad.train.losses.sums.functions import weighted
 from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 
 Metrics = dict[str, Tensor]
@@ -75,7 +77,9 @@ class RobustObjective(TemperatureObjective):
             of_sides = [self._with_solution(of_side, tau) for of_side in losses.values()]
         values, metrics = zip(*of_sides, strict=True)
         means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
-        return torch.stack(values) + (self.options.rho or 0.0) * tau, means
+        radius = (self.options.rho or 0.0) * tau  # a part of each row's term, with its factor
+        shares = [of_side.mean_relevance for of_side in losses.values()]
+        return torch.stack([value + radius * share for value, share in zip(values, shares, strict=True)]), means
 
     def undo(self) -> None:
         super().undo()
@@ -162,7 +166,7 @@ class RobustObjective(TemperatureObjective):
             nu_b = old_b[later_b].detach().requires_grad_()
             value = self._oce.at(later, tau, nu_b, torch.zeros_like(nu_b))
             (slope_b,) = torch.autograd.grad(value, nu_b, retain_graph=True)
-        slope_b = slope_b / later.weights_R.where(later.weights_R > 0, 1.0)
+        slope_b = slope_b / later.factors_R.where(later.factors_R > 0, 1.0)
         step_b = (self.options.nu_lr * slope_b).clamp(min=-1.0)  # with KL the slope below the minimum is exponential
         new_b[later_b] = nu_b.detach() - tau.detach() * step_b
         return first_value + value, torch.where(losses.weights_R > 0, new_b, old_b)
@@ -221,16 +225,24 @@ class Coce(RobustObjective):
         batch, rows = related.batch, related.rows
         p_P, share, pair_loss = batch.pair_scores(), rows.share, pair_loss_of(options)
         weights_b = share * rows.weights(p_P)
+        relevance_P, of_rows = batch.relevance, (rows.counts, weights_b, related.exclusion)
         if batch.positives.own is not None:
-            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_P, rows.counts, weights_b, related.exclusion)
+            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_P, *of_rows, relevance_P)
         i_P, order_P = batch.positives.pairs_P2[:, 0].sort(stable=True)
-        p_P = p_P[order_P]
+        p_P, relevance_P = p_P[order_P], None if relevance_P is None else relevance_P[order_P]
         if options.pair_loss is PairLoss.identity:
-            p_b = torch.zeros_like(weights_b).index_add(0, i_P, p_P / rows.positives[i_P])
+            # mean_p w_p (OCE_j(s_ij) − s_ip) = w (OCE_j(s_ij) − s), w the mean of w_p, s the weighted mean of s_ip
+            sums_b, relevance_b = rows.positives, None
+            if relevance_P is not None:
+                sums_b = torch.zeros_like(weights_b).index_add(0, i_P, relevance_P)
+                relevance_b = sums_b / rows.positives.clamp(min=1)
+            p_b = torch.zeros_like(weights_b).index_add(0, i_P, weighted(p_P, relevance_P) / sums_b[i_P])
             weights_b = share * rows.valid.to(share.dtype)
-            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_b, rows.counts, weights_b, related.exclusion)
+            of_rows = rows.counts, weights_b, related.exclusion
+            return Losses(pair_loss, batch.x_bD, batch.y_MD, p_b, *of_rows, relevance_b)
         exclusion = related.exclusion and RepeatedRows(base=related.exclusion, base_rows=len(batch.x_bD), row_R=i_P)
-        return Losses(pair_loss, batch.x_bD[i_P], batch.y_MD, p_P, rows.counts[i_P], weights_b[i_P], exclusion)
+        of_rows = rows.counts[i_P], weights_b[i_P], exclusion
+        return Losses(pair_loss, batch.x_bD[i_P], batch.y_MD, p_P, *of_rows, relevance_P)
 
 
 class PartialAUC(RobustObjective):
@@ -262,34 +274,42 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
     Further columns (y items that belong to no pair) are dropped, as they are no anchors. Every rank must call it.
     """
     own = batch.columns.own
-    pairs = batch.positives
+    pairs, relevance = batch.positives, batch.relevance
     if pairs.own is not None:
         positives = Pairs.own_columns(own.stop - own.start, batch.rows.own.start, batch.y_MD.device)
     else:
-        positives = Pairs(_of_columns(batch, pairs.pairs_P2))
-    excluded = None if batch.excluded is None else _of_columns(batch, batch.excluded)
+        pairs_P2, relevance = _of_columns(batch, pairs.pairs_P2, relevance)
+        positives = Pairs(pairs_P2)
+    excluded = None if batch.excluded is None else _of_columns(batch, batch.excluded)[0]
     keys = tuple((of_columns[own], batch.rows.gather(of_rows)) for of_rows, of_columns in batch.keys)
     x_BD = batch.rows.gather(batch.x_bD)
     known = batch.known
     if known:
         ids = known.columns_M[own], torch.arange(len(x_BD), device=x_BD.device)
-        known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2).flip(1), keys if known.spared else ())
+        known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2)[0].flip(1), keys if known.spared else ())
     of_pairs = positives, excluded, keys, batch.sample_ids_b
-    return GatheredBatch(batch.y_MD[own], x_BD, batch.columns, batch.rows, *of_pairs, known=known)
+    whole = {"known": known, "relevance": relevance}
+    return GatheredBatch(batch.y_MD[own], x_BD, batch.columns, batch.rows, *of_pairs, **whole)
 
 
-def _of_columns(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
+def _of_columns(
+    batch: GatheredBatch, pairs_P2: Tensor, relevance_P: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return the listed pairs of all ranks whose column belongs to this rank, as (local column, global row).
 
-    pairs_P2: this rank's pairs (local row, global column). Every rank must call it.
+    pairs_P2: this rank's pairs (local row, global column). relevance_P: of each; the second result is that of the pairs
+    returned. Every rank must call it.
     """
-    i, j = _of_all_ranks(batch, pairs_P2).unbind(1)
-    own = batch.columns.own
+    whole_P2, *weights = _of_all_ranks(batch, pairs_P2, *(() if relevance_P is None else (relevance_P,)))
+    (i, j), own = whole_P2.unbind(1), batch.columns.own
     mine = (j >= own.start) & (j < own.stop)
-    return torch.stack([j[mine] - own.start, i[mine]], 1)
+    return torch.stack([j[mine] - own.start, i[mine]], 1), weights[0][mine] if weights else None
 
 
-def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor) -> Tensor:
-    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows. Every rank must call it."""
+def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
+    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows, and `more` numbers, (P,) each.
+
+    Every rank must call it.
+    """
     (layout,) = Layout.of(pairs_P2)
-    return layout.gather(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]))
+    return layout.gathered(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]), *more)

@@ -25,6 +25,7 @@ from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions, SoftmaxOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
+from dyad.train.losses.sums.functions import weighted
 from dyad.train.losses.sums.lse import log_partition
 from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.tiles import Exclusion
@@ -37,21 +38,29 @@ DIRECTIONS: dict[Directions, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def symmetric_dpm(row: Tensor, column: Tensor, tau: Tensor, options: SoftmaxOptions) -> Tensor:
+def symmetric_dpm(
+    row: Tensor,
+    column: Tensor,
+    tau: Tensor,
+    options: SoftmaxOptions,
+    relevance: tuple[Tensor | float, Tensor | float] = (1.0, 1.0),
+) -> Tensor:
     """Combine the losses of both directions to symmetric discriminative probabilistic modelling (DPM), 0-d.
 
     L = mean_i f_i^row + mean_j f_j^column, where f_i is the loss of anchor i as in core_terms. The model is p(y|x) ∝
     p(y) exp(s(x, y)/τ) in both directions, with the batch as a sample of p (Wang et al. 2024, arXiv:2410.09156). row,
     column: the means over anchors of f/τ, 0-d. tau: τ. options.directions chooses the sum, the mean, or one of them.
     tau_scaled=false leaves out the factor τ of f. A radius ρ (options.rho) adds ρτ to each direction, and L is then the
-    dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4).
+    dual of a loss that is robust over a KL ball (Qiu et al. 2023, eq. 4). relevance: the mean relevance w of each
+    direction: ρτ is part of each pair's term w (f + ρτ).
 
     CLIP is ½ mean_i [−log (e^a_ii / Σ_j e^a_ij) − log (e^a_ii / Σ_j e^a_ji)] = L / (2τ), with logits a = s/τ (Radford
     et al. 2021). GCL sums over the negatives only, and takes a mean in place of the sum. info_nce, dpr and epr use the
     rows alone.
     """
     if options.tau_scaled:
-        row, column = (tau * f + tau * (options.rho or 0.0) for f in (row, column))
+        sides = zip((row, column), relevance, strict=True)
+        row, column = (tau * f + tau * (options.rho or 0.0) * weight for f, weight in sides)
     return DIRECTIONS[options.directions](row, column)
 
 
@@ -74,7 +83,7 @@ class SoftmaxObjective(TemperatureObjective):
             )
             sums = rows_b, columns_M
             row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
-        loss = symmetric_dpm(row, column, 1 / scale, options)
+        loss = symmetric_dpm(row, column, 1 / scale, options, related.mean_relevance() if options.rho else (1.0, 1.0))
         with torch.no_grad():  # the bound holds without weights only
             bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
             return ObjectiveResult(loss, {**score_means(batch), **bound})
@@ -159,7 +168,9 @@ class SimCLR(TemperatureObjective):
         rows_b, _ = log_partition(z, layout.gather(z), scale, layout, negatives)
         partner_b = (first.to(scale.dtype) * second.to(scale.dtype)).sum(1).repeat(2)
         share = layout.world_size / layout.total
-        loss = softplus(rows_b - scale * partner_b).sum() * share
+        relevance = inputs["relevance"]
+        terms_b = weighted(softplus(rows_b - scale * partner_b), None if relevance is None else relevance.repeat(2))
+        loss = terms_b.sum() * share
         return ObjectiveResult(
             loss / scale if self.options.tau_scaled else loss, {"positive_score": partner_b.sum() * share}
         )
@@ -188,7 +199,7 @@ def rows_alone(
     omega_b = torch.zeros_like(p_b).masked_fill(~in_sum_b, -math.inf)
     mean = options.partition is Partition.mean
     log_counts_b = anchors.counts.clamp(min=1).to(p_b).log() if mean else torch.zeros_like(p_b)
-    of_rows = omega_b, log_counts_b, anchors.share * anchors.weights(p_b)
+    of_rows = omega_b, log_counts_b, weighted(anchors.share * anchors.weights(p_b), batch.relevance)
     total, log_sums_b, _ = row_losses(f, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=of_rows)
     return total, log_sums_b + scale.detach() * p_b.detach()
 
@@ -217,8 +228,8 @@ def core_terms(
     of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
 
     options.positives says what happens with several positives: each (the mean over p ∈ P_i), exclude (the same, with
-    the other positives left out of C_i), or merge (LSE over C_i − LSE over P_i). An anchor without candidates or
-    positive is skipped.
+    the other positives left out of C_i), or merge (LSE over C_i − LSE over P_i). The relevance of a pair (i, p)
+    multiplies its term of that mean, in both directions. An anchor without candidates or positive is skipped.
     """
     batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
@@ -226,11 +237,12 @@ def core_terms(
     single = batch.positives.own is not None or single_positive(options)
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
     omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
-    rows = DirectionSums(related.rows, sums[0], partition, indices[0], omegas[0], single, None)
+    of_pairs = [(index, omega_P, single, batch.relevance) for index, omega_P in zip(indices, omegas, strict=True)]
+    rows = DirectionSums(related.rows, sums[0], partition, *of_pairs[0], None)
     row = mean(rows, a_P)
     if sums[1] is None:
         return row, torch.zeros_like(row)
-    columns = DirectionSums(related.columns, sums[1], partition, indices[1], omegas[1], single, batch.columns)
+    columns = DirectionSums(related.columns, sums[1], partition, *of_pairs[1], batch.columns)
     column = mean(columns, a_P)
     if related.same:
         correction = _own_minus_mean(related, scale)
@@ -244,8 +256,8 @@ class DirectionSums:
 
     log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
     omega_P: the log-weight of each pair's positive in the sum of its anchor i, −inf if the positive is no candidate of
-    i. single: whether the sum for each positive contains no other positive. layout: given if pairs of one anchor lie on
-    several ranks.
+    i. single: whether the sum for each positive contains no other positive. relevance_P: of each pair; None: 1. layout:
+    given if pairs of one anchor lie on several ranks.
     """
 
     anchors: Anchors
@@ -254,6 +266,7 @@ class DirectionSums:
     index: Index
     omega_P: Tensor
     single: bool
+    relevance_P: Tensor | None
     layout: Layout | None
 
     def f(self, index: Index, a: Tensor, log_positives: Tensor) -> Tensor:
@@ -298,7 +311,7 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
         # an anchor with one positive takes its exact value, without the rounding of the sum
         log_positives = torch.where(side.anchors.positives[side.index] == 1, side.omega_P, all_positives_P)
     f_P = side.f(side.index, a_P, log_positives)
-    return side.anchors.share * (side.anchors.weights(a_P)[side.index] @ f_P)
+    return side.anchors.mean(weighted(f_P, side.relevance_P), side.index)
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
@@ -364,12 +377,12 @@ def mi_bound(
     """Return two metrics in nats: log K − InfoNCE, a lower bound of the mutual information, and log K.
 
     K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is averaged over the directions of the
-    loss. The bound holds only for one positive among all columns, so the result is {} for any other batch. related,
-    in_sum_P, sums, scale: as in core_terms.
+    loss. The bound holds only for one positive among all columns, so the result is {} for any other batch, and for one
+    with relevance. related, in_sum_P, sums, scale: as in core_terms.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total
-    if not plain or related.same:
+    if not plain or related.same or batch.relevance is not None:
         return {}
     log_k = torch.full_like(scale, math.log(batch.rows.total))
     row, column = core_terms(related, in_sum_P, sums, scale, options, Partition.sum)

@@ -1,7 +1,9 @@
 """The spectral family: objectives of the second moments of the embeddings, without temperature.
 
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; X, Y (B, D) the embeddings of all ranks; M_X =
-XᵀX/B, M_Y = YᵀY/B (D, D) their second moments.
+XᵀX/B, M_Y = YᵀY/B (D, D) their second moments. The relevance w_i of a pair, if given, multiplies its attraction, <x_i,
+y_i> or ‖x_i − y_i‖²; moments have no weights. For the spectral loss, w is then a factor of the weight of the pair in
+the graph of HaoChen et al. 2021, sec. 3.1, and p(x, y) below is weighted by it.
 
 Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
 matrix entries for each moment, which costs 2·b·D² flops.
@@ -25,7 +27,7 @@ from dyad.train.losses.options.spectral import (
 )
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes, logged
-from dyad.train.losses.sums.functions import product
+from dyad.train.losses.sums.functions import product, weighted
 
 
 class MomentObjective(Objective, ABC):
@@ -36,6 +38,7 @@ class MomentObjective(Objective, ABC):
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
         targets = {name: e for name, e in inputs.items() if name in ("x_target", "y_target")}
+        weights = {} if inputs["relevance"] is None else {"relevance_b": inputs["relevance"]}
         embeddings = (x_bD, y_mD, *targets.values())
         if y_mD is None or x_bD.ndim != 2 or any(e is None or e.shape != x_bD.shape for e in embeddings):
             raise ValueError(f"{' and '.join(['x', 'y', *targets])} must be (b, D) alike, not {shapes(*embeddings)}")
@@ -44,14 +47,14 @@ class MomentObjective(Objective, ABC):
             raise ValueError("the global batch has no pair")
         dtype = torch.promote_types(x_bD.dtype, torch.float32)
         targets = {name: e.to(dtype) for name, e in targets.items()}
-        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout, **targets)
+        return self.of_pairs(x_bD.to(dtype), y_mD.to(dtype), layout, **targets, **weights)
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
         """Return the loss and metrics. x_bD, y_bD: this rank's pairs (x_i, y_i), float32 or float64.
 
         layout: which rank holds which pairs. An objective that takes "targets" also has the parameters x_target and
-        y_target, None if not given. Every rank must call it.
+        y_target, one that takes "relevance" relevance_b, (b,) float, None if not given. Every rank must call it.
         """
 
 
@@ -65,10 +68,13 @@ class Spectral(MomentObjective):
 
     options: SpectralOptions
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+    def of_pairs(
+        self, x_bD: Tensor, y_bD: Tensor, layout: Layout, relevance_b: Tensor | None = None
+    ) -> ObjectiveResult:
         total, ranks = layout.total, layout.world_size
         own_b = (x_bD * y_bD).sum(1)
         positive = ranks / total * own_b.sum()
+        attraction = ranks / total * weighted(own_b, relevance_b).sum()
         sums_2DD = layout.sum(_moments(x_bD, y_bD))
         squares = (sums_2DD[0] * sums_2DD[1]).sum()
         others = (squares - ranks * own_b.square().sum()) / max(total * (total - 1), 1) if total > 1 else 0.0 * squares
@@ -77,7 +83,7 @@ class Spectral(MomentObjective):
             metrics = {"positive_score": positive, "negative_square": others, **moment_errors(sums_2DD / total)}
             if logged():
                 metrics["rank"] = effective_rank(layout.sum_(x_bD.T @ y_bD))
-        return ObjectiveResult(spread - 2 * positive, metrics)
+        return ObjectiveResult(spread - 2 * attraction, metrics)
 
 
 class SpectralAlternating(MomentObjective):
@@ -111,14 +117,15 @@ class SpectralAlternating(MomentObjective):
         layout: Layout,
         x_target: Tensor | None = None,
         y_target: Tensor | None = None,
+        relevance_b: Tensor | None = None,
     ) -> ObjectiveResult:
         nu_x_bD, nu_y_bD = (x_bD if x_target is None else x_target), (y_bD if y_target is None else y_target)
         moves = self.training and torch.is_grad_enabled()
         with torch.no_grad():
             moments_2DD = self._averaged(layout.sum_(_moments(nu_x_bD, nu_y_bD)) / layout.total, moves)
         share = layout.world_size / layout.total
-        row = share * against_frozen(x_bD, nu_y_bD.detach(), moments_2DD[1])
-        column = share * against_frozen(y_bD, nu_x_bD.detach(), moments_2DD[0])
+        row = share * against_frozen(x_bD, nu_y_bD.detach(), moments_2DD[1], relevance_b)
+        column = share * against_frozen(y_bD, nu_x_bD.detach(), moments_2DD[0], relevance_b)
         loss = DIRECTIONS[self.options.directions](row, column)
         return ObjectiveResult(loss, {"positive_score": share * (x_bD * y_bD).sum(), **moment_errors(moments_2DD)})
 
@@ -155,9 +162,12 @@ class PcaPenalty(MomentObjective):
 
     options: PcaPenaltyOptions
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        total = layout.total
-        positive = layout.world_size / total * (x_bD * y_bD).sum()
+    def of_pairs(
+        self, x_bD: Tensor, y_bD: Tensor, layout: Layout, relevance_b: Tensor | None = None
+    ) -> ObjectiveResult:
+        total, products_bD = layout.total, x_bD * y_bD
+        positive = layout.world_size / total * products_bD.sum()
+        attraction = layout.world_size / total * weighted(products_bD, relevance_b).sum()
         views_vbD = torch.stack([x_bD] if self.options.cov is Cov.first else [x_bD, y_bD])
         if self.options.center:
             views_vbD = views_vbD - layout.sum(views_vbD.sum(1, keepdim=True)) / total
@@ -166,7 +176,7 @@ class PcaPenalty(MomentObjective):
         eye_DD = torch.eye(len(moment_DD), dtype=moment_DD.dtype, device=moment_DD.device)
         distance = (moment_DD - eye_DD).square().sum()
         metrics = {"positive_score": positive, "moment_error": distance.detach().sqrt()}
-        return ObjectiveResult(self.options.penalty * distance - positive, metrics)
+        return ObjectiveResult(self.options.penalty * distance - attraction, metrics)
 
 
 class Vicreg(MomentObjective):
@@ -180,9 +190,12 @@ class Vicreg(MomentObjective):
 
     options: VicregOptions
 
-    def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
+    def of_pairs(
+        self, x_bD: Tensor, y_bD: Tensor, layout: Layout, relevance_b: Tensor | None = None
+    ) -> ObjectiveResult:
         options, total, width = self.options, layout.total, x_bD.shape[1]
-        invariance = layout.world_size / (total * width) * (x_bD - y_bD).square().sum()
+        squares_bD = weighted((x_bD - y_bD).square(), relevance_b)
+        invariance = layout.world_size / (total * width) * squares_bD.sum()
         views_2bD = torch.stack([x_bD, y_bD])
         views_2bD = views_2bD - layout.sum(views_2bD.sum(1, keepdim=True)) / total
         covariances_2DD = layout.sum(_moments(*views_2bD)) / max(total - 1, 1)
@@ -194,12 +207,13 @@ class Vicreg(MomentObjective):
         return ObjectiveResult(loss, terms)
 
 
-def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor) -> Tensor:
-    """Return Σ_i φ_iᵀ Λ φ_i − 2 <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − ν_i).
+def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor, relevance_b: Tensor | None = None) -> Tensor:
+    """Return Σ_i φ_iᵀ Λ φ_i − 2 w_i <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − w_i ν_i).
 
     phi_bD: φ, the side that learns. nu_bD: ν, the side without gradient. lambda_DD: Λ, the second moment of ν.
+    relevance_b: w; None: 1.
     """
-    return ((product(phi_bD, lambda_DD) - 2 * nu_bD) * phi_bD).sum()
+    return ((product(phi_bD, lambda_DD) - 2 * weighted(nu_bD, relevance_b)) * phi_bD).sum()
 
 
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:

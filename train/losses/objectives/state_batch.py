@@ -24,6 +24,7 @@ from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicat
 from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.losses.sums.conditions import summed_later
+from dyad.train.losses.sums.functions import weighted
 from dyad.train.losses.sums.lse import Scales, log_partition
 from dyad.train.losses.sums.tiles import Exclusion
 
@@ -58,7 +59,7 @@ class StateBatch:
 
     exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
     samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples
-    seen. training: whether the step changes the state.
+    seen. training: whether the step changes the state. relevance_B: of the pairs of all ranks; None: all 1.
     """
 
     batch: GatheredBatch
@@ -70,6 +71,7 @@ class StateBatch:
     options: EstimatorOptions
     epoch: int
     training: bool
+    relevance_B: Tensor | None
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch, complete: bool = True) -> StateBatch:
@@ -93,7 +95,9 @@ class StateBatch:
         anchors = {side: both[side] for side in SIDES[options.directions]}
         epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
         training = objective.training and torch.is_grad_enabled()
-        return StateBatch(batch, related.exclusion, anchors, read, complete, memory, options, epoch, training)
+        relevance_B = None if batch.relevance is None else batch.rows.gather(batch.relevance)
+        state = batch, related.exclusion, anchors, read, complete, memory, options, epoch, training
+        return StateBatch(*state, relevance_B)
 
     @property
     def own(self) -> slice:
@@ -163,13 +167,19 @@ class StateBatch:
 
         The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
         over the sides by options.directions. estimates: what has the gradient of the estimator, for all anchors of
-        `seen`; its value counts for nothing.
+        `seen`; its value counts for nothing. The relevance of an anchor's pair multiplies both, so that the gradient is
+        that of the weighted loss, also in a temperature or ζ per sample.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
+        of_anchors = {side: weighted(values, self._relevance(self.own)) for side, values in of_anchors.items()}
+        estimates = {side: weighted(values, self._relevance(self.seen[side])) for side, values in estimates.items()}
         terms = [self.share(side) * torch.where(valid[side], of_anchors[side], 0.0).sum() for side in valid]
         for side, a in self.anchors.items():
             terms.append(self.share(side) * torch.where(a.valid, estimates[side] - estimates[side].detach(), 0.0).sum())
         return torch.stack(terms).sum()
+
+    def _relevance(self, part: slice) -> Tensor | None:
+        return None if self.relevance_B is None else self.relevance_B[part]
 
     def share(self, side: str) -> Tensor:
         """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""

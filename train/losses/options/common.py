@@ -17,7 +17,8 @@ from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positive
 
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
-RELATED = frozenset({"negatives", "positives", "excluded"})  # inputs beside the pairs, see ObjectiveOptions.takes
+RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # beside pairs, see ObjectiveOptions.takes
+WEIGHED = frozenset({"relevance"})
 BY_KEY = ".safetensors"  # ends the name of a file of numbers by content key; that of numbers by sample id: .npy
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
@@ -45,7 +46,7 @@ class ExpectedBatch:
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
     are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
-    drawn from all y items of the data.
+    drawn from all y items of the data. relevance: whether positive pairs have one.
     """
 
     pairs: int
@@ -54,6 +55,7 @@ class ExpectedBatch:
     classes: bool = False
     inputs: str = "pairs"
     catalogue: bool = True
+    relevance: bool = False
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
@@ -124,6 +126,18 @@ class ObjectiveOptions:
         """Return how many y items a run draws for each global batch of so many pairs."""
         return 0
 
+    @property
+    def without_relevance(self) -> str:
+        """Why a positive pair cannot have a relevance with these options, as an error message; "" if it can.
+
+        It can where the loss has one term for each positive pair.
+        """
+        if "relevance" not in self.takes:
+            return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
+        if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
+            return "objective.duplicates=positive: pairs that are positive by their keys have no relevance. Set mask or keep"
+        return ""
+
     def broken_rules(self) -> Iterator[str]:
         """Yield an error message for each forbidden combination in the values of this objective's options."""
         return iter(())
@@ -146,6 +160,8 @@ class ObjectiveOptions:
             )
         elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
+        if batch.relevance and self.without_relevance:
+            yield self.without_relevance
 
     def __post_init__(self) -> None:
         given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
@@ -225,6 +241,12 @@ class PairOptions(TemperatureOptions):
     duplicates: Duplicates = described(
         Duplicates.keep, "columns with an equal content key: negatives, left out, or positives"
     )
+
+    @property
+    def without_relevance(self) -> str:
+        if self.positives is Positives.merge:
+            return "objective.positives=merge: the positives of a row share one term. For relevance set each or exclude"
+        return super().without_relevance
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from dyad.data.config import AUTO, described
 from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
-from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import DIRECTIONS, WEIGHED, ExpectedBatch, TemperatureOptions, number, preset
 
 
 @dataclass
@@ -31,6 +31,7 @@ class EstimatorOptions(TemperatureOptions):
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
+    takes: ClassVar[frozenset[str]] = WEIGHED
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: a loss multiplied by τ has no optimum in τ. Set it false, or choose "
         "objective=fastclip_v3 (a radius ρ), fastclip_v0 (not multiplied) or isogclr (τ per sample)"

@@ -6,7 +6,15 @@ from typing import ClassVar
 
 from dyad.data.config import described
 from dyad.train.losses.options.choices import CandidateSet, Directions, Importance, Partition, Similarity, Views
-from dyad.train.losses.options.common import DIRECTIONS, ExpectedBatch, PairOptions, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import (
+    DIRECTIONS,
+    WEIGHED,
+    ExpectedBatch,
+    PairOptions,
+    TemperatureOptions,
+    number,
+    preset,
+)
 
 
 @dataclass
@@ -80,6 +88,7 @@ class SimCLROptions(TemperatureOptions):
     """
 
     formula: ClassVar[str] = "softmax:SimCLR"
+    takes: ClassVar[frozenset[str]] = WEIGHED
 
     views: Views = described(Views.stacked, "how one tensor holds the views when y is not given")
     tau_scaled: bool = described(False, "multiply the loss by τ (then τ cannot learn: it has no optimum)")

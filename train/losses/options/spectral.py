@@ -6,12 +6,14 @@ from typing import ClassVar
 
 from dyad.data.config import described
 from dyad.train.losses.options.choices import Cov, Directions, PairSet, Similarity
-from dyad.train.losses.options.common import SIMILARITY, ObjectiveOptions, number, preset
+from dyad.train.losses.options.common import SIMILARITY, WEIGHED, ObjectiveOptions, number, preset
 
 
 @dataclass
 class SpectralFamilyOptions(ObjectiveOptions):
     """Options of the spectral family: losses of the second moments of the embeddings, without temperature."""
+
+    takes: ClassVar[frozenset[str]] = WEIGHED
 
     similarity: Similarity = described(Similarity.dot, SIMILARITY)
 
@@ -37,7 +39,7 @@ class SpectralAlternatingOptions(SpectralFamilyOptions):
     """
 
     formula: ClassVar[str] = "spectral:SpectralAlternating"
-    takes: ClassVar[frozenset[str]] = frozenset({"targets"})
+    takes: ClassVar[frozenset[str]] = WEIGHED | {"targets"}
 
     directions: Directions = described(Directions.sum, "which side learns against the other, frozen")
     lambda_momentum: float = number(

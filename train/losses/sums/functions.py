@@ -1,4 +1,4 @@
-"""Autograd functions and helpers for them: no second derivatives, given gradients, products, unit vectors."""
+"""Autograd functions and helpers: no second derivatives, given gradients, products, weights of rows, unit vectors."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -73,6 +73,11 @@ class _Product(torch.autograd.Function):
         with torch.autocast(upstream.device.type, enabled=False):
             d_left = product(upstream, right.mT) if ctx.needs_input_grad[0] else None
             return d_left, product(left.mT, upstream) if ctx.needs_input_grad[1] else None
+
+
+def weighted(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Multiply each row of `values`, (n, …), by its weight, (n,). Without weights return the values themselves."""
+    return values if weights is None else values * weights.view(-1, *[1] * (values.ndim - 1))
 
 
 def normalized(vectors: Tensor) -> Tensor:

@@ -107,6 +107,20 @@ def test_every_estimator_equals_plain_loops(
         close_states(objective, reference)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_relevance_weighs_each_pair(name: str) -> None:
+    """u has no weights; the τ or ζ of a sample has the gradient of the weighted loss."""
+    for directions in ("mean", "y"):
+        objective = build(name, gamma=0.7, directions=directions, duplicates="mask")
+        reference = refer(objective, directions=directions)
+        for step, (ids, keys) in enumerate(zip(STEPS[:3], KEYS[:3], strict=True)):
+            x, y = embeddings(step)
+            weights = torch.linspace(0.1, 1.0, 8, dtype=torch.float64).roll(step)[:6]
+            want = reference(x, y, ids, keys, weights.tolist())
+            close(call(objective, x, y, ids, x_keys=torch.tensor(keys), relevance=weights), want)
+            close_states(objective, reference)
+
+
 @pytest.mark.parametrize("name", ["fastclip_v0", "fastclip_v3"])
 def test_the_gradient_of_the_authors_code_has_the_part_through_the_batch_twice(name: str) -> None:
     objective = build(name, gamma=0.7, temperature_gradient="fastclip")
