@@ -63,7 +63,8 @@ def drawn(k: int = 7) -> tuple[Tensor, Columns, Tensor]:
     further, _ = embeddings(k, seed=1)
     log_q = -1 - torch.rand(N + k, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     rows = (torch.arange(k) ** 2) % N
-    return further, Columns(further, rows, torch.arange(k), torch.zeros(k, dtype=torch.bool), log_q[N:]), log_q
+    columns = Columns(further, rows, torch.arange(k), torch.zeros(k, dtype=torch.bool), importance_k=log_q[N:])
+    return further, columns, log_q
 
 
 @pytest.mark.parametrize("k", [None, 3.0])
@@ -108,7 +109,7 @@ def test_memory_of_drawn_noise_is_linear(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(tiles, "KEPT", 0)
     n, width = 512, 6
     x, y, further = (torch.randn(n, width, requires_grad=True) for _ in range(3))
-    columns = Columns(further, torch.arange(n), None, None, torch.full((n,), -3.0))
+    columns = Columns(further, torch.arange(n), importance_k=torch.full((n,), -3.0))
     with LargestTensor() as seen:
         build_objective("nce", noise="unigram")(x, y, negatives=columns, importance=torch.zeros(n)).loss.backward()
     assert seen.elements <= 3 * 2 * n * width

@@ -91,7 +91,7 @@ def test_softmax_family(name: str, options: dict[str, Any]) -> None:
     result = objective(x, y, relevance=OWN)
     equal(result.loss, want, *leaves)
     assert "mi_bound" not in result.metrics
-    columns, leaves = Columns(more, FURTHER_ROW, None, POSITIVE, FURTHER_WEIGHT), [*leaves, more]
+    columns, leaves = Columns(more, FURTHER_ROW, None, POSITIVE, relevance_k=FURTHER_WEIGHT), [*leaves, more]
     for weights, given in (
         (WEIGHTS | OF_FURTHER, {"relevance": OWN}),
         (OF_FURTHER, {}),
@@ -113,7 +113,7 @@ def test_logistic_family(name: str, options: dict[str, Any]) -> None:
     objective = logistic.build(name, **options)
     want = logistic.reference(name, objective, x, y, relevance=WEIGHTS)
     logistic.same_value_and_gradients(objective, objective(x, y, relevance=OWN).loss, want, x, y)
-    columns, weights = Columns(more, FURTHER_ROW, None, POSITIVE, FURTHER_WEIGHT), of_lists()
+    columns, weights = Columns(more, FURTHER_ROW, None, POSITIVE, relevance_k=FURTHER_WEIGHT), of_lists()
     data, excluded = {*weights}, {tuple(pair) for pair in EXCLUDED.tolist()}
     how: dict[str, Any] = {"data": data, "excluded": excluded, "relevance": weights}
     want = logistic.reference(name, objective, x, torch.cat([y, more]), **how)
@@ -276,7 +276,7 @@ def test_a_weight_out_of_range_is_refused(wrong: float) -> None:
     x, y = reference.embeddings()
     with raises(ValueError, "relevance", f"{wrong:g}"):
         build_objective("clip")(x, y, relevance=torch.full((B,), wrong))
-    columns = Columns(further(), FURTHER_ROW, None, POSITIVE, torch.full((4,), wrong))
+    columns = Columns(further(), FURTHER_ROW, None, POSITIVE, relevance_k=torch.full((4,), wrong))
     with raises(ValueError, "negatives.relevance_k", f"{wrong:g}"):
         build_objective("clip")(x, y, negatives=columns)
 
