@@ -140,12 +140,15 @@ class MiningConfig:
 
 @dataclass
 class NegativesConfig:
-    """Configuration of the hard negatives of the task question_passage: the keys data.negatives.*."""
+    """Configuration of the hard negatives of questions and of pictures: the keys data.negatives.*."""
 
     per_row: int = described(
         0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has", least=0
     )
     lists: list[NegativeList] = described([NegativeList.hard_negatives], "drawn from the first of these that a row has")
+    fields: list[str] = described(
+        ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the picture, for hard_negatives"
+    )
     file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
     refresh_every: int = described(
         0, "steps after which negatives are mined anew with the present weights; 0: never", least=0
@@ -155,7 +158,13 @@ class NegativesConfig:
     def __post_init__(self) -> None:
         if not self.lists:
             raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
-        if self.refresh_every and not (self.per_row and NegativeList.mined in self.lists):
+        draws_mined = self.per_row > 0 and NegativeList.mined in self.lists
+        if self.file is not None and not draws_mined:
+            raise ConfigError(
+                f"data.negatives.file={self.file}: nothing draws from it. Add data.negatives.lists=[mined] "
+                "data.negatives.per_row=1, or leave it out"
+            )
+        if self.refresh_every and not draws_mined:
             raise ConfigError(
                 f"data.negatives.refresh_every={self.refresh_every}: nothing would use what is mined. Add "
                 "data.negatives.lists=[mined] data.negatives.per_row=1, or leave refresh_every at 0"

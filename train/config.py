@@ -298,14 +298,18 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
     world_size: as for `validate`. broken: messages about further mistakes.
     """
     steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
-    per_row, has_questions = negatives.per_row, config.task is Task.question_passage
-    drawn = per_row > 0 and NegativeList.mined in negatives.lists
+    per_row, mined = negatives.per_row, NegativeList.mined in negatives.lists
     is_epr = getattr(config.objective, "name", "") == "epr"
     rules = {
-        f"data.negatives.file={negatives.file}: nothing draws from it. Add data.negatives.lists=[mined] "
-        "data.negatives.per_row=1, or leave it out": negatives.file is not None and not drawn,
-        f"data.negatives.per_row={per_row}, data.negatives.refresh_every={negatives.refresh_every}: only "
-        "task=question_passage has hard negatives": bool(per_row or negatives.refresh_every) and not has_questions,
+        f"data.negatives.per_row={per_row}: task={config.task.value} has no hard negatives. Set it to 0": per_row > 0
+        and config.task not in (Task.image_text, Task.question_passage),
+        f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
+        "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
+        and config.task is not Task.question_passage,
+        "data.negatives.lists has 'mined': set data.negatives.file": config.task is Task.image_text
+        and per_row > 0
+        and mined
+        and negatives.file is None,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none

@@ -17,13 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import BadSample, Batch, lengths_by
+from dyad.data.batch import BadSample, Batch, Extra, lengths_by
 from dyad.data.config import DataConfig
 from dyad.data.image_text import transforms
+from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
 from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.negatives import check_negatives
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
@@ -43,7 +45,8 @@ class TrainingPair(NamedTuple):
 
     x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
     the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
-    (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set.
+    (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
+    wrong for the picture.
     """
 
     x: Tensor
@@ -53,14 +56,18 @@ class TrainingPair(NamedTuple):
     y_key: int
     draws: np.ndarray
     relevance: float | None
+    negatives: tuple[str, ...]
 
 
 class PairMaker:
     """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
 
-    def __init__(self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int) -> None:
+    def __init__(
+        self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, mined: MinedTexts | None = None
+    ) -> None:
         """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend."""
+        of the run, on which all random draws depend. mined: hard negatives mined before; None if there are none."""
+        self.mined = mined
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
@@ -71,28 +78,60 @@ class PairMaker:
 
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
-        config = self.config
-        draws = transforms.uniforms(self.seed, epoch, position, CAPTION_DRAWS + transforms.DRAWS)
+        config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
+        draws = transforms.uniforms(self.seed, epoch, position, count + config.negatives.per_row)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
         y_key = text_key(sample, text, config)
-        draws, decoded = draws[CAPTION_DRAWS:], sample.decoded(config.image_key, config.max_image_pixels)
-        x = transforms.training_size(decoded, self.spec, config.augment, draws)
+        of_picture, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
+        x = transforms.training_size(decoded, self.spec, config.augment, of_picture)
         x_key = content_key(sample.picture(config.image_key))
-        return TrainingPair(x, text, sample_id, x_key, y_key, draws, self.relevance(sample))
+        negatives = self.negatives(sample, x_key, draws[count:]) if config.negatives.per_row else ()
+        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives)
+
+    def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
+        """Draw texts that are wrong for the picture of a sample, at most one for each random number in `draws`.
+
+        x_key: content key of the picture. None of its captions is drawn. Errors as of `pair`.
+        """
+        right = [text for name in self.config.captions for text in self.texts(sample, name)]
+        return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
+
+    def has_negatives(self, sample: ShardSample) -> bool:
+        """Whether a sample has texts that are wrong for its picture. Errors as of `pair`."""
+        x_key = content_key(sample.picture(self.config.image_key))
+        return bool(self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
         """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
         tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
         lists them."""
-        pictures, texts, *numbers, draws, relevance = zip(*pairs, strict=True)
+        pictures, texts, *numbers, draws, relevance, negatives = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
-        y = self.tokenize([*texts])
+        more = [(row, text) for row, drawn in enumerate(negatives) for text in drawn]
+        y, y_more = self.tokenize([*texts, *(text for _, text in more)]).split([len(texts), len(more)])
         lengths = lengths_by(self.tokenize, y)
         weights = None if relevance[0] is None else torch.tensor(relevance)
-        return Batch(x, y, ids, x_keys, y_keys, bad=bad, y_lengths=lengths, x_noise=x_noise, relevance=weights)
+        return Batch(
+            *(x, y, ids, x_keys, y_keys),
+            extra=self._extra(y_more, more) if self.config.negatives.per_row else None,
+            bad=bad,
+            y_lengths=lengths,
+            x_noise=x_noise,
+            relevance=weights,
+        )
+
+    def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
+        """Return hard negatives as further items of a batch. y (k, L): their tokens. negatives: row and text of each."""
+        return Extra(
+            y=y,
+            row=torch.tensor([row for row, _ in negatives], dtype=torch.int64),
+            keys=torch.tensor([content_key(text.encode()) for _, text in negatives], dtype=torch.int64),
+            positive=torch.zeros(len(negatives), dtype=torch.bool),
+            lengths=lengths_by(self.tokenize, y),
+        )
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
@@ -140,6 +179,9 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
+        if maker.config.negatives.per_row:
+            where = "data.negatives.fields or data.negatives.file"
+            check_negatives(len(shards), lambda i: maker.has_negatives(ShardSample.read(shards, i)), where)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).

@@ -13,6 +13,7 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import NegativeList, NegativesConfig
+from dyad.data.loading.negatives import distinct, sample
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, find_hashes, unique_order
 from dyad.data.question_passage.formats import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -49,23 +50,6 @@ def draw_negatives(
         if pool := distinct(passages.keys, positives):
             return [passages[j] for j in sample(pool, draws)]
     return []
-
-
-def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Return the positions in `keys`, ascending, at which a key occurs for the first time. Keys in `excluded` are left
-    out."""
-    first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
-    return sorted(first.values())
-
-
-def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int]:
-    """Draw entries of `pool` without replacement (Fisher-Yates shuffle), one for each random number in `draws`. The
-    numbers are in [0, 1). If `pool` has fewer entries than `draws`, all entries are drawn."""
-    left = list(pool)
-    for i, draw in enumerate(draws[: len(left)]):
-        other = i + int(draw * (len(left) - i))
-        left[i], left[other] = left[other], left[i]
-    return left[: len(draws)]
 
 
 # ---- mined negatives -----------------------------------------------------------------------------------------------

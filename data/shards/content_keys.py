@@ -2,6 +2,7 @@
 of JSON values."""
 
 import hashlib
+import re
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,13 @@ def content_key(data: bytes) -> int:
 def key_name(key: int) -> str:
     """Convert a content key to 16 hexadecimal digits, which serve as the id of an item without an id of its own."""
     return f"{key & (1 << 64) - 1:016x}"
+
+
+def key_of_name(name: object) -> int | None:
+    """Return the content key with this name (see key_name); None for what is no such name."""
+    if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{16}", name):
+        return None
+    return int.from_bytes(bytes.fromhex(name), signed=True)
 
 
 def hash_ids(ids: Iterable[str]) -> Int64s:

@@ -289,12 +289,16 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
-    maker = PairMaker(model.image, model.tokenize, config.data, config.seed)
+    file = config.data.negatives.file
+    mined = MinedTexts(file) if file else None
+    maker = PairMaker(model.image, model.tokenize, config.data, config.seed, mined)
     if config.data.mode is Mode.stream:
-        return _stream(config, maker)
-    shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    data = _of_shards(config, shards, ImageText(shards, maker))
-    return _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
+        data = _stream(config, maker)
+    else:
+        shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
+        data = _of_shards(config, shards, ImageText(shards, maker))
+        data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
+    return data if mined is None else _with_mined(data, mined)
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
