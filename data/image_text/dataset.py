@@ -124,7 +124,7 @@ class PairMaker:
         )
 
     def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
-        """Return hard negatives as further items of a batch. y (k, L): their tokens. negatives: row and text of each."""
+        """Return k hard negatives as further items of a batch. y (k, L): tokens. negatives: row and text of each."""
         return Extra(
             y=y,
             row=torch.tensor([row for row, _ in negatives], dtype=torch.int64),

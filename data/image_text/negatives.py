@@ -31,8 +31,11 @@ class MinedTexts:
     """
 
     def __init__(self, path: str) -> None:
-        """Open the file `path` of mined texts. Raises ConfigError when it is missing, DataError, naming the line, when a
-        line is not of the form {"query_id": content key, "negatives": [texts]}."""
+        """Open the file `path` of mined texts.
+
+        Raises ConfigError when it is missing, and DataError, naming the line, when a line is not of the form
+        {"query_id": content key, "negatives": [texts]}, or repeats a picture.
+        """
         source, *others = parse_sources([path], "data.negatives.file")
         if others or source.weight != 1:
             raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")

@@ -28,8 +28,7 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
 
 
 def check_negatives(rows: int, has_any: Callable[[int], object], where: str) -> None:
-    """Raise ConfigError if no row has hard negatives, judged by LOOKED_AT rows, evenly spaced. A run would train without
-    them, silently.
+    """Raise ConfigError if none of LOOKED_AT rows, evenly spaced, has hard negatives: a run would train without them.
 
     rows: how many there are. has_any(i): whether row i has hard negatives; it may raise SampleError. where: the keys
     that say where they are, for the message.
@@ -40,6 +39,6 @@ def check_negatives(rows: int, has_any: Callable[[int], object], where: str) -> 
             if has_any(i):
                 return
     raise ConfigError(
-        f"data.negatives.per_row: none of {len(looked):,} rows of data.train, evenly spaced, has hard negatives. {where} "
-        "says where they are; data.negatives.per_row=0 trains without them"
+        f"data.negatives.per_row: none of {len(looked):,} rows of data.train, evenly spaced, has hard negatives. "
+        f"{where} says where they are; data.negatives.per_row=0 trains without them"
     )

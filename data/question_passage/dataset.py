@@ -97,7 +97,9 @@ class QuestionPassage:
         self._replacements = Replacements(questions.sizes, seed, config.tolerated)
         if negatives.per_row and not negatives.refresh_every:
             where = "data.negatives.lists"
-            check_negatives(len(questions), lambda i: draw_negatives(questions.row(i), i, mined, negatives, [0.0]), where)
+            check_negatives(
+                len(questions), lambda i: draw_negatives(questions.row(i), i, mined, negatives, [0.0]), where
+            )
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the rows at the given positions, each a pair (epoch, row index).

@@ -2,8 +2,8 @@
 of JSON values."""
 
 import hashlib
-import re
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 

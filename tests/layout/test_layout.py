@@ -60,6 +60,7 @@ the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
 the formats of question files | data/question_passage/formats.py | FORMATS
+the relevance that a file gives a pair | data/base/relevance.py | relevance_of
 DDP | train/distributed/data_parallel.py | wrap_towers
 where compiled kernels are kept | train/distributed/compile_caches.py | use_local_caches
 shards are indexed by several machines | train/run/indexing.py | index_shares

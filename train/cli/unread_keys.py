@@ -29,8 +29,9 @@ READ_ONLY_WITH = {
     PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y "
     "eval.recall_k",
     TEXTS: "model.text.",
-    "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode eval.truth",
-    "task=image_text or question_passage": "data.relevance",
+    "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
+    "data.negatives.fields eval.truth",
+    "task=image_text or question_passage": "data.relevance data.negatives.",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
     "task=views or labelled": "data.items",
@@ -38,7 +39,7 @@ READ_ONLY_WITH = {
     "data.rare=CLASS": "data.rare_per_batch",
     "data.rare=null": "model.classes data.classes eval.index",
     "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
-    "data.passage.neg_pool data.negatives.",
+    "data.passage.neg_pool data.negatives.refresh_every",
     NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",

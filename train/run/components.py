@@ -18,6 +18,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
+from dyad.data.image_text.negatives import MinedTexts
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
@@ -298,7 +299,7 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
         data = _of_shards(config, shards, ImageText(shards, maker))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    return data if mined is None else _with_mined(data, mined)
+    return data if mined is None else _with_file(data, "data.negatives.file", mined.files, mined.fingerprint)
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
@@ -364,8 +365,13 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
         return data
     path = Path(options.noise_file)
     file = FileEntry(path.name, path.stat().st_size, len(items), sha256_of(str(path)))
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {file.digest}".encode()).hexdigest()
-    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "objective.noise_file": [file]})
+    return _with_file(data, "objective.noise_file", [file], file.digest)
+
+
+def _with_file(data: TrainingData, key: str, files: Sequence[FileEntry], digest: str) -> TrainingData:
+    """Return the data with a further file on which batches depend. key: of the configuration, names it."""
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {digest}".encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, key: files})
 
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:

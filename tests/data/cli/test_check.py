@@ -329,3 +329,15 @@ def test_a_table_without_known_columns_is_named_with_them(tmp_path: Path, monkey
     (tmp_path / "0.jpg").write_bytes(picture(0))
     with raises(ConfigError, "t.csv", "file, description", "columns=[…]"):
         here(monkeypatch, "check", tmp_path / "t.csv")
+
+
+def test_the_relevance_of_pairs_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members: list[Member] = []
+    for n, similarity in enumerate((0.3, 2)):
+        fields = {"caption": f"thing {n}", "similarity": similarity, "one": 1}
+        members += [(f"{n}.png", picture(n)), (f"{n}.json", json.dumps(fields).encode())]
+    shard = write_tar(tmp_path / "a.tar", members)
+    done = ended(monkeypatch, "check", shard, "relevance=similarity")
+    assert done.returncode == 3 and "sample '1': no relevance: 'similarity' is 2" in done.stdout
+    done = ended(monkeypatch, "check", shard, "relevance=one")
+    assert done.returncode == 0 and 'data.relevance="one"' in done.stdout

@@ -28,8 +28,11 @@ from helpers.messages import raises
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.options import PackOptions, Target
+from dyad.data.cli.writers import RELEVANCE
+from dyad.data.config import DataConfig
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.question_passage.questions import open_questions
 
 HELD = {
     Target.shards: {"ids", "answers", "groups", "titles", "negatives", "lists"},
@@ -228,6 +231,31 @@ def test_fields_without_use_are_counted(tmp_path: Path, capsys: pytest.CaptureFi
     converted(folder, tmp_path / "beir", Target.beir)
     assert "grades above 1 (1), judgements of 0 or less (1)" in (printed := capsys.readouterr().out)
     assert "not read: lang (2), url of passages (2)" in printed
+
+
+def test_relevance_goes_into_the_formats_that_have_a_field_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_beir(tmp_path / "in", split="train")
+
+    def told(path: Path, name: str) -> list[tuple[str, list[tuple[str, float]]]]:
+        opened = open_questions(str(path), DataConfig(relevance=name))
+        rows = [opened.row(i) for i in range(len(opened))]
+        pairs = [zip((p.text for p in row.positives), row.relevance or (), strict=True) for row in rows]
+        return [(row.question.text, sorted(of_row)) for row, of_row in zip(rows, pairs, strict=True)]
+
+    want = told(folder, "score")
+    assert {weight for _, of_row in want for _, weight in of_row} == {0.5, 1.0}
+    for target in Target:
+        made = tmp_path / target.name
+        convert(str(folder), PackOptions(out=str(made), to=target, relevance="score"))
+        printed = capsys.readouterr().out
+        assert "grades above 1" not in printed
+        if target in RELEVANCE:
+            (file,) = [path for path in made.iterdir() if path.suffix in (".tar", ".json", ".jsonl")]
+            assert told(file, RELEVANCE[target]) == want and f'data.relevance="{RELEVANCE[target]}"' in printed
+        else:
+            assert f"{sum(len(of_row) for _, of_row in want)} relevances" in printed and "data.relevance" not in printed
 
 
 def test_peers_read_what_is_written(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; X, Y (B, D) the embeddings of all ranks; M_X =
 XᵀX/B, M_Y = YᵀY/B (D, D) their second moments. The relevance w_i of a pair, if given, multiplies its attraction, <x_i,
-y_i> or ‖x_i − y_i‖²; moments have no weights. For the spectral loss, w is then a factor of the weight of the pair in
-the graph of HaoChen et al. 2021, sec. 3.1, and p(x, y) below is weighted by it.
+y_i> or ‖x_i − y_i‖²; moments have no weights. So w(x, y) p(x, y) takes the place of p(x, y) in the spectral loss, not
+in p(x) and p(y).
 
 Σ_ij <x_i, y_j>² = tr(XᵀX YᵀY), so only the scores of own pairs are computed and nothing is gathered: ranks sum D²
 matrix entries for each moment, which costs 2·b·D² flops.

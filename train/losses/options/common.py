@@ -135,7 +135,7 @@ class ObjectiveOptions:
         if "relevance" not in self.takes:
             return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
         if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
-            return "objective.duplicates=positive: pairs positive by their keys have no relevance. Set mask or keep"
+            return "objective.duplicates=positive: pairs that equal keys make have no relevance. Set it to mask or keep"
         return ""
 
     def broken_rules(self) -> Iterator[str]:

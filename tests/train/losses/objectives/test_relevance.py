@@ -271,6 +271,15 @@ def test_an_objective_without_a_term_for_each_pair_is_refused_before_the_run() -
     check(told, "objective=partial_auc", "data.relevance")
 
 
+@pytest.mark.parametrize("name", ["clip", "dpr", "siglip", "coce", "sogclr"])
+def test_nothing_quadratic_is_allocated(name: str) -> None:
+    x, y = (e.detach().float().requires_grad_() for e in reference.embeddings(128, 8))
+    objective = build_objective(name, **({"num_samples": 128, "gamma": 0.8} if name == "sogclr" else {}))
+    with reference.LargestTensor() as seen:
+        objective(x, y, torch.arange(128), relevance=torch.rand(128).clamp(min=0.1)).loss.backward()
+    assert seen.elements < 128 * 128 / 4
+
+
 @pytest.mark.parametrize("wrong", [0.0, -0.5, 1.5, float("nan")])
 def test_a_weight_out_of_range_is_refused(wrong: float) -> None:
     x, y = reference.embeddings()
