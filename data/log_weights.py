@@ -38,11 +38,14 @@ class LogWeights:
     values_n: np.ndarray
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def of(self, keys_k: np.ndarray) -> np.ndarray:
+    def of(self, keys_k: np.ndarray, absent: float | None = None) -> np.ndarray:
         """Return the numbers of the items with the content keys keys_k, (k,). Raises DataError for a key that the file
-        lacks."""
+        lacks, unless `absent` is the number of such items."""
         index_k = np.searchsorted(self.keys_n, keys_k).clip(max=len(self.keys_n) - 1)
-        if (missing_k := self.keys_n[index_k] != keys_k).any():
+        missing_k = self.keys_n[index_k] != keys_k
+        if absent is not None:
+            return np.where(missing_k, absent, self.values_n[index_k])
+        if missing_k.any():
             raise DataError(
                 f"{self.path}: no {self.name} of the item with content key {keys_k[missing_k][0]}. Make the "
                 "file of the data that is trained on, with add=1 for negatives and corpus=FILE for mined ones"

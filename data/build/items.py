@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.base.progress import tracked
 from dyad.data.cli.inputs import InputKind, kind_of, shards_of
 from dyad.data.cli.options import Side, WeightsOptions, question_config
@@ -29,14 +29,16 @@ Draws = Iterable[tuple[int, float]]  # content keys of a row's items, and how of
 class ItemRows(Protocol):
     """The rows of training data, as holders of items.
 
-    manifest: the files of the data, as a run records them. weights: of each row, how often an epoch has it. others:
-    content keys of items that are candidates but never positives.
+    manifest: the files of the data, as a run records them. weights: of each row, how often an epoch has it. bad: what
+    is wrong with rows that training would not use, which have no draws. others: content keys of items that are
+    candidates but never positives.
     """
 
     @property
     def manifest(self) -> Manifest: ...
 
     weights: Sequence[float]
+    bad: list[str]
 
     def draws(self, i: int) -> Draws: ...
 
@@ -96,7 +98,7 @@ class QuestionItems:
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")
         self._side, self._drawn = options.side, options.positives
-        corpus = self._rows.corpus
+        corpus, self.bad = self._rows.corpus, []
         self.manifest = {"data.train": self._rows.files}
         if options.corpus and corpus:
             self.manifest["data.passage.corpus"] = file_entries(corpus.rows.shards.indexes)
@@ -133,15 +135,24 @@ class PictureItems:
         self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
         self._config, self._side = data_config(options), options.side
         self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)
-        self._captions = partial(caption_draws, config=self._config)
+        self._captions, self.bad = partial(caption_draws, config=self._config), list[str]()
         self.manifest = {"data.train": file_entries(self._shards.indexes)}
         self.weights = weights_of_rows(self._shards.sizes, self._shards.weights)
 
     def draws(self, i: int) -> Draws:
-        sample = self._read(i)
-        if self._side is Side.x:
-            return [(content_key(sample.picture(self._config.image_key)), 1.0)]
-        return [(key, share) for key, share, _ in self._captions(sample)]
+        try:
+            sample = self._read(i)
+            if self._side is Side.x:
+                return [(content_key(sample.picture(self._config.image_key)), 1.0)]
+            return [(key, share) for key, share, _ in self._captions(sample)]
+        except SampleError as error:
+            self.bad.append(str(error))
+            if len(self.bad) > self._config.bad_share * len(self._shards):
+                raise DataError(
+                    f"{self.bad[0]} {len(self.bad):,} of the first {i + 1:,} samples are bad. captions=[FIELD] says "
+                    "where captions are, image_key= where pictures are"
+                ) from None
+            return []
 
     def text(self, i: int, key: int) -> str:
         sample = self._read(i)

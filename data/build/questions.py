@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.cli.inputs import InputKind, recognised
 from dyad.data.cli.options import NegativesOptions, question_config, table_keys
 from dyad.data.question_passage.answer_tables import is_answers_table, read_answers_table
 from dyad.data.question_passage.corpus import Corpus, open_corpus
@@ -58,6 +59,8 @@ class AnsweredQuestions:
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
     """Open the questions that `source` names and the corpus to search. Raises ConfigError for a source that cannot
     work, and without a corpus; DataError for damaged data."""
+    if recognised([source], table_keys(options))[0] is InputKind.pictures:
+        raise ConfigError(f"QUESTIONS {source} holds pictures, and no questions")
     questions, corpus = _open(source, options)
     if options.corpus:
         corpus = open_corpus(options.corpus, "corpus")

@@ -1,7 +1,7 @@
 """Work that is kept when it is stopped: a folder beside the new file, with a line for each item that is done."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
@@ -11,20 +11,24 @@ from dyad.data.base.files import alive, is_held, remove
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
     """Context manager that yields the folder for the work on the new file `out`, with what an earlier, stopped process
-    has left there. It is deleted when the block ends, and stays when the block raises.
+    has left there. It is deleted when the block ends, and stays when the block raises, unless it is empty.
 
     Raises ConfigError when another process works on the same file, or the folder cannot be written.
     """
     folder = out.with_name(f".{out.name}.build")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         if is_held(folder):
             raise ConfigError(f"out={out}: another process is building it")
         with alive(folder):
-            yield folder
+            try:
+                yield folder
+                remove(folder)
+            finally:
+                with suppress(OSError):  # there is work in it, or it is gone
+                    folder.rmdir()
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
-    remove(folder)
 
 
 def lines_done(path: Path, identity: str) -> int:

@@ -53,6 +53,8 @@ def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: We
     effective = float(np.exp(-(q_n * log_q_n).sum()))  # the exponential of the entropy
     never = int((items.counts_n == 0).sum())
     yield f"{n:,} items of side {options.side}, {items.counts_n.sum():,.0f} draws an epoch; {never:,} are never drawn"
+    if rows.bad:
+        yield f"left out, as training would: {len(rows.bad):,} rows, first {rows.bad[0]}"
     yield f"effective number of items exp(entropy): {effective:,.1f} ({effective / n:.1%})"
     yield f"the {min(MOST, n)} most frequent have {q_n[order[:MOST]].sum():.1%} of q"
     yield f"{'draws':>10} {'q':>9}  item"

@@ -101,10 +101,11 @@ pack pairs.csv out=parts val=0.05
 split shards/ out=parts
 split shards/ out=parts val=0.05 by=picture
 split beir/scifact/ out=parts
+negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10
 negatives beir/scifact/ out=train.jsonl passages=ids
-weights nq-train.json out=log_q.safetensors
+weights nq-train.json out=q.safetensors
 weights shards/ out=log_q.safetensors power=0.75
 weights train.jsonl out=log_q.safetensors corpus=corpus.jsonl add=1
 """

@@ -7,15 +7,18 @@ fitted by a sum of products of the sizes. So every objective, also one of a plug
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.importance import ItemTable
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.tiles import KEPT, TILE
@@ -87,12 +90,21 @@ def first_step(
 
     The sample ids of `batch` must be 0, 1, ….
     """
-    with only_rank_0(world.size):
+    with only_rank_0(world.size), patch.object(ItemTable, "of_columns", numbers_of_rank_0):
         term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
         step = TrainStep([term])
         with Measured([*towers.parameters(), *objective.parameters(), batch.x, batch.y]) as measured:
             step(batch, 0)
     return step, measured
+
+
+def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
+    """As ItemTable.of_columns: the numbers of rank 0's columns, for each rank. Items of random batches have 0."""
+    assert batch.y_keys_M is not None
+    W, B = batch.columns.world_size, batch.columns.total
+    keys_of_kinds = (keys[: len(keys) // W] for keys in (batch.y_keys_M[:B], batch.y_keys_M[B:]))
+    values = [torch.from_numpy(table.weights.of(keys.cpu().numpy(), absent=0.0)).repeat(W) for keys in keys_of_kinds]
+    return torch.cat(values).to(like)
 
 
 def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:

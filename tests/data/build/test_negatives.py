@@ -12,6 +12,7 @@ import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import raises
 from helpers.rows import write_beir, write_lines
+from helpers.shards import picture, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.build import negatives
@@ -25,10 +26,10 @@ DEPTH, MOST = 12, 4
 
 
 def corpus_rows(count: int = 60) -> list[dict[str, str]]:
-    """Passages of five words; two have the content of earlier ones."""
+    """Passages of five words; ten have the content of earlier ones."""
     draw = random.Random(0)
     rows = [{"_id": f"p{i}", "title": "", "text": " ".join(draw.choices(WORDS, k=5))} for i in range(count)]
-    return [*rows, {**rows[3], "_id": "copy 3"}, {**rows[5], "_id": "copy 5"}]
+    return [*rows, *({**row, "_id": f"copy of {row['_id']}"} for row in rows[:10])]
 
 
 def questions(count: int = 40) -> list[dict[str, Any]]:
@@ -53,8 +54,8 @@ def by_hand(question: str, corpus: list[dict[str, str]], answer: str, right: set
     return positives, [*wrong.values()][:MOST], min(ranks, default=None)
 
 
-def build(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, *words: str) -> str:
-    done = ended(monkeypatch, "negatives", source, f"out={out}", f"depth={DEPTH}", f"negatives={MOST}", *words)
+def build(monkeypatch: pytest.MonkeyPatch, source: Path, out: Path, *words: str, most: int = MOST) -> str:
+    done = ended(monkeypatch, "negatives", source, f"out={out}", f"depth={DEPTH}", f"negatives={most}", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -96,11 +97,13 @@ def test_rows_are_those_of_the_rule(
 def test_right_passages_that_a_source_names_are_the_positives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of them and passages with an answer are no negatives, and their rank may be beyond those found."""
     rows, corpus = corpus_rows(), write_lines(tmp_path / "corpus.jsonl", corpus_rows())
-    judged: list[tuple[str, str, list[str], list[str]]] = [
-        ("q0", "river stone", ["p3", "p7"], ["king"]),
-        ("q1", "blue", ["p9"], []),
-        ("q2", rows[4]["text"], ["p5"], []),
-    ]
+    search = build_bm25(row["text"] for row in rows)
+    judged: list[tuple[str, str, list[str], list[str]]] = []
+    for i, answers in enumerate((["king"], [], [], [])):  # most words of a passage with a copy; the last time all
+        text = rows[i]["text"] if i == 3 else " ".join(rows[i]["text"].split()[:4])
+        ((_, hits),) = search.search([text], DEPTH)
+        first, *others = [rows[j]["_id"] for j in hits]
+        judged.append((f"q{i}", text, [first, others[3]] if i < 2 else [others[-1], "p59"], answers))
     fields = [
         {"query_id": name, "query_text": text, "answers": answers, "positive_document_ids": right}
         for name, text, right, answers in judged
@@ -112,18 +115,21 @@ def test_right_passages_that_a_source_names_are_the_positives(tmp_path: Path, mo
         _, wrong, _ = by_hand(text, rows, *(answers or ["-"]), right=set(right), all_positives=False)
         row = found.row(i)
         assert [passage.id for passage in row.positives] == right
-        assert [passage.id for passage in row.hard_negatives] == wrong and len(wrong)
+        assert [passage.id for passage in row.hard_negatives] == wrong and len(wrong) == MOST
 
 
 def test_judgements_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grade 0 may be a negative; a question without a relevant passage has no row."""
     beir = write_beir(tmp_path / "beir")
-    said = build(monkeypatch, beir, tmp_path / "out.jsonl", "workers=1")
+    queries = (beir / "queries.jsonl").read_text()
+    (beir / "queries.jsonl").write_text(queries.replace("what", "text"))
+    said = build(monkeypatch, beir, tmp_path / "out.jsonl", "workers=1", most=DEPTH)
     found = opened(tmp_path / "out.jsonl")
     row = found.row(1)  # its right passages are d4 and d5; d3 was judged 0
     assert len(found) == 6 and row.question.group == "t0" and "6 questions: 6 with a positive, 0 dropped (0.0%)" in said
     assert {passage.id for passage in row.positives} == {"d4", "d5"}
-    assert not {passage.id for passage in row.hard_negatives} & {"d4", "d5"}
+    # the shorter a text, the higher its score; d1 has the text of the question
+    assert [passage.id for passage in row.hard_negatives][:5] == ["d0", "d2", "d6", "d8", "d3"]
 
 
 def test_tables_of_answers_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +200,10 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):
         with raises(ConfigError, *named):
             here(monkeypatch, "negatives", str(asked), *words)
+    assert not (tmp_path / ".out.jsonl.build").exists()
+    pictures = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", b"x")])
+    with raises(ConfigError, "QUESTIONS", pictures):
+        here(monkeypatch, "negatives", str(pictures), out, f"corpus={corpus}")
     with raises(ConfigError, "QUESTIONS"):
         here(monkeypatch, "negatives", str(asked), str(asked), out)
     none = write_lines(tmp_path / "none.jsonl", [{"question": "red", "answers": ["zebra"]}])

@@ -111,6 +111,17 @@ def test_captions_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     equal(made(monkeypatch, tmp_path, tar, "side=x"), {content_key(picture(0)): 2.0, content_key(picture(1)): 1.0})
 
 
+def test_bad_samples_are_left_out_and_many_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training: at most data.bad_share of them."""
+    members = [(f"{n:03}.{kind}", content) for n in range(200) for kind, content in (("png", b"x"), ("txt", b"a dog"))]
+    members[1], members[3] = ("000.txt", b" "), ("001.txt", b"\xff")
+    tar = write_tar(tmp_path / "a.tar", members)
+    said = ended(monkeypatch, "weights", tar, f"out={tmp_path}/w.safetensors").stdout
+    assert "1 items of side y, 198 draws" in said and "2 rows" in said and "sample '000'" in said
+    with raises(DataError, "sample '000'", "captions=", "image_key="):
+        made(monkeypatch, tmp_path, tar, "captions=[c]")
+
+
 def test_a_person_can_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """q of passages 0, 1, 2 with positives=first: 1/2, 1/4, 1/4; exp(entropy) is 2^1.5."""
     said = ended(monkeypatch, "weights", dpr(tmp_path), f"out={tmp_path}/w.safetensors", "positives=first").stdout

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.dist import launch
@@ -17,6 +18,7 @@ from helpers.messages import raises
 from helpers.plan import measured_step, planned
 
 from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
@@ -247,6 +249,19 @@ def test_the_hours_hold_what_is_sent() -> None:
     short = "\n".join(plan_lines(slow)).partition("In short")[2]
     assert "sending weights" in short and "GPU h" in short and "fits" in short
     assert all(key in short for key in ("model.grad_checkpointing=true", "chunk_size=", "dist=fsdp2"))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_plan_needs_no_item_of_a_file_of_weights(ranks: int, tmp_path: Path) -> None:
+    """Its batches are random; further columns have weights too, and keys are sent."""
+    path = str(tmp_path / "w.safetensors")
+    write_log_weights(LogWeights(path, LOG_Q, np.array([10**9]), np.zeros(1)))
+    words = ["experiment=mnrl", "model.text.name=x", "data.train=x", "objective=one_sided_dpm"]
+    weighed = [f"objective.importance_file={path}", "objective.importance=log_q"]
+    with_weights, plain = (small_step(compose_config(each), 4, ranks, 8) for each in ([*words, *weighed], words))
+    assert with_weights.sent["all-reduce"] == plain.sent["all-reduce"]
+    keys = 2 * 8 * 4 * ranks  # of the pair and the hard negative of each row
+    assert with_weights.sent["all-gather"] - plain.sent["all-gather"] == (keys if ranks > 1 else 0)
 
 
 def test_a_dry_run_sends_what_is_planned(
