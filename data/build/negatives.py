@@ -41,7 +41,8 @@ from dyad.data.tables.pictures import json_bytes
 FORMAT = 1
 BLOCK = 256  # questions between two looks at the clock
 TARGETS = {PassagesOfRows.inside: Target.dpr, PassagesOfRows.ids: Target.tevatron_ids}
-DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages")  # options that decide what rows hold
+# options that decide what rows hold
+DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages", "columns", "pos_pool")
 EXAMPLES = 3
 
 
@@ -112,6 +113,9 @@ class Builder:
         no positive."""
         found = self._questions.row(i)
         ((_, hits),) = self._bm25.search([found.question.text], self._options.depth)
+        inside = len(found.positives) and isinstance(found.positives, InlinePassages)
+        if inside and self._options.passages is PassagesOfRows.ids:
+            raise ConfigError("passages=ids: QUESTIONS has passages inside its rows, not ids. Take passages=inside")
         row, rank = self._judged(found, hits)
         if not len(row.positives):
             return b'{"why": "%s"}\t\n' % self._why(found).encode()

@@ -2,11 +2,11 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -44,6 +44,7 @@ from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_fi
 from dyad.train.distributed.sharding import shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
+from dyad.train.losses.gathered.importance import ItemTable
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run.best import refuse_unknown_metric
@@ -159,6 +160,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
+    data = raise_on_all(world, lambda: with_weights(data, objective))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
@@ -184,6 +186,21 @@ def _with_further(data: TrainingData, further: dict[str, TrainingData]) -> Train
     files = {f"also.{name}.{key}": entries for name, own in further.items() for key, entries in own.manifest.items()}
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
+
+
+def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
+    """Return the run's data with the file of numbers by content key that the objective reads, or noise is drawn by: a
+    resumed run needs the same file."""
+    table = getattr(objective, "table", None)
+    if data.drawn is not None and objective.options.noise_file:
+        path, items = objective.options.noise_file, data.drawn.support
+    elif isinstance(table, ItemTable):
+        path, items = table.weights.path, len(table.weights.keys_n)
+    else:
+        return data
+    entry = FileEntry(os.path.basename(path), os.path.getsize(path), items, sha256_of(path))
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {entry.digest}".encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "numbers by content key": [entry]})
 
 
 @dataclass(frozen=True)
@@ -341,13 +358,7 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
         return data
     items = catalogue()
     log_q_N = DENSITIES[options.draws](items, options.noise_file)
-    data = replace(data, drawn=DrawnItems(items, log_q_N, options.drawn_items(pairs), pairs, config.seed))
-    if options.noise_file is None:
-        return data
-    path = Path(options.noise_file)
-    file = FileEntry(path.name, path.stat().st_size, len(items), sha256_of(str(path)))
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {file.digest}".encode()).hexdigest()
-    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "objective.noise_file": [file]})
+    return replace(data, drawn=DrawnItems(items, log_q_N, options.drawn_items(pairs), pairs, config.seed))
 
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:

@@ -209,6 +209,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     none = write_lines(tmp_path / "none.jsonl", [{"question": "red", "answers": ["zebra"]}])
     with raises(DataError, "no answer in the best 100 passages: 1"):
         here(monkeypatch, "negatives", str(none), out, f"corpus={corpus}", "workers=1")
+    inside = write_lines(tmp_path / "inside.jsonl", [{"query": "red", "pos": ["red"], "neg": []}])
+    with raises(ConfigError, "passages=ids", "passages=inside"):
+        here(monkeypatch, "negatives", str(inside), out, f"corpus={corpus}", "workers=1", "passages=ids")
     bad = write_lines(tmp_path / "bad.jsonl", [questions()[0], {"question": "red", "answers": 3}])
     with raises(DataError, bad, 2, "answers"):
         here(monkeypatch, "negatives", str(bad), out, f"corpus={corpus}", "workers=1")

@@ -13,9 +13,10 @@ from helpers.rows import dpr_row, write_lines
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import read_log_weights, write_log_weights
+from dyad.data.shards.manifest import changes, summary
 from dyad.train.cli.compose import compose_config
 from dyad.train.losses import build_objective
-from dyad.train.run.components import TrainingData, build_data
+from dyad.train.run.components import TrainingData, build_data, with_weights
 from dyad.train.run.item_weights import notes_on_weights
 from dyad.train.run.main import check
 from dyad.train.towers.build import build_model
@@ -66,6 +67,20 @@ def test_a_file_is_compared_with_the_data_of_the_run(
     write_log_weights(replace(own, facts={"data": {"data.train": [3]}}))
     with raises(DataError, own.path):
         notes(Path(own.path), opened(bert, fewer), 10)
+
+
+def test_a_resumed_run_needs_the_same_file(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", (dpr_row(i) for i in range(20)))
+    data, found = opened(bert, rows), list[TrainingData]()
+    path = tmp_path / "w.safetensors"
+    for power in (1, 0.5, 1):
+        path.unlink(missing_ok=True)
+        here(monkeypatch, "weights", str(rows), f"out={path}", f"power={power}")
+        found.append(with_weights(data, build_objective("nce", density="file", noise_file=str(path))))
+    assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
+    (difference,) = changes(summary(found[0].manifest), found[1].manifest).different.values()
+    assert "w.safetensors" in difference and "of other content" in difference
+    assert with_weights(data, build_objective("nce")) is data
 
 
 def test_only_numbers_by_key_go_with_further_columns(bert: Path, tmp_path: Path) -> None:
