@@ -135,8 +135,7 @@ class PictureItems:
         self._shards = open_shards(shards_of(arguments, options, "SOURCE"))
         self._config, self._side = data_config(options), options.side
         self._read: Callable[[int], Any] = lambda i: ShardSample.read(self._shards, i)
-        self._captions = partial(caption_draws, config=self._config)
-        self.bad = list[str]()
+        self._captions, self.bad = partial(caption_draws, config=self._config), list[str]()
         self.manifest = {"data.train": file_entries(self._shards.indexes)}
         self.weights = weights_of_rows(self._shards.sizes, self._shards.weights)
 

@@ -116,7 +116,7 @@ def views(shard: Path, noise_later: bool) -> Callable[[], Iterator[Tensor]]:
     shards = open_shards(parse_sources(str(shard)), workers=0)
     dataset = PictureViews(shards, ImageSpec(224, HALF, HALF), DataConfig(augment=SIMCLR), seed=0)
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=BATCH)
-    how: dict[str, Any] = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 2, "workers": 0}
+    how: Any = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 2, "workers": 0}
     return lambda: (
         side for batch in build_loader(dataset, order, **how, noise_later=noise_later) for side in (batch.x, batch.y)
     )

@@ -64,7 +64,7 @@ def test_a_file_of_log_q(commands: Commands, density: Density) -> None:
         return commands.run(*line)
 
     assert run(write_file(density, 8), "run.name=file", "steps=2").code == 0
-    refused(run(write_file(density, 8, step=0.2), "run.name=file", "steps=4"), 2, "objective.noise_file")
+    refused(run(write_file(density, 8, step=0.2), "run.name=file", "steps=4"), 2, "numbers by content key")
     assert run(write_file(density, 8), "run.name=file", "steps=4").code == 0
     for items in (7, 9):
         file = write_file(density, items)

@@ -64,15 +64,9 @@ def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> 
         with suppress(UserError, OSError):
             data = build_data(few, model)
             if isinstance(data.order, Order) and not isinstance(data.dataset, Stream):
-                alone: dict[str, Any] = {
-                    "rank": 0,
-                    "world_size": 1,
-                    "first_step": 0,
-                    "last_step": 1 << 20,
-                    "workers": 0,
-                }
+                alone: Any = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1 << 20, "workers": 0}
                 start = time.process_time()
-                for steps, _ in enumerate(build_loader(data.dataset, data.order, last_step=1 << 20, **alone), 1):
+                for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone, noise_later=True), 1):
                     if (taken := time.process_time() - start) > MEASURED:
                         return FEW * steps / taken, f"the first {FEW * steps:,} of data.train, on this machine"
     return PICTURES_PER_CORE, OF_RESULTS

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -191,12 +190,16 @@ def _with_further(data: TrainingData, further: dict[str, TrainingData]) -> Train
 
 
 def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
-    """Return the run's data with the objective's file of numbers by content key: a resumed run needs the same file."""
+    """Return the run's data with the file of numbers by content key that the objective reads, or noise is drawn by: a
+    resumed run needs the same file."""
     table = getattr(objective, "table", None)
-    if not isinstance(table, ItemTable):
+    if data.drawn is not None and objective.options.noise_file:
+        path, items = objective.options.noise_file, data.drawn.support
+    elif isinstance(table, ItemTable):
+        path, items = table.weights.path, len(table.weights.keys_n)
+    else:
         return data
-    path = table.weights.path
-    entry = FileEntry(os.path.basename(path), os.path.getsize(path), len(table.weights.keys_n), sha256_of(path))
+    entry = FileEntry(os.path.basename(path), os.path.getsize(path), items, sha256_of(path))
     fingerprint = hashlib.sha256(f"{data.fingerprint} {entry.digest}".encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "numbers by content key": [entry]})
 
@@ -299,7 +302,10 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
         data = _of_shards(config, shards, ImageText(shards, maker))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    return data if mined is None else _with_file(data, "data.negatives.file", mined.files, mined.fingerprint)
+    if mined is None:
+        return data
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {mined.fingerprint}".encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "data.negatives.file": mined.files})
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
@@ -360,18 +366,7 @@ def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callab
         return data
     items = catalogue()
     log_q_N = DENSITIES[options.draws](items, options.noise_file)
-    data = replace(data, drawn=DrawnItems(items, log_q_N, options.drawn_items(pairs), pairs, config.seed))
-    if options.noise_file is None:
-        return data
-    path = Path(options.noise_file)
-    file = FileEntry(path.name, path.stat().st_size, len(items), sha256_of(str(path)))
-    return _with_file(data, "objective.noise_file", [file], file.digest)
-
-
-def _with_file(data: TrainingData, key: str, files: Sequence[FileEntry], digest: str) -> TrainingData:
-    """Return the data with a further file on which batches depend. key: of the configuration, names it."""
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {digest}".encode()).hexdigest()
-    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, key: files})
+    return replace(data, drawn=DrawnItems(items, log_q_N, options.drawn_items(pairs), pairs, config.seed))
 
 
 def _labelled(config: TrainConfig, model: Any) -> TrainingData:

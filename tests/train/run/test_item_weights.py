@@ -76,7 +76,7 @@ def test_a_resumed_run_needs_the_same_file(bert: Path, tmp_path: Path, monkeypat
     for power in (1, 0.5, 1):
         path.unlink(missing_ok=True)
         here(monkeypatch, "weights", str(rows), f"out={path}", f"power={power}")
-        found.append(with_weights(data, build_objective("nce", noise="file", noise_file=str(path))))
+        found.append(with_weights(data, build_objective("nce", density="file", noise_file=str(path))))
     assert found[0].fingerprint == found[2].fingerprint != found[1].fingerprint
     (difference,) = changes(summary(found[0].manifest), found[1].manifest).different.values()
     assert "w.safetensors" in difference and "of other content" in difference
