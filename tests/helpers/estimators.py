@@ -28,25 +28,35 @@ class Reference:
     seen: int = 0
 
     def __call__(
-        self, x: Tensor, y: Tensor, ids: list[int], keys: list[int] | None = None, weights: Sequence[float] = ()
+        self,
+        x: Tensor,
+        y: Tensor,
+        ids: list[int],
+        keys: list[int] | None = None,
+        weights: Sequence[float] = (),
+        further: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Loss and the gradients of x, y and logit_scale (0 where τ does not learn); moves the state."""
+        """Loss and the gradients of x, y and logit_scale (0 where τ does not learn); moves the state.
+
+        further: y items beside the pairs, candidates of every x, with ζ = 0; their gradient is "further".
+        """
         w = weights or [1.0] * len(ids)
-        x, y = (e.detach().clone().requires_grad_() for e in (x, y))
-        scores = F.normalize(x, dim=1) @ F.normalize(y, dim=1).T
+        x, y, more = (e.detach().clone().requires_grad_() for e in (x, y, y[:0] if further is None else further))
+        scores = F.normalize(x, dim=1) @ F.normalize(torch.cat([y, more]), dim=1).T
         loss, d_tau, pull = 0.0, 0.0, torch.zeros_like(scores)
         half = 0.5 if self.directions == "mean" else 1.0
-        for side, s in (("x", scores.tolist()), ("y", scores.T.tolist())):
+        for side, s in (("x", scores.tolist()), ("y", scores.T[: len(y)].tolist())):
             if self.directions in ("sum", "mean", side):
                 value, matrix, of_tau = self._side(side, s, ids, keys, w)
                 loss, d_tau = loss + half * value, d_tau + half * of_tau
                 of_scores = torch.tensor(matrix, dtype=torch.float64)
-                pull += half * (of_scores if side == "x" else of_scores.T)
+                pull[:, : len(y) if side == "y" else None] += half * (of_scores if side == "x" else of_scores.T)
         scores.backward(pull)
         self.seen += len(ids)
         assert x.grad is not None and y.grad is not None
         scalars = torch.tensor([loss, -self.tau * d_tau], dtype=torch.float64)
-        return {"loss": scalars[0], "x": x.grad, "y": y.grad, "logit_scale": scalars[1]}
+        gradients = {"loss": scalars[0], "x": x.grad, "y": y.grad, "logit_scale": scalars[1]}
+        return gradients if further is None else {**gradients, "further": more.grad}  # type: ignore[dict-item]
 
     def get(self, number: str, side: str, i: int) -> float | None:
         return self.state.get(f"{number}_{side}", {}).get(i, OLD.get(number))
@@ -65,9 +75,11 @@ class Reference:
         """Loss, ∂L/∂s and ∂L/∂τ of one side's anchors."""
         B = range(len(ids))
         others = [[j for j in B if j != i and ids[j] != ids[i] and (keys is None or keys[j] != keys[i])] for i in B]
+        others = [[*own, *range(len(ids), len(s[i]))] for i, own in zip(B, others, strict=True)]  # and further columns
         valid = [i for i in B if others[i]]
         tau = [self.kept("tau", side, ids[i]) if self.name == "isogclr" else self.tau for i in B]
         zeta = [self.kept("zeta", side, ids[i]) if self.name == "nuclr" else 0.0 for i in B]
+        zeta += [0.0] * (len(s[0]) - len(ids))
         e = {i: {j: math.exp((s[i][j] - s[i][i] + zeta[j]) / tau[i]) for j in others[i]} for i in B}
         g = {i: sum(e[i].values()) / len(e[i]) for i in valid}
         u: dict[int, float] = {}
@@ -77,7 +89,7 @@ class Reference:
             u[i] = fresh if old is None else (1 - self.gamma) * old + self.gamma * fresh
         own = {i: math.exp(zeta[i] / tau[i]) / (self.n - 1) if self.name == "nuclr" else 0.0 for i in B}
         d = {i: u[i] + own[i] for i in valid}
-        loss, d_tau, matrix = 0.0, 0.0, [[0.0 for _ in B] for _ in B]
+        loss, d_tau, matrix = 0.0, 0.0, [[0.0 for _ in s[0]] for _ in B]
         count = max(len(valid), 1)
         for i in valid:
             through_g = sum(e[i][j] * (s[i][j] - s[i][i]) for j in others[i]) / len(others[i])

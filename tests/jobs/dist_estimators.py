@@ -13,16 +13,24 @@ from helpers.collectives import counted
 from helpers.dist import share
 from torch import Tensor
 
+from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.sums import tiles
 from tests.train.losses.objectives.test_estimators import KEYS, NAMES, STEPS, B, build, embeddings, state
 
 SPLITS = {2: [(3, 3), (6, 0), (1, 5), (4, 2)], 3: [(2, 2, 2), (0, 1, 5), (3, 3, 0), (6, 0, 0)]}
+OF_ROWS = torch.tensor([0, 0, 3, 5])  # the row of each further column
 UNDONE = 2  # this step is taken back, so it counts for nothing
 CASES = [
     {"directions": directions, "duplicates": duplicates}
     for directions, duplicates in (("sum", "keep"), ("mean", "mask"), ("x", "mask"), ("y", "keep"))
 ]
 Found = dict[str, Tensor]
+
+
+def further_of(step: int, own: slice) -> tuple[Tensor, Tensor]:
+    """Which further columns are those of some rows; all of them in a step."""
+    mine = (own.start <= OF_ROWS) & (own.stop > OF_ROWS)
+    return mine, embeddings(step + 20, rows=len(OF_ROWS))[0].detach()
 
 
 def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: int) -> list[tuple[Found, Found, Found]]:
@@ -33,9 +41,13 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         own = slice(sum(of_ranks[:rank]), sum(of_ranks[: rank + 1]))
         x, y = (e.detach()[own].clone().requires_grad_() for e in embeddings(step))
         ids, keys = torch.tensor(STEPS[step])[own], torch.tensor(KEYS[step])[own]
-        result = objective(x, y, ids, x_keys=keys)
+        mine, further = further_of(step, own)
+        further = further[mine].requires_grad_()
+        columns = Columns(further, OF_ROWS[mine] - own.start) if step % 2 else None
+        result = objective(x, y, ids, x_keys=keys, negatives=columns)
         learning = {n: p for n, p in objective.named_parameters() if p.requires_grad}
-        dx, dy, *more = torch.autograd.grad(result.loss, [x, y, *learning.values()])
+        leaves = [x, y, further, *learning.values()]
+        dx, dy, of_further, *more = torch.autograd.grad(result.loss, leaves, materialize_grads=True)
         scalars = {"loss": result.loss.detach(), **result.metrics, **dict(zip(learning, more, strict=True))}
         if step == UNDONE:
             objective.undo()
@@ -45,7 +57,7 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         if len(of_ranks) > 1:
             dist.broadcast_object_list(whole, src=0)
             objective.memory.load(whole[0])
-        results.append((scalars, {"x": dx, "y": dy}, whole[0]))
+        results.append((scalars, {"x": dx, "y": dy, "further": of_further}, whole[0]))
     return results
 
 
@@ -70,7 +82,8 @@ def check(name: str, case: dict[str, str], want: list[tuple[Found, Found, Found]
         for key, value in found[0].items():
             close(mean_over_ranks(value), expected[0][key], name, case, step, key)
         for key, value in found[1].items():
-            close(value / world_size, expected[1][key][own], name, case, step, key)
+            part = further_of(step, own)[0] if key == "further" else own
+            close(value / world_size, expected[1][key][part], name, case, step, key)
         for key, value in found[2].items():
             close(value, expected[2][key], name, case, step, key)
 

@@ -282,8 +282,8 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
     if data.drawn:  # Σ_y u is 1 where all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
-    further = config.data.negatives.per_row or config.data.passage.positives is DrawnPositives.all
-    if config.task is Task.question_passage and further and "negatives" not in objective.takes:
+    listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
+    if (config.data.negatives.per_row or listed) and "negatives" not in objective.takes:
         takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)
         raise ConfigError(
             f"objective={config.objective.name}: takes pairs only. Set data.negatives.per_row=0 and "

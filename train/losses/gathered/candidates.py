@@ -34,6 +34,10 @@ class Anchors:
     share: Tensor
     own: slice
 
+    def first(self, count: int) -> "Anchors":
+        """Return the first `count` anchors: of columns, those of the pairs, without the further ones."""
+        return replace(self, **{n: getattr(self, n)[:count] for n in ("counts", "positives", "valid")})
+
     def weights(self, like: Tensor) -> Tensor:
         """Return 1 / (number of positives) of each anchor (row or column) in the type of the tensor `like`.
 

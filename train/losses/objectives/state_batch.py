@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
@@ -22,7 +23,7 @@ from dyad.train.losses.objectives.robust import SIDES
 from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates
 from dyad.train.losses.options.common import PairOptions
-from dyad.train.losses.options.estimators import EstimatorOptions
+from dyad.train.losses.options.estimators import ONE_POSITIVE, EstimatorOptions
 from dyad.train.losses.sums.conditions import summed_later
 from dyad.train.losses.sums.functions import weighted
 from dyad.train.losses.sums.lse import Scales, log_partition
@@ -80,7 +81,12 @@ class StateBatch:
         complete=False: each rank has the state that it stores only, until `summed`.
 
         If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
+        Further columns are candidates of all anchors x; they are no anchors, and have no state.
+
+        Raises ConfigError for a further positive.
         """
+        if batch.positives.own is None:
+            raise ConfigError(f"objective={objective.options.name}: a sample has one positive. {ONE_POSITIVE}")
         options, memory = objective.options, objective.memory
         assert memory is not None
         dtype = torch.promote_types(batch.x_bD.dtype, torch.float32)
@@ -91,7 +97,7 @@ class StateBatch:
             duplicates = Duplicates.mask
         pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
         related = relations(batch, pairs)
-        both = {"x": related.rows, "y": related.columns}
+        both = {"x": related.rows, "y": related.columns.first(batch.columns.total)}
         anchors = {side: both[side] for side in SIDES[options.directions]}
         epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
         training = objective.training and torch.is_grad_enabled()
@@ -134,17 +140,26 @@ class StateBatch:
             own = self.batch.rows.placed(torch.stack([of_pairs[side] for side in counts]))
             return own if self.complete else torch.cat([own, torch.stack([*read.old.values()])])
 
+        if (of_columns := weights.get("column_weights_M")) is not None:
+            weights["column_weights_M"] = self._of_columns(of_columns, 0.0)
+        if isinstance(scale, Scales):
+            scale = replace(scale, columns_M=self._of_columns(scale.columns_M, 1.0))
         inputs = batch.x_bD, batch.y_MD, scale, batch.columns, self.exclusion
         rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares, whole_gradients=True)
         of_pairs, old_kB = numbers.split([len(counts), len(numbers) - len(counts)])
         state = self if self.complete else replace(self, read=read.with_old(old_kB))
-        logits, sums = own_logits(), {"x": rows_b, "y": columns_M}
+        logits, sums = own_logits(), {"x": rows_b, "y": columns_M[: batch.columns.total]}
         every = dict(zip(counts, of_pairs.unbind(), strict=True))
         if "y" in every:  # of all pairs; only those of this rank have a gradient in their embeddings
             logits["y"] = every["y"].slice_scatter(logits["y"], 0, self.own.start, self.own.stop)
         log_g = {side: sums[side] - logits[side] - counts[side] for side in counts}
         every |= {"y": log_g["y"].detach()} if "y" in every else {}
         return state, log_g, state.updated_means(every)
+
+    def _of_columns(self, values_B: Tensor, other: float) -> Tensor:
+        """Return numbers of all columns, (M,): those of the pairs, and `other` for further columns."""
+        further = len(self.batch.y_MD) - self.batch.columns.total
+        return F.pad(values_B, (0, further), value=other) if further else values_B
 
     def updated_means(self, log_g: Numbers) -> dict[str, UpdatedMeans]:
         """Return log ĝ and the new running means log u of all samples of the global batch, by side.

@@ -9,6 +9,8 @@ from dyad.data.config import AUTO, described
 from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
 from dyad.train.losses.options.common import DIRECTIONS, WEIGHED, ExpectedBatch, TemperatureOptions, number, preset
 
+ONE_POSITIVE = "Set data.passage.positives=one, or take clip or info_nce"
+
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
@@ -31,7 +33,7 @@ class EstimatorOptions(TemperatureOptions):
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
-    takes: ClassVar[frozenset[str]] = WEIGHED
+    takes: ClassVar[frozenset[str]] = WEIGHED | {"negatives"}
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: a loss multiplied by τ has no optimum in τ. Set it false, or choose "
         "objective=fastclip_v3 (a radius ρ), fastclip_v0 (not multiplied) or isogclr (τ per sample)"
@@ -78,6 +80,8 @@ class EstimatorOptions(TemperatureOptions):
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
+        if batch.several:
+            yield f"objective={self.name}: a sample has one positive. {ONE_POSITIVE}"
         if batch.without_negatives:
             yield f"objective={self.name}: {batch.none_in_one}"
 
