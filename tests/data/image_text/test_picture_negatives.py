@@ -1,0 +1,136 @@
+"""Hard negatives of pictures: texts of json fields or of a mined file, drawn by the seed, in batches and streams."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.messages import raises
+from helpers.shards import picture, write_tar
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.config import DataConfig, NegativeList, NegativesConfig
+from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.negatives import MinedTexts
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.shards.content_keys import content_key, key_name
+from dyad.data.shards.shards import Shards, open_shards
+from dyad.data.shards.sources import parse_sources
+
+SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+WRONG = [["cat", "dog"], [], ["bird"], ["own 3", "fish", "fish", "cow"]]  # of sample 3: its caption, and a repetition
+
+
+def tokenize(texts: list[str]) -> Tensor:
+    return torch.tensor([[ord(c) for c in text.ljust(12)[:12]] for text in texts], dtype=torch.int64).reshape(-1, 12)
+
+
+def read_back(tokens: Tensor) -> list[str]:
+    return ["".join(map(chr, row)).rstrip() for row in tokens.tolist()]
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Shards:
+    return written(tmp_path, [{"caption": f"own {n}", "wrong": texts} for n, texts in enumerate(WRONG)])
+
+
+def written(folder: Path, samples: list[dict[str, Any]]) -> Shards:
+    members = [
+        m
+        for n, of_json in enumerate(samples)
+        for m in ((f"{n:03d}.png", picture(n)), (f"{n:03d}.json", json.dumps(of_json).encode()))
+    ]
+    return open_shards(parse_sources(str(write_tar(folder / "a.tar", members))), workers=0)
+
+
+def dataset(shards: Shards, seed: int = 0, mined: MinedTexts | None = None, **negatives: Any) -> ImageText:
+    own = NegativesConfig(**{"per_row": 2, "fields": ["wrong"], **negatives})
+    return ImageText(shards, PairMaker(SPEC, tokenize, DataConfig(captions=["caption"], negatives=own), seed, mined))
+
+
+def mined_file(folder: Path, lines: dict[int, list[str]]) -> Path:
+    rows = [{"query_id": key_name(content_key(picture(n))), "negatives": texts} for n, texts in lines.items()]
+    (folder / "mined.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "mined.jsonl"
+
+
+def mined_dataset(shards: Shards, path: Path, lists: list[NegativeList]) -> ImageText:
+    return dataset(shards, mined=MinedTexts(str(path)), file=str(path), lists=lists)
+
+
+def test_a_batch_has_the_negatives_of_its_rows(shards: Shards) -> None:
+    """At most per_row each; none twice, never the own caption. Draws depend on seed, epoch and sample alone."""
+    data = dataset(shards)
+    batch = data.__getitems__([(0, 3), (0, 1), (0, 0), (5, 2)])
+    assert batch.extra is not None and read_back(batch.y) == ["own 3", "own 1", "own 0", "own 2"]
+    texts, rows = read_back(batch.extra.y), batch.extra.row.tolist()
+    assert rows == [0, 0, 2, 2, 3] and not batch.extra.positive.any()
+    assert {*texts[:2]} <= {"fish", "cow"} and {*texts[2:4]} == {"cat", "dog"} and texts[4:] == ["bird"]
+    assert batch.extra.keys.tolist() == [content_key(text.encode()) for text in texts]
+    alone = pickle.loads(pickle.dumps(data)).__getitems__([(0, 3)])
+    assert alone.extra is not None and read_back(alone.extra.y) == texts[:2]
+    drawn = Counter(read_back(dataset(shards, per_row=1).__getitems__([(e, 0) for e in range(400)]).extra.y))  # type: ignore[union-attr]
+    assert abs(drawn["cat"] - 200) < 50 and sum(drawn.values()) == 400
+
+
+def test_negatives_leave_the_other_draws_alone(shards: Shards) -> None:
+    """The caption and the noise of a picture are those of a run without negatives, which has no further items."""
+    plain, more = (dataset(shards, per_row=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
+    assert plain.extra is None and torch.equal(plain.x, more.x) and torch.equal(plain.y, more.y)
+    assert (plain.x_noise is None) == (more.x_noise is None)
+
+
+def test_mined_texts_are_found_by_the_content_of_the_picture(shards: Shards, tmp_path: Path) -> None:
+    path = mined_file(tmp_path, {2: ["tree", "own 2"], 0: ["sun"]})
+    first_mined = mined_dataset(shards, path, [NegativeList.mined, NegativeList.hard_negatives])
+    extra = first_mined.__getitems__([(0, 0), (0, 2), (0, 3)]).extra
+    assert extra is not None and read_back(extra.y)[:2] == ["sun", "tree"] and extra.row.tolist() == [0, 1, 2, 2]
+    own_first = mined_dataset(shards, path, [NegativeList.hard_negatives, NegativeList.mined])
+    extra = own_first.__getitems__([(0, 2)]).extra
+    assert extra is not None and read_back(extra.y) == ["bird"]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"query_id": "q1", "negatives": ["a"]}', '{"query_id": "00000000000000aa", "negatives": "a"}', "{}"]
+)
+def test_a_file_of_other_lines_is_refused(line: str, tmp_path: Path) -> None:
+    path = mined_file(tmp_path, {1: ["x"]})
+    path.write_text(path.read_text() + line + "\n")
+    with raises(DataError, f"{path}: line 2"):
+        MinedTexts(str(path))
+
+
+def test_a_repeated_picture_is_refused(tmp_path: Path) -> None:
+    path = mined_file(tmp_path, {1: ["x"]})
+    path.write_text(path.read_text() * 2)
+    with raises(DataError, f"{path}: line 2", f"{path}: line 1"):
+        MinedTexts(str(path))
+
+
+def test_data_without_any_negatives_are_refused(tmp_path: Path) -> None:
+    """One of 100 rows, evenly spaced over all sources, is enough."""
+    shards = written(tmp_path, [{"caption": "a"}] * 30 + [{"caption": "a", "wrong": ["a"]}] * 30)
+    with raises(ConfigError, "data.negatives.per_row", "data.negatives.fields", "data.negatives.file"):
+        dataset(shards)
+    (tmp_path / "b").mkdir()
+    dataset(written(tmp_path / "b", [{"caption": "a"}] * 500 + [{"caption": "a", "wrong": ["b"]}] * 20))
+
+
+def test_a_field_that_is_no_list_of_texts_is_a_bad_sample(tmp_path: Path) -> None:
+    shards = written(tmp_path, [{"caption": f"own {n}", "wrong": [5] if n == 1 else ["x"]} for n in range(4)])
+    batch = dataset(shards).__getitems__([(0, 0), (0, 1)])
+    assert {one.key for one in batch.bad} == {"001"} and "'wrong'" in batch.bad[0].reason
+
+
+def test_a_file_that_nothing_draws_from_is_refused() -> None:
+    mined: dict[str, Any] = {"file": "a", "lists": [NegativeList.mined], "per_row": 1}
+    for left_out in ({"lists", "per_row"}, {"lists"}, {"per_row"}):
+        with raises(ConfigError, "data.negatives.file=a", "data.negatives.lists=[mined]", "data.negatives.per_row=1"):
+            NegativesConfig(**{key: value for key, value in mined.items() if key not in left_out})
+    assert NegativesConfig(**mined).file == "a"

@@ -1,0 +1,75 @@
+"""Runs of pictures with hard negatives, by command: shards and streams, one and two processes, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.cli import Commands
+from helpers.tiny_runs import SHARD, losses, refused
+
+Tiny = Callable[[dict[str, Any]], list[str]]
+KEYS = {"data": "image_text", "data.captions": "[caption]", "data.negatives.fields": "[wrong]", "steps": 3}
+KEYS |= {"data.negatives.per_row": 2, "tracking.wandb": "disabled", "model.image.patch_dropout": 0}
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """The emoji; every third has no negatives, the others one or two captions of others."""
+    with tarfile.open(SHARD) as source, tarfile.open(tmp_path / "wrong.tar", "w") as out:
+        members = [(m.name, source.extractfile(m).read()) for m in source]  # type: ignore[union-attr]
+        captions = [caption_of(data) for name, data in members if name.endswith(".json")]
+        number = 0
+        for name, data in members:
+            if name.endswith(".json"):
+                others = [captions[(number + far) % len(captions)] for far in (7, 31)]
+                data = json.dumps({**json.loads(data), "wrong": others[: number % 3]}).encode()
+                number += 1
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            out.addfile(info, io.BytesIO(data))
+    return tmp_path / "wrong.tar"
+
+
+def caption_of(data: bytes) -> str:
+    caption = json.loads(data)["caption"]
+    return caption if isinstance(caption, str) else caption[0]
+
+
+def test_one_and_two_processes_agree_and_chunks_change_nothing(
+    commands: Commands, tiny: Tiny, shard: Path, tmp_path: Path
+) -> None:
+    keys = {**KEYS, "data.train": shard}
+    alone = commands.run(*tiny({**keys, "run.name": "alone"}))
+    assert alone.code == 0, alone.out
+    two = commands.world(2, *tiny({**keys, "run.name": "two", "chunk_size": 8}))
+    assert [rank.code for rank in two] == [0, 0], two[0].out
+    plain = commands.run(*tiny({**keys, "run.name": "plain", "data.negatives.per_row": 0}))
+    found = {name: losses(tmp_path / "runs" / name) for name in ("alone", "two", "plain")}
+    assert plain.code == 0 and found["two"] == pytest.approx(found["alone"], abs=1e-4)
+    assert found["alone"][0] > found["plain"][0] + 0.1  # more candidates
+
+
+def test_streams_and_estimators_take_them(commands: Commands, tiny: Tiny, shard: Path, tmp_path: Path) -> None:
+    for name, more in {"stream": {"data.mode": "stream"}, "sogclr": {"objective": "sogclr"}}.items():
+        done = commands.run(*tiny({**KEYS, "data.train": shard, "run.name": name, **more}))
+        assert done.code == 0, done.out
+        assert len(losses(tmp_path / "runs" / name)) == 3
+
+
+def test_what_cannot_be_leaves_no_run_folder(commands: Commands, tiny: Tiny, shard: Path, tmp_path: Path) -> None:
+    keys = {**KEYS, "data.train": shard, "run.name": "a"}
+    mined = {"data.negatives.lists": "[mined]"}
+    for more, named in (
+        ({"objective": "spectral"}, ("objective=spectral", "data.negatives.per_row=0")),
+        ({"data.negatives.fields": "[wrongs]"}, ("data.negatives.per_row", "data.negatives.fields")),
+        (mined, ("data.negatives.lists", "data.negatives.file")),
+        ({**mined, "data.negatives.refresh_every": 5}, ("data.negatives.refresh_every=5", "task=question_passage")),
+    ):
+        refused(commands.run(*tiny({**keys, **more})), 2, *named)
+        assert not (tmp_path / "runs" / "a").exists(), more
