@@ -20,9 +20,13 @@ KEYS |= {"data.negatives.per_row": 2, "tracking.wandb": "disabled", "model.image
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """The emoji; every third has no negatives, the others one or two captions of others."""
-    with tarfile.open(SHARD) as source, tarfile.open(tmp_path / "wrong.tar", "w") as out:
-        members = [(m.name, source.extractfile(m).read()) for m in source]  # type: ignore[union-attr]
+    return with_negatives(tmp_path / "wrong.tar")
+
+
+def with_negatives(path: Path, count: int | None = None) -> Path:
+    """Write the first emoji to a shard; every third has no negatives, the others one or two captions of others."""
+    with tarfile.open(SHARD) as source, tarfile.open(path, "w") as out:
+        members = [(m.name, source.extractfile(m).read()) for m in source][: count and 2 * count]  # type: ignore[union-attr]
         captions = [caption_of(data) for name, data in members if name.endswith(".json")]
         number = 0
         for name, data in members:
@@ -33,7 +37,7 @@ def shard(tmp_path: Path) -> Path:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             out.addfile(info, io.BytesIO(data))
-    return tmp_path / "wrong.tar"
+    return path
 
 
 def caption_of(data: bytes) -> str:

@@ -1,0 +1,83 @@
+"""Every objective trains by command on pictures and on questions, with hard negatives and without, or says why not.
+
+A sweep trains the objectives of a case one after the other. Each on one to four ranks: tests/train/losses/test_losses.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.cli import Commands
+from helpers.tiny_runs import losses, refused
+from test_negatives_of_pictures import with_negatives
+
+from dyad.train.losses import OBJECTIVES
+
+Tiny = Callable[[dict[str, Any]], list[str]]
+ELSEWHERE = {"partial_auc": "objective=partial_auc", "cpc": "objective.width"}  # what other tasks train, or none
+PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
+TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
+TASKS = ("image_text", "question_passage")
+CASES = [(task, 1) for task in TASKS] + [pytest.param(task, 0, marks=pytest.mark.soak) for task in TASKS]
+
+
+@pytest.fixture
+def keys(models: Path, tmp_path: Path) -> Callable[[str, int], dict[str, Any]]:
+    """The keys of a task with so many hard negatives a row."""
+
+    def of(task: str, hard: int) -> dict[str, Any]:
+        size = {"steps": 2, "global_batch_size": 10, "data.negatives.per_row": hard}
+        if task == "image_text":
+            shard = with_negatives(tmp_path / "pictures.tar", count=24)
+            return {"data": task, "data.captions": "[caption]", "data.train": shard, **size} | {
+                "data.negatives.fields": "[wrong]"
+            }
+        rows = [
+            {
+                "question": f"question {n}",
+                "positive_ctxs": [{"title": "", "text": f"answer {n % 17}"}],
+                "hard_negative_ctxs": [{"title": "", "text": f"no {n}"}] if n % 3 else [],
+            }
+            for n in range(24)
+        ]
+        (tmp_path / "rows.json").write_text(json.dumps(rows))
+        text = {"model.text.kind": "transformers", "model.text.name": models / "bert", "model.text.pooling": "mean"}
+        return {"data": task, "task": task, "model": "encoder", "data.train": tmp_path / "rows.json", **text, **size}
+
+    return of
+
+
+@pytest.mark.parametrize(("task", "hard"), CASES)
+def test_every_objective_trains(
+    task: str, hard: int, commands: Commands, keys: Callable[[str, int], dict[str, Any]], tiny: Tiny, tmp_path: Path
+) -> None:
+    names = TAKERS if hard else PAIRS
+    done = commands.run(*arguments(tiny, keys(task, hard)), "-m", f"objective={','.join(names)}")
+    assert done.code == 0, done.out[-3000:]
+    runs = list((tmp_path / "runs").iterdir())
+    found = {yaml.safe_load((run / "config.yaml").read_text())["objective"]["name"]: losses(run) for run in runs}
+    assert found.keys() == {*names} and all(len(of) == 2 and all(map(isfinite, of)) for of in found.values())
+
+
+def test_the_others_leave_no_run_folder(
+    commands: Commands, keys: Callable[[str, int], dict[str, Any]], tiny: Tiny, tmp_path: Path
+) -> None:
+    words = arguments(tiny, keys("question_passage", 1))
+    for name in sorted({*PAIRS} - {*TAKERS}):
+        refused(commands.run(*words, f"objective={name}"), 2, f"objective={name}", "data.negatives.per_row=0")
+    for name, named in ELSEWHERE.items():
+        refused(commands.run(*words, f"objective={name}"), 2, named)
+    assert not (tmp_path / "runs").exists()
+
+
+def arguments(tiny: Tiny, keys: dict[str, Any]) -> list[str]:
+    """Without the keys of a model of pictures where the task has none."""
+    of_pictures = "model.image.", "model.embed_dim", "model.text.context", "data.captions"
+    words = tiny(keys)
+    return words if keys["data"] == "image_text" else [w for w in words if not w.startswith(of_pictures)]
