@@ -122,7 +122,7 @@ class MineCommand:
     index: str | None = run_option(MiningConfig, "index")
     scores: str | None = described(
         None,
-        "questions: a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins, max_score go by them",
+        "questions: a cross-encoder's scores, JSONL or TSV of query_id, docid, score; margins and max_score go by it",
     )
     workers: int | None = run_option(DataConfig, "workers")
 

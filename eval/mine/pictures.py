@@ -7,7 +7,6 @@ import hashlib
 import json
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.arrays import map_array
-from dyad.data.base.errors import ConfigError, SampleError
+from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.files import whole_file
 from dyad.data.base.progress import tracked
 from dyad.data.config import DataConfig
@@ -40,14 +39,14 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
     are to `folder`/pictures.npy, int64 (4, C): sample id, content key of the picture, key of the caption's meaning
     (data.text_key), its line in captions.jsonl from 0; −1 for a caption that is never drawn.
 
-    Reads all samples. Those whose captions cannot be used have none, as training replaces them. Raises ConfigError if
+    Reads all samples. Those whose captions cannot be used have none, as training replaces them. Raises DataError if
     there are none at all.
     """
     lines: dict[int, int] = {}
-    columns = array("q")
+    columns, unusable = array("q"), ""
     with whole_file(folder / CAPTIONS) as file:
         for i in tracked(range(len(shards)), "Captions", len(shards)):
-            with suppress(SampleError):
+            try:
                 sample = ShardSample.read(shards, i)
                 picture = content_key(sample.picture(config.image_key))
                 own = [text for name in config.captions for text in sample.captions(name, config.caption_per)]
@@ -62,8 +61,10 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
                     columns.extend((i, picture, meaning, lines[key]))
                 for meaning in sorted(meanings.difference(meaning for meaning, _ in drawn)):
                     columns.extend((i, picture, meaning, -1))
+            except SampleError as error:
+                unusable = unusable or str(error)
         if not lines:
-            raise ConfigError(f"none of {len(shards):,} samples has a picture and captions that can be used")
+            raise DataError(f"none of {len(shards):,} samples can be used. The first: {unusable}")
     with whole_file(folder / TABLE) as file:
         np.save(file, np.frombuffer(columns, np.int64).reshape(-1, 4).T)
 
