@@ -66,28 +66,23 @@ class LabelledQuery:
 
 
 class Side(NamedTuple):
-    """Queries or items as inputs of a tower. facts: digests of all that their embeddings depend on beside the tower."""
+    """Queries or items as inputs of a tower. fingerprint: digest of their contents. read_as: options that say how the
+    tower gets them, as a text."""
 
     inputs: SizedItems
     ids: Ids
-    facts: tuple[str, ...]
+    fingerprint: str
+    read_as: str
 
 
 class MiningData(Protocol):
     """Queries, each of one or more of n rows, and the m items in which their hard negatives are searched.
 
-    names: of queries and items, as the summary and the folders of embeddings are called. fingerprints: of both. file:
-    the items, where mining has written them. row_keys (n,): rows with equal keys are one query. item_keys (m,): content
-    keys (hashes of the text).
+    names: of queries and items, for the summary and the folders of embeddings. row_keys (n,): rows with equal keys are
+    one query. item_keys (m,): content keys (hashes of the text).
     """
 
     names: ClassVar[tuple[str, str]]
-
-    @property
-    def fingerprints(self) -> tuple[str, str]: ...
-
-    @property
-    def file(self) -> str | None: ...
 
     @property
     def row_keys(self) -> Int64s: ...
@@ -174,7 +169,7 @@ def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str
     """
 
     def encoded(side: Literal["x", "y"], name: str, of: Side) -> np.ndarray:
-        identity = identity_of(encode.towers[side], *of.facts)
+        identity = identity_of(encode.towers[side], of.fingerprint, of.read_as)
         return encode_corpus(encode, side, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
 
     (queries, items), (x, y) = data.names, data.sides()

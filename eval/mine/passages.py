@@ -19,20 +19,14 @@ from dyad.eval.mine.mining import LabelledQuery, Side
 class QuestionsAndPassages:
     """The n rows of questions and the m passages of a corpus; the members are those of MiningData.
 
-    tokenize: the tokenizer of the model. config: the data options. file: the passages of the rows, where mining has
-    written them; None for a corpus of the user.
+    tokenize: the tokenizer of the model. config: the data options.
     """
 
     questions: QuestionRows
     corpus: Corpus
     tokenize: TokenizeTexts
     config: DataConfig
-    file: str | None = None
     names: ClassVar[tuple[str, str]] = ("questions", "passages")
-
-    @property
-    def fingerprints(self) -> tuple[str, str]:
-        return self.questions.fingerprint, self.corpus.fingerprint
 
     @property
     def row_keys(self) -> Int64s:
@@ -49,8 +43,8 @@ class QuestionsAndPassages:
         asked = question_texts(self.questions, self.tokenize, self.config.question)
         passages = passage_texts(self.corpus, self.tokenize, self.config.passage)
         return (
-            Side(asked, ids, (self.questions.fingerprint, repr(self.config.question))),
-            Side(passages, self.corpus.ids, (self.corpus.fingerprint, repr(self.config.passage))),
+            Side(asked, ids, self.questions.fingerprint, repr(self.config.question)),
+            Side(passages, self.corpus.ids, self.corpus.fingerprint, repr(self.config.passage)),
         )
 
     def item(self, position: int) -> tuple[str, str]:

@@ -116,7 +116,6 @@ class PicturesAndCaptions:
     """The n distinct pictures and m distinct captions of samples; the members are those of MiningData."""
 
     names: ClassVar[tuple[str, str]] = ("pictures", "captions")
-    file = None
 
     def __init__(self, pictures: Pictures, tokenize: Tokenize, folder: Path) -> None:
         """pictures: of all samples. tokenize: the tokenizer of the model. folder: where `write_captions` wrote."""
@@ -130,10 +129,6 @@ class PicturesAndCaptions:
         self.row_keys: Int64s = self._table[PICTURE, self._first_n]
 
     @property
-    def fingerprints(self) -> tuple[str, str]:
-        return hashlib.sha256(self.row_keys.tobytes()).hexdigest(), self._captions.fingerprint
-
-    @property
     def item_keys(self) -> Int64s:
         return self._captions.keys
 
@@ -141,11 +136,11 @@ class PicturesAndCaptions:
         def ids(start: int, stop: int) -> list[str]:
             return [key_name(int(key)) for key in self.row_keys[start:stop]]
 
-        of_pictures, of_captions = self.fingerprints
-        read_as = repr(self._pictures.spec), str(self._pictures.config.max_image_pixels)
+        digest = hashlib.sha256(self.row_keys.tobytes()).hexdigest()
         pictures = PictureInputs(self._pictures, self._table[SAMPLE, self._first_n])
         captions = CaptionInputs(self._captions, self._tokenize)
-        return Side(pictures, ids, (of_pictures, *read_as)), Side(captions, self._captions.ids, (of_captions,))
+        read_as = f"{self._pictures.spec}, {self._pictures.config.max_image_pixels}"
+        return Side(pictures, ids, digest, read_as), Side(captions, self._captions.ids, self._captions.fingerprint, "")
 
     def item(self, position: int) -> tuple[str, str]:
         text = self._captions[position].text

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dyad.eval.mine.mining import MiningData
     from dyad.train.config import TrainConfig
 
+    Opened = tuple[MiningData, str | None]
+
 PURPOSE = """\
 Mine hard negatives with a trained model: for each training question the passages, for each training picture the
 captions that it ranks high although they are not right. Training then draws from them. What is right and its copies are
@@ -83,8 +85,7 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
         raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
     given = [name for name in OF_QUESTIONS if getattr(command, name) is not None]
     if given and config.task.name != "question_passage":
-        about = OF_QUESTIONS[given[0]]
-        raise ConfigError(f"{given[0]}= is about {about}, and {run} is of pictures and captions. Leave it out")
+        raise ConfigError(f"{given[0]}= is for questions and passages, and {run} is of pictures. Leave it out")
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
@@ -114,31 +115,32 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     with process_group(config.dist.seconds_to_start) as world:
         trained = load_on_all(command.run, world)
         opened = partial(OPEN[config.task.name], config, trained.model, out, write=world.rank == 0)
-        data = rank_0_first(world, opened)
+        data, corpus = rank_0_first(world, opened)
         set_timeout(config.dist.timeout)
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
         source = embedded(Encoder.of(config, trained.model, world), data, out / "embeddings")
         identity = {
             "checkpoint": str(trained.checkpoint),
             "step": trained.step,
-            **dict(zip(data.names, data.fingerprints, strict=True)),
+            **{name: side.fingerprint for name, side in zip(data.names, data.sides(), strict=True)},
             "scores": without_secrets(command.scores),
         }
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary, data))))
-            training = training_command(config, run, out / MINED, data.file)
+            training = training_command(config, run, out / MINED, corpus)
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
 
 # ---- what is mined, by task ------------------------------------------------------------------------------------------
 
 
-def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, write: bool) -> MiningData:
+def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
     """Open the questions of data.train and the corpus of passages to search: the run's, or all passages in the rows of
     questions, in the file CORPUS of the folder `out`.
 
-    write: whether this process writes that file. Raises ConfigError if several corpora belong to the questions.
+    write: whether this process writes that file. Returns its path with the data, None for a corpus of the user. Raises
+    ConfigError if several corpora belong to the questions.
     """
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
@@ -147,7 +149,7 @@ def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, writ
 
     questions = open_questions(config.data.train, config.data, "queries")
     if questions.corpus is not None:
-        return QuestionsAndPassages(questions, questions.corpus, model.tokenize, config.data)
+        return QuestionsAndPassages(questions, questions.corpus, model.tokenize, config.data), None
     if any(source.corpus is not None for source in questions.sources):
         raise ConfigError(
             f"queries={config.data.train}: nothing says which passages to search, those of several corpora. Give "
@@ -163,10 +165,10 @@ def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, writ
                     row = {"_id": passage.id, "title": passage.title, "text": passage.text}
                     lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     corpus = open_corpus(str(file), "corpus")
-    return QuestionsAndPassages(questions, corpus, model.tokenize, config.data, corpus.rows.files[0])
+    return QuestionsAndPassages(questions, corpus, model.tokenize, config.data), corpus.rows.files[0]
 
 
-def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write: bool) -> MiningData:
+def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
     """Open the pictures of data.train and all captions that training may draw of them, in the folder `out`.
 
     write: whether this process writes the captions.
@@ -183,16 +185,11 @@ def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write
         with writable(out):
             out.mkdir(parents=True, exist_ok=True)
             write_captions(shards, config.data, out)
-    return PicturesAndCaptions(Pictures(shards, model.image, config.data), model.tokenize, out)
+    return PicturesAndCaptions(Pictures(shards, model.image, config.data), model.tokenize, out), None
 
 
 OPEN = {"question_passage": open_questions_and_passages, "image_text": open_pictures_and_captions}
-OF_QUESTIONS = {  # option → what it is about, which pictures do not have
-    "corpus": "passages",
-    "drop_answers": "answers",
-    "regex_answers": "answers",
-    "scores": "scores of a cross-encoder",
-}
+OF_QUESTIONS = ("corpus", "drop_answers", "regex_answers", "scores")
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
