@@ -118,15 +118,15 @@ class PassageConfig:
 
 @dataclass
 class MiningConfig:
-    """Configuration of the mining of hard negatives: which of the passages that a search finds become negatives of a
-    question. The command `python -m eval.mine` has the same keys."""
+    """Configuration of the mining of hard negatives: which of the passages or captions that a search finds become
+    negatives of a question or picture. The command `python -m eval.mine` has the same keys."""
 
-    first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all passages found")
+    first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
-    keep: int = described(25, "negatives kept for each question, the best ranked first", least=1)
-    margin: float | None = described(None, "only passages that score at least this much below the best right one")
-    relative_margin: float | None = described(None, "only passages that score at most (1 - this) × the best right one")
-    max_score: float | None = described(None, "only passages that score at most this")
+    keep: int = described(25, "negatives kept for each question or picture, the best ranked first", least=1)
+    margin: float | None = described(None, "only what scores at least this much below the best right one")
+    relative_margin: float | None = described(None, "only what scores at most (1 - this) × the best right one")
+    max_score: float | None = described(None, "only what scores at most this")
     drop_answers: bool = described(True, "leave out passages that contain an answer of the question, where it has any")
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
     index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")

@@ -104,10 +104,12 @@ class MineCommand:
 
     run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
     corpus: str | None = described(
-        None, "passages by id: .jsonl, .tsv or a BEIR folder; null: the run's, or those in the rows of queries"
+        None, "questions: passages by id, .jsonl, .tsv, BEIR folder; null: the run's, or those in the rows of queries"
     )
     columns: list[str] | None = run_option(DataConfig, "columns")
-    queries: str | None = described(None, "questions with what is right for them, as data.train; null: the run's")
+    queries: str | None = described(
+        None, "questions with what is right for them, or pictures with captions, as data.train; null: the run's"
+    )
     out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
     first_rank: int | None = run_option(MiningConfig, "first_rank")
     last_rank: int | None = run_option(MiningConfig, "last_rank")
@@ -119,7 +121,8 @@ class MineCommand:
     regex_answers: bool | None = run_option(MiningConfig, "regex_answers")
     index: str | None = run_option(MiningConfig, "index")
     scores: str | None = described(
-        None, "file of a cross-encoder's scores, JSONL or TSV of query_id, docid, score: margins and max_score go by it"
+        None,
+        "questions: a cross-encoder's scores, JSONL or TSV of query_id, docid, score; margins and max_score go by it",
     )
     workers: int | None = run_option(DataConfig, "workers")
 

@@ -110,8 +110,7 @@ CHECKS = {
     "batch_accuracy > 0.98": Check(
         "The batch has become easy",
         "{batch_accuracy:.1%} of its pairs are told apart: there is little left to learn from it.",
-        "A larger global_batch_size; hard negatives (python -m eval.mine) for questions; stronger data.augment for "
-        "pictures",
+        "A larger global_batch_size; hard negatives (python -m eval.mine); stronger data.augment for pictures",
     ),
     "learnt_by_heart > 0.5": Check(
         "{dataset}: learnt by heart",

@@ -19,6 +19,7 @@ from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.questions import open_questions
 from dyad.eval.mine.mining import MiningInput, mine
 from dyad.eval.mine.pair_scores import read_pair_scores
+from dyad.eval.mine.passages import QuestionsAndPassages
 from dyad.train.distributed.world import World
 
 Fields = Mapping[str, Any]
@@ -59,9 +60,12 @@ def source(
     config.passage.corpus = corpus
     questions = open_questions(str(write_lines(folder / "train.jsonl", rows)), config)
     passages, queries = np.asarray(scores, np.float32), np.eye(len(rows), dtype=np.float32)
-    return MiningInput(
-        questions, queries, open_corpus(corpus, "corpus"), passages, read_pair_scores(judged) if judged else None
-    )
+    data = QuestionsAndPassages(questions, open_corpus(corpus, "corpus"), untokenized, config)
+    return MiningInput(data, queries, passages, read_pair_scores(judged) if judged else None)
+
+
+def untokenized(*texts: Any, **options: Any) -> Any:
+    raise AssertionError("nothing is encoded here")
 
 
 def random_source(folder: Path, seed: int, count: int = 60) -> tuple[MiningInput, list[str], list[dict[str, Any]]]:

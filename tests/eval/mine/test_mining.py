@@ -213,7 +213,7 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, seed: int, settings: di
         monkeypatch.setattr(mining, "BLOCK", block)
         monkeypatch.setattr(matches, "SCAN", block)
         negatives, summary = mined(found, tmp_path / "out", **settings)
-        expected = plainly(texts, rows, found.passages_mD, MiningConfig(**{"first_rank": 1, **settings}))
+        expected = plainly(texts, rows, found.items_mD, MiningConfig(**{"first_rank": 1, **settings}))
         assert negatives == expected
         assert summary["negatives"] == sum(map(len, expected.values()))
         assert summary["without"] == sum(not n for n in expected.values())
@@ -222,8 +222,8 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, seed: int, settings: di
 
 def test_half_precision_passages(tmp_path: Path) -> None:
     found, texts, rows = random_source(tmp_path / "data", 3)
-    half = MiningInput(found.questions, found.queries_nD, found.corpus, found.passages_mD.astype(np.float16))
-    expected = plainly(texts, rows, half.passages_mD.astype(np.float32), MiningConfig(first_rank=1, margin=0.3))
+    half = MiningInput(found.data, found.queries_nD, found.items_mD.astype(np.float16))
+    expected = plainly(texts, rows, half.items_mD.astype(np.float32), MiningConfig(first_rank=1, margin=0.3))
     assert mined(half, tmp_path / "out", margin=0.3)[0] == expected
 
 
@@ -263,13 +263,12 @@ def test_the_summary_says_what_the_file_is(tmp_path: Path) -> None:
 
 def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     found, _, _ = random_source(tmp_path / "data", 0)
-    broken = MiningInput(found.questions, found.queries_nD, found.corpus, found.passages_mD)
     corpus = tmp_path / "data" / "corpus.jsonl"
     stamp = corpus.stat().st_mtime_ns
     corpus.write_bytes(corpus.read_bytes().replace(b"a", b"b"))
     os.utime(corpus, ns=(stamp, stamp))
     with raises(DataError, "corpus.jsonl"):
-        mined(broken, tmp_path / "out")
+        mined(found, tmp_path / "out")
     assert not any((tmp_path / "out").iterdir())
     (tmp_path / "file").write_text("")
     with raises(HardwareError, tmp_path / "file"):

@@ -1,0 +1,82 @@
+"""Questions and the passages of a corpus, as what hard negatives are mined from."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from dyad.data.config import DataConfig
+from dyad.data.question_passage.corpus import Corpus
+from dyad.data.question_passage.dataset import TokenizeTexts, passage_texts, question_texts
+from dyad.data.question_passage.questions import QuestionRows
+from dyad.data.shards.content_keys import Int64s
+from dyad.eval.metrics.matches import positions_with
+from dyad.eval.mine.mining import LabelledQuery, Side
+
+
+@dataclass(frozen=True)
+class QuestionsAndPassages:
+    """The n rows of questions and the m passages of a corpus; the members are those of MiningData.
+
+    tokenize: the tokenizer of the model. config: the data options.
+    """
+
+    questions: QuestionRows
+    corpus: Corpus
+    tokenize: TokenizeTexts
+    config: DataConfig
+    names: ClassVar[tuple[str, str]] = ("questions", "passages")
+
+    @property
+    def row_keys(self) -> Int64s:
+        return self.questions.id_hashes[0]
+
+    @property
+    def item_keys(self) -> Int64s:
+        return self.corpus.keys
+
+    def sides(self) -> tuple[Side, Side]:
+        def ids(start: int, stop: int) -> list[str]:
+            return [self.questions.question(i).id for i in range(start, stop)]
+
+        asked = question_texts(self.questions, self.tokenize, self.config.question)
+        passages = passage_texts(self.corpus, self.tokenize, self.config.passage)
+        return (
+            Side(asked, ids, self.questions.fingerprint, repr(self.config.question)),
+            Side(passages, self.corpus.ids, self.corpus.fingerprint, repr(self.config.passage)),
+        )
+
+    def item(self, position: int) -> tuple[str, str]:
+        passage = self.corpus[position]
+        return str(passage.id), passage.text
+
+    def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
+        """Return b questions with the corpus indices of all their right passages, found by id or by text."""
+        asked = [self._question(rows, query_D) for rows, query_D in zip(groups, queries_bD, strict=True)]
+        keys_m = self.corpus.keys
+        found = positions_with(
+            keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64)
+        )
+        first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first stays
+        by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
+        pairs = zip(asked, by_text, strict=True)
+        return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]
+
+    def _question(self, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuery:
+        """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
+
+        numbers: the row indices. Of the passages only content keys and corpus indices are kept, because the rows with
+        all their passages take a thousand times as much memory.
+        """
+        keys: set[int] = set()
+        ids: list[str] = []
+        answers: dict[str, None] = {}
+        for number in numbers:
+            row = self.questions.row(number)
+            keys.update(row.positives.keys)
+            ids += [passage.id for passage in row.positives if passage.id is not None]
+            answers.update(dict.fromkeys(answer for answer in row.question.answers if answer.strip()))  # "" is in all
+        name, positions = self.questions.question(numbers[0]).id, self.corpus.positions(ids)
+        right = positions[positions >= 0]
+        return LabelledQuery(name, tuple(answers), np.array(sorted(keys), dtype=np.int64), right, query_D)

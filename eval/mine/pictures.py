@@ -1,0 +1,164 @@
+"""Pictures and all captions that training may draw, as what hard negatives are mined from.
+
+Shape letters: n distinct pictures; m distinct captions; C captions of pictures, each of each picture that has it.
+"""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.base.arrays import map_array
+from dyad.data.base.errors import DataError, SampleError
+from dyad.data.base.files import whole_file
+from dyad.data.base.progress import tracked
+from dyad.data.config import DataConfig
+from dyad.data.image_text.dataset import Pictures, Tokenize, caption_draws, text_key
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.image_text.transforms import evaluation_batch
+from dyad.data.question_passage.corpus import Corpus, open_corpus
+from dyad.data.shards.content_keys import Int64s, content_key, key_name
+from dyad.data.shards.shards import Shards
+from dyad.eval.metrics.matches import Labels, Matches
+from dyad.eval.mine.mining import LabelledQuery, Side, grouped
+
+CAPTIONS, TABLE = "captions.jsonl", "pictures.npy"
+SAMPLE, PICTURE, MEANING, CAPTION = range(4)  # rows of the table
+
+
+def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
+    """Write the m distinct captions that training may draw of the samples to `folder`/captions.jsonl, and whose they
+    are to `folder`/pictures.npy, int64 (4, C): sample id, content key of the picture, key of the caption's meaning
+    (data.text_key), its line in captions.jsonl from 0; −1 for a caption that is never drawn.
+
+    Reads all samples. Those whose captions cannot be used have none, as training replaces them. Memory: about 150 bytes
+    for each distinct caption and 32 for each of a picture. Raises DataError if there are none at all.
+    """
+    lines: dict[int, int] = {}
+    columns, unusable = array("q"), ""
+    with whole_file(folder / CAPTIONS) as file:
+        for i in tracked(range(len(shards)), "Captions", len(shards)):
+            try:
+                sample = ShardSample.read(shards, i)
+                picture = content_key(sample.picture(config.image_key))
+                own = [text for name in config.captions for text in sample.captions(name, config.caption_per)]
+                meanings = {text_key(sample, text, config) for text in own}
+                drawn = [(meaning, text) for meaning, _, text in caption_draws(sample, config)]
+                for meaning, text in drawn:
+                    key = content_key(text.encode())
+                    if key not in lines:
+                        lines[key] = len(lines)
+                        row = {"_id": key_name(key), "text": text}
+                        file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+                    columns.extend((i, picture, meaning, lines[key]))
+                for meaning in sorted(meanings.difference(meaning for meaning, _ in drawn)):
+                    columns.extend((i, picture, meaning, -1))
+            except SampleError as error:
+                unusable = unusable or f" The first: {error}"
+        if not lines:
+            raise DataError(f"queries={config.train}: none of {len(shards):,} samples can be used.{unusable}")
+    with whole_file(folder / TABLE) as file:
+        np.save(file, np.frombuffer(columns, np.int64).reshape(-1, 4).T)
+
+
+@dataclass(frozen=True)
+class PictureInputs:
+    """The pictures of some samples as inputs of a tower. One that cannot be decoded counts as black: training replaces
+    its sample, and reads no negatives of it. Can be pickled."""
+
+    pictures: Pictures
+    samples: Int64s
+
+    @property
+    def lengths(self) -> Int64s:
+        return np.zeros(len(self), np.int64)  # all take equal time
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        return evaluation_batch((self._decoded(int(self.samples[i])) for i in rows), self.pictures.spec)
+
+    def _decoded(self, sample_id: int) -> Tensor:
+        try:
+            return self.pictures.decoded(sample_id)
+        except SampleError:
+            return torch.zeros(3, 1, 1, dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class CaptionInputs:
+    """Captions as inputs of a tower. Can be pickled."""
+
+    captions: Corpus
+    tokenize: Tokenize
+
+    @property
+    def lengths(self) -> Int64s:
+        return self.captions.lengths
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        return self.tokenize([self.captions[i].text for i in rows])
+
+
+class PicturesAndCaptions:
+    """The n distinct pictures and m distinct captions of samples; the members are those of MiningData."""
+
+    names: ClassVar[tuple[str, str]] = ("pictures", "captions")
+
+    def __init__(self, pictures: Pictures, tokenize: Tokenize, folder: Path) -> None:
+        """pictures: of all samples. tokenize: the tokenizer of the model. folder: where `write_captions` wrote."""
+        self._pictures, self._tokenize = pictures, tokenize
+        self._captions = open_corpus(str(folder / CAPTIONS), "out")
+        self._table = map_array(folder / TABLE, folder)
+        order, ends = grouped(self._table[PICTURE])
+        self._first_n = order[ends[:-1]]  # column of the table
+        self._row_C = np.empty_like(order)
+        self._row_C[order] = np.repeat(np.arange(len(self._first_n)), np.diff(ends))
+        self.row_keys: Int64s = self._table[PICTURE, self._first_n]
+
+    @property
+    def item_keys(self) -> Int64s:
+        return self._captions.keys
+
+    def sides(self) -> tuple[Side, Side]:
+        def ids(start: int, stop: int) -> list[str]:
+            return [key_name(int(key)) for key in self.row_keys[start:stop]]
+
+        digest = hashlib.sha256(self.row_keys.tobytes()).hexdigest()
+        pictures = PictureInputs(self._pictures, self._table[SAMPLE, self._first_n])
+        captions = CaptionInputs(self._captions, self._tokenize)
+        read_as = f"{self._pictures.spec}, {self._pictures.config.max_image_pixels}"
+        return Side(pictures, ids, digest, read_as), Side(captions, self._captions.ids, self._captions.fingerprint, "")
+
+    def item(self, position: int) -> tuple[str, str]:
+        text = self._captions[position].text
+        return text, text
+
+    def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
+        """Return b pictures with the positions of the captions that mean what a caption of theirs means."""
+        none = np.empty(0, np.int64)
+        return [
+            LabelledQuery(key_name(int(self.row_keys[row])), (), none, self._right.pairs(row, row + 1)[1], query_D)
+            for (row,), query_D in zip(groups, queries_bD, strict=True)
+        ]
+
+    @cached_property
+    def _right(self) -> Matches:
+        meaning_C, caption_C = self._table[MEANING], self._table[CAPTION]
+        drawn = caption_C >= 0
+        return Matches(
+            Labels.of((self._row_C, meaning_C), size=len(self.row_keys)),
+            Labels.of((caption_C[drawn], meaning_C[drawn]), size=len(self._captions)),
+        )

@@ -1,0 +1,130 @@
+"""Captions mined for pictures: which samples count, what is right, and all rules against a plain reading of them."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.messages import raises
+from helpers.mining import mined, read_lines, untokenized
+from helpers.shards import Member, opened, picture, write_tar
+
+from dyad.data.base.errors import DataError
+from dyad.data.config import DataConfig, MiningConfig
+from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.eval.mine.mining import MiningInput
+from dyad.eval.mine.pictures import PictureInputs, PicturesAndCaptions, write_captions
+
+SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+Fields = Mapping[str, Any]
+
+
+def id_of(payload: bytes) -> str:
+    """The name of a content key, from its definition."""
+    return hashlib.blake2b(payload, digest_size=8).digest()[::-1].hex()
+
+
+def data_of(folder: Path, samples: Sequence[tuple[bytes, Fields]], **options: Any) -> PicturesAndCaptions:
+    """samples: the picture and the json member of each."""
+    folder.mkdir(exist_ok=True)
+    members: list[Member] = []
+    for number, (encoded, fields) in enumerate(samples):
+        members += [(f"{number:06d}.png", encoded), (f"{number:06d}.json", json.dumps(fields).encode())]
+    shards = opened(write_tar(folder / "shard.tar", members))
+    config = DataConfig(captions=["caption", "more"], **options)
+    write_captions(shards, config, folder)
+    return PicturesAndCaptions(Pictures(shards, SPEC, config), untokenized, folder)
+
+
+def plainly(
+    samples: Sequence[tuple[bytes, Fields]], texts: list[str], scores: np.ndarray, config: MiningConfig, meaning: str
+) -> dict[str, list[str]]:
+    """The rules, read aloud. scores: of each caption for each distinct picture. meaning: as data.text_key; "": texts"""
+    meant: dict[str, set[str]] = {}
+    right: dict[str, set[str]] = {}
+    for encoded, fields in samples:
+        for text in [fields["caption"], *fields["more"]]:
+            meant.setdefault(text, set()).add(fields[meaning] if meaning else text)
+            right.setdefault(id_of(encoded), set()).add(fields[meaning] if meaning else text)
+    result = {}
+    for row, (name, means) in enumerate(right.items()):
+        own = [bool(meant[text] & means) for text in texts]
+        score = scores[:, row].tolist()
+        best = max(s for s, is_own in zip(score, own, strict=True) if is_own)
+        limit = np.inf if config.margin is None else best - config.margin
+        if config.relative_margin is not None:
+            limit = min(limit, best - config.relative_margin * abs(best))
+        ranked = sorted(range(len(texts)), key=lambda i: -score[i])[config.first_rank - 1 : config.last_rank]
+        top = np.inf if config.max_score is None else config.max_score
+        result[name] = [texts[i] for i in ranked if not own[i] and score[i] <= min(limit, top)][: config.keep]
+    return result
+
+
+def random_samples(seed: int) -> list[tuple[bytes, Fields]]:
+    """Pictures that come several times, captions that many have, and meanings that many captions have."""
+    chance = np.random.default_rng(seed)
+
+    def some() -> str:
+        return f"{chance.integers(20)}\n{chance.integers(3)} É"  # a line break is a part of a caption
+
+    return [
+        (
+            picture(int(chance.integers(40))),
+            {"caption": some(), "more": [some() for _ in range(chance.integers(1, 4))], "concept": str(number % 9)},
+        )
+        for number in range(70)
+    ]
+
+
+@pytest.mark.parametrize("meaning", ["", "concept"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"first_rank": 3, "last_rank": 20, "keep": 4, "margin": 0.5}, {"relative_margin": 0.3}, {"max_score": 0.2}],
+    ids=str,
+)
+def test_as_a_plain_reading_of_the_rules(tmp_path: Path, settings: dict[str, Any], meaning: str) -> None:
+    samples = random_samples(0)
+    data = data_of(tmp_path, samples, text_key=meaning or None)
+    texts = list(dict.fromkeys(text for _, fields in samples for text in [fields["caption"], *fields["more"]]))
+    assert [line["text"] for line in read_lines(tmp_path / "captions.jsonl")] == texts
+    pictures = list(dict.fromkeys(encoded for encoded, _ in samples))
+    assert data.sides()[0].ids(0, len(pictures)) == [id_of(encoded) for encoded in pictures]
+    scores = np.random.default_rng(1).normal(size=(len(texts), len(pictures))).astype(np.float32)
+    found = MiningInput(data, np.eye(len(pictures), dtype=np.float32), scores)
+    negatives, summary = mined(found, tmp_path / "out", **settings)
+    config = MiningConfig(**{"first_rank": 1, **settings})
+    assert negatives == plainly(samples, texts, scores, config, meaning)
+    assert summary["pictures"] == len(pictures) and summary["negatives"] == sum(map(len, negatives.values()))
+    assert sum(summary["left_out"].values()) + summary["negatives"] == summary["found"]
+
+
+def test_what_training_never_draws_is_right_but_not_searched(tmp_path: Path) -> None:
+    """`more` of the first is the caption of the third."""
+    captions = [("a", ["c"]), ("b", ["x"]), ("c", ["y"])]
+    samples = [(picture(n), {"caption": text, "more": more}) for n, (text, more) in enumerate(captions)]
+    data = data_of(tmp_path, samples, caption_weights=[1.0, 0.0])
+    found = MiningInput(data, np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32))
+    assert list(mined(found, tmp_path / "out")[0].values()) == [["b"], ["a", "c"], ["a", "b"]]
+
+
+def test_samples_that_training_replaces(tmp_path: Path) -> None:
+    """One without captions has no part in it; a picture that cannot be decoded is known only when it is encoded."""
+    fields = {"caption": "a", "more": "b"}
+    samples = [
+        (picture(1), {"caption": "z"}),
+        (picture(2), fields),
+        (b"no picture", fields),
+        (picture(3), {"caption": " "}),
+    ]
+    data = data_of(tmp_path, samples)
+    assert data.item(0) == ("a", "a") and len(data.item_keys) == 2
+    inputs = data.sides()[0].inputs
+    assert isinstance(inputs, PictureInputs) and inputs.samples.tolist() == [1, 2]
+    pixels = inputs.take([1, 0])
+    assert pixels.shape == (2, 3, 8, 8) and not pixels[0].any() and pixels[1].any()
+    with raises(DataError, "1 samples", "shard.tar", "'000000'", "'more'"):
+        data_of(tmp_path / "none", samples[:1])

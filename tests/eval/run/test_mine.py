@@ -1,0 +1,101 @@
+"""python -m eval.mine of a run of pictures: what it writes, by its own embeddings; what it prints; what it refuses."""
+
+import hashlib
+import json
+import shlex
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.cli import Commands
+from helpers.mining import read_lines
+from helpers.tiny_runs import SHARD, VAL, refused, tiny_arguments
+
+RULES = {"first_rank": 3, "last_rank": 40, "keep": 4, "margin": -0.05}
+COMMAND = [f"{key}={value}" for key, value in RULES.items()]
+
+
+@pytest.fixture(scope="module")
+def run(commands: Commands, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    ended = commands.run(*tiny_arguments(models, runs, {"run.name": "a", "steps": 8, "optim.lr": 0.01}))
+    assert ended.code == 0, ended.out
+    return runs / "a"
+
+
+@pytest.fixture(scope="module")
+def out(commands: Commands, run: Path) -> str:
+    """What mining prints."""
+    ended = commands.run("eval.mine", f"run={run}", *COMMAND)
+    assert ended.code == 0, ended.out
+    return ended.out
+
+
+def samples() -> list[tuple[str, dict[str, Any]]]:
+    """Name of the content key of each picture, and its fields, read by tarfile."""
+    found: dict[str, dict[str, bytes]] = {}
+    with tarfile.open(SHARD) as tar:
+        for member in tar:
+            key, _, suffix = member.name.partition(".")
+            found.setdefault(key, {})[suffix] = tar.extractfile(member).read()  # type: ignore[union-attr]
+    names = [hashlib.blake2b(m.get("webp") or m["png"], digest_size=8).digest()[::-1].hex() for m in found.values()]
+    return [(name, json.loads(m["json"])) for name, m in zip(names, found.values(), strict=True)]
+
+
+def listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def test_what_is_kept_follows_from_the_embeddings(run: Path, out: str) -> None:
+    """Each picture against all captions in float64; those of its concept are right."""
+    folder = run / "mined"
+    lines, captions = read_lines(folder / "mined.jsonl"), [row["text"] for row in read_lines(folder / "captions.jsonl")]
+    x, y = (np.load(folder / "embeddings" / name / "embeddings.npy").astype(float) for name in ("pictures", "captions"))
+    of_text: dict[str, set[str]] = {}
+    of_picture: dict[str, set[str]] = {}
+    for name, fields in samples():
+        of_picture.setdefault(name, set()).add(fields["concept"])
+        for text in [*listed(fields["caption"]), *listed(fields["tagged"])]:
+            of_text.setdefault(text, set()).add(fields["concept"])
+    assert [line["query_id"] for line in lines] == [*of_picture] and captions == [*of_text]
+    kept = 0
+    for line, scores in zip(lines, x @ y.T, strict=True):
+        right = np.array([bool(of_text[text] & of_picture[line["query_id"]]) for text in captions])
+        limit = scores[right].max() + 0.05
+        found = np.argsort(-scores)[2:40]
+        expected = [i for i in found if not right[i] and scores[i] <= limit][:4]
+        near = np.abs(np.subtract.outer(scores[found], [limit, *scores[found]])) < 1e-6
+        if near.sum() == len(found):  # float32 orders as float64 does
+            assert line["negatives"] == [captions[i] for i in expected]
+            assert line["scores"] == pytest.approx(scores[expected].tolist(), abs=1e-5)
+            kept += len(expected)
+    assert kept > 100
+
+
+def test_the_printed_command_trains(commands: Commands, run: Path, out: str) -> None:
+    command = shlex.split(out.strip().splitlines()[-1])
+    assert command[:3] == ["python", "-m", "train"] and f"data.negatives.file={run / 'mined/mined.jsonl'}" in command
+    ended = commands.run(*command[2:])
+    assert ended.code == 0 and "finished at step 8" in ended.out, ended.out
+
+
+def test_two_ranks_write_the_same_bytes(commands: Commands, run: Path, out: str, tmp_path: Path) -> None:
+    first, other = commands.world(2, "eval.mine", f"run={run}", *COMMAND, f"out={tmp_path}")
+    assert (first.code, other.code, other.out) == (0, 0, ""), first.out
+    assert first.out.replace(str(tmp_path), str(run / "mined")) == out
+    for name in ("mined.jsonl", "mined.json"):
+        assert (tmp_path / name).read_bytes() == (run / "mined" / name).read_bytes()
+
+
+def test_other_pictures_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:
+    ended = commands.run("eval.mine", f"run={run}", f"queries={VAL}", f"out={tmp_path / 'new'}", "first_rank=1")
+    assert ended.code == 0 and f"data.train={VAL}" in ended.out, ended.out
+
+
+def test_options_of_questions_are_refused(commands: Commands, run: Path, tmp_path: Path) -> None:
+    for option in ("corpus=x", "scores=x", "drop_answers=false", "regex_answers=true"):
+        ended = commands.run("eval.mine", f"run={run}", option, f"out={tmp_path / 'none'}")
+        refused(ended, 2, option.partition("=")[0], run)
+    assert not (tmp_path / "none").exists()
