@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
-from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, NegativeList, Shuffle, described
+from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, Shuffle, described
 from dyad.eval.config import EvalConfig
 from dyad.train.checkpoint_config import CheckpointConfig, best_rules
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
@@ -298,18 +298,13 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
     world_size: as for `validate`. broken: messages about further mistakes.
     """
     steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
-    per_row, mined = negatives.per_row, NegativeList.mined in negatives.lists
-    is_epr = getattr(config.objective, "name", "") == "epr"
+    per_row, is_epr = negatives.per_row, getattr(config.objective, "name", "") == "epr"
     rules = {
         f"data.negatives.per_row={per_row}: task={config.task.value} has no hard negatives. Set it to 0": per_row > 0
         and config.task not in (Task.image_text, Task.question_passage),
         f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
         "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
         and config.task is not Task.question_passage,
-        "data.negatives.lists has 'mined': set data.negatives.file": config.task is Task.image_text
-        and per_row > 0
-        and mined
-        and negatives.file is None,
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none

@@ -9,6 +9,7 @@ Shape letters: b pictures of a batch; S side of the tower's input in pixels; L t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -17,20 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import BadSample, Batch, Extra, lengths_by
-from dyad.data.config import DataConfig
+from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
 from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
 from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
-from dyad.data.loading.negatives import check_negatives
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
+LOOKED_AT = 100  # samples, for hard negatives
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
 
 
@@ -66,7 +68,12 @@ class PairMaker:
         self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, mined: MinedTexts | None = None
     ) -> None:
         """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend. mined: hard negatives mined before; None if there are none."""
+        of the run, on which all random draws depend. mined: hard negatives mined before; None if there are none.
+
+        Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
+        """
+        if config.negatives.per_row and NegativeList.mined in config.negatives.lists and mined is None:
+            raise ConfigError("data.negatives.lists has 'mined': set data.negatives.file.")
         self.mined = mined
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
@@ -179,9 +186,20 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        if maker.config.negatives.per_row:
-            where = "data.negatives.fields or data.negatives.file"
-            check_negatives(len(shards), lambda i: maker.has_negatives(ShardSample.read(shards, i)), where)
+        if maker.config.negatives.per_row and maker.mined is None:
+            self._check_negatives()
+
+    def _check_negatives(self) -> None:
+        """Raise ConfigError if none of LOOKED_AT samples, evenly spaced, has hard negatives: it would train without."""
+        looked = np.unique(np.linspace(0, len(self.shards) - 1, LOOKED_AT).astype(np.int64)).tolist()
+        for i in looked:
+            with suppress(SampleError):  # bad samples are replaced
+                if self._maker.has_negatives(ShardSample.read(self.shards, i)):
+                    return
+        raise ConfigError(
+            f"data.negatives.per_row: none of {len(looked):,} samples, evenly spaced in data.train, has negatives. "
+            "data.negatives.fields says where they are; python -m eval.mine finds some; per_row=0 trains without"
+        )
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).

@@ -1,13 +1,8 @@
-"""Draws hard negatives from a list, and finds out whether the data have any."""
+"""Draws hard negatives from a list of candidates."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 
 import numpy as np
-
-from dyad.data.base.errors import ConfigError, SampleError
-
-LOOKED_AT = 100  # rows
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
@@ -25,20 +20,3 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
         other = i + int(draw * (len(left) - i))
         left[i], left[other] = left[other], left[i]
     return left[: len(draws)]
-
-
-def check_negatives(rows: int, has_any: Callable[[int], object], where: str) -> None:
-    """Raise ConfigError if none of LOOKED_AT rows, evenly spaced, has hard negatives: a run would train without them.
-
-    rows: how many there are. has_any(i): whether row i has hard negatives; it may raise SampleError. where: the keys
-    that say where they are, for the message.
-    """
-    looked = np.unique(np.linspace(0, rows - 1, LOOKED_AT).astype(np.int64)).tolist()
-    for i in looked:
-        with suppress(SampleError):  # bad samples are replaced
-            if has_any(i):
-                return
-    raise ConfigError(
-        f"data.negatives.per_row: none of {len(looked):,} rows of data.train, evenly spaced, has hard negatives. "
-        f"{where} says where they are; data.negatives.per_row=0 trains without them"
-    )

@@ -19,7 +19,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
 from dyad.data.image_text.transforms import uniforms
-from dyad.data.loading.negatives import check_negatives, distinct
+from dyad.data.loading.negatives import distinct
 from dyad.data.loading.replacement import Replacements
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives
@@ -85,8 +85,8 @@ class QuestionPassage:
         questions: the rows to train on. tokenize: the tokenizer of both towers (encoders). seed: the seed of the run,
         on which all random draws depend. mined: hard negatives mined before; None if there are none.
 
-        Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, when
-        data.negatives.refresh_every is set without a corpus, and when no row has negatives to draw.
+        Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
+        when data.negatives.refresh_every is set without a corpus.
         """
         negatives = config.negatives
         if negatives.per_row and NegativeList.mined in negatives.lists and not (mined or negatives.refresh_every):
@@ -95,11 +95,6 @@ class QuestionPassage:
             raise ConfigError("data.negatives.refresh_every: set data.passage.corpus, the passages to search by id.")
         self.questions, self.tokenize, self.config, self.seed, self.mined = questions, tokenize, config, seed, mined
         self._replacements = Replacements(questions.sizes, seed, config.tolerated)
-        if negatives.per_row and not negatives.refresh_every:
-            where = "data.negatives.lists"
-            check_negatives(
-                len(questions), lambda i: draw_negatives(questions.row(i), i, mined, negatives, [0.0]), where
-            )
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the rows at the given positions, each a pair (epoch, row index).

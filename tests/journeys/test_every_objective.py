@@ -1,6 +1,6 @@
 """Every objective trains by command on pictures and on questions, with hard negatives and without, or says why not.
 
-A sweep trains the objectives of a case one after the other. Each on one to four ranks: tests/train/losses/test_losses.py.
+A sweep trains the objectives of a case, one after the other. On several ranks: tests/train/losses/test_losses.py.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ NOT_MATHS = tuple(
 ADDED = {
     "data.columns": [],
     "data.template": None,
+    "data.negatives.fields": ["hard_negatives"],
     "model.batch_norm": "global",
     "model.text.lower_case": False,
     "model.text.dense": False,
