@@ -49,8 +49,8 @@ again by other rules without encoding; delete it when you are done. null: as the
 Questions: negatives are ids of passages. Without a corpus, all passages in the rows of questions are searched, and out
 gets them as corpus.jsonl.
 Pictures: negatives are texts; query_id is the content key of the picture, and equal pictures are one. All captions
-that training may draw (data.captions) are searched, and out gets them as captions.jsonl. Right are the captions of the
-picture, and those with the same data.text_key.
+that training may draw (data.captions) are searched, and out gets them as captions.jsonl, with whose they are in
+pictures.npy. Right are the captions of the picture, and those with the same data.text_key.
 """
 CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
 REASONS = {

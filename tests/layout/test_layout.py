@@ -80,6 +80,7 @@ what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
 the noise of NCE is drawn | data/loading/drawn_items.py | DrawnItems
 the rules of mining | eval/mine/mining.py | mine
+the captions mined for a picture | eval/mine/pictures.py | PicturesAndCaptions
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 BM25 | data/question_passage/bm25.py | build_bm25
 whether a passage has an answer | data/question_passage/answers.py | prepared
