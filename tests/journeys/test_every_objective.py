@@ -1,6 +1,6 @@
 """Every objective trains by command on pictures and on questions, with hard negatives and without, or says why not.
 
-A sweep trains the objectives of a case, one after the other. On several ranks: tests/train/losses/test_losses.py.
+A sweep trains the objectives of a case, one after the other, in one job.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from test_negatives_of_pictures import with_negatives
 from dyad.train.losses import OBJECTIVES
 
 Tiny = Callable[[dict[str, Any]], list[str]]
+Keys = Callable[[str, int], dict[str, Any]]
 ELSEWHERE = {"partial_auc": "objective=partial_auc", "cpc": "objective.width"}  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
 TASKS = ("image_text", "question_passage")
-CASES = [(task, 1) for task in TASKS] + [pytest.param(task, 0, marks=pytest.mark.soak) for task in TASKS]
+CASES = [(task, 1, world) for task, world in zip(TASKS, (2, 1), strict=True)]
+CASES += [pytest.param(task, 0, 1, marks=pytest.mark.soak) for task in TASKS]
 
 
 @pytest.fixture
-def keys(models: Path, tmp_path: Path) -> Callable[[str, int], dict[str, Any]]:
+def keys(models: Path, tmp_path: Path) -> Keys:
     """The keys of a task with so many hard negatives a row."""
 
     def of(task: str, hard: int) -> dict[str, Any]:
@@ -53,21 +55,25 @@ def keys(models: Path, tmp_path: Path) -> Callable[[str, int], dict[str, Any]]:
     return of
 
 
-@pytest.mark.parametrize(("task", "hard"), CASES)
+@pytest.mark.parametrize(("task", "hard", "world"), CASES)
 def test_every_objective_trains(
-    task: str, hard: int, commands: Commands, keys: Callable[[str, int], dict[str, Any]], tiny: Tiny, tmp_path: Path
+    task: str,
+    hard: int,
+    world: int,
+    commands: Commands,
+    keys: Callable[[str, int], dict[str, Any]],
+    tiny: Tiny,
+    tmp_path: Path,
 ) -> None:
     names = TAKERS if hard else PAIRS
-    done = commands.run(*arguments(tiny, keys(task, hard)), "-m", f"objective={','.join(names)}")
-    assert done.code == 0, done.out[-3000:]
+    done = commands.world(world, *arguments(tiny, keys(task, hard)), "-m", f"objective={','.join(names)}")
+    assert [ended.code for ended in done] == [0] * world, done[0].out[-3000:]
     runs = list((tmp_path / "runs").iterdir())
     found = {yaml.safe_load((run / "config.yaml").read_text())["objective"]["name"]: losses(run) for run in runs}
     assert found.keys() == {*names} and all(len(of) == 2 and all(map(isfinite, of)) for of in found.values())
 
 
-def test_the_others_leave_no_run_folder(
-    commands: Commands, keys: Callable[[str, int], dict[str, Any]], tiny: Tiny, tmp_path: Path
-) -> None:
+def test_the_others_leave_no_run_folder(commands: Commands, keys: Keys, tiny: Tiny, tmp_path: Path) -> None:
     words = arguments(tiny, keys("question_passage", 1))
     for name in sorted({*PAIRS} - {*TAKERS}):
         refused(commands.run(*words, f"objective={name}"), 2, f"objective={name}", "data.negatives.per_row=0")

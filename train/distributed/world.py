@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from threading import Event, Timer
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +19,7 @@ import torch.distributed.distributed_c10d as c10d
 # the interpreter ends. One that frees a tensor at that time aborts the process.
 import torch.distributed.nn
 from torch import Tensor
-from torch._C._distributed_c10d import ErrorType
+from torch._C._distributed_c10d import ErrorType, PrefixStore, Store
 
 from dyad.data.base.errors import ConfigError, HardwareError, first_line
 from dyad.data.base.sockets import Connection, open_connections
@@ -27,6 +28,8 @@ from dyad.train.distributed.devices import cuda_usable, gpu_problem
 P = ParamSpec("P")
 T = TypeVar("T")
 SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints that it waits
+_FIRST: list[tuple[Store, str]] = []  # the store and the backend of the first process group
+_GROUPS = count(1)
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,17 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             "them: CUDA_VISIBLE_DEVICES="
         )
     # with its device NCCL connects here, where a failure has its message, and not in the first collective
-    device = {} if cpu or "LOCAL_RANK" not in os.environ else {"device_id": torch.device("cuda", _local_rank())}
+    device: dict[str, Any] = {}
+    if not cpu and "LOCAL_RANK" in os.environ:
+        device = {"device_id": torch.device("cuda", _local_rank())}
     before = set(open_connections())
     waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, timeout))
     waiting.daemon = True
     if "MASTER_PORT" in os.environ:
         waiting.start()
     try:
+        if _FIRST:
+            _join_again(timedelta(seconds=timeout), device)
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout), **device)
     except (RuntimeError, ValueError, OSError) as error:
         raise HardwareError(f"{rank_and_world}: cannot join the other processes: {first_line(error)}") from error
@@ -96,6 +103,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
         return World(device=own)
+    _FIRST[:] = _FIRST or [(c10d._get_default_store(), str(state.backend))]
     control: Any = None
     if not cpu:
         before = set(open_connections())  # NCCL's connections are not gloo's
@@ -104,6 +112,18 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     # NCCL ends its own connections.
     links = tuple(link for link in set(open_connections()) - before if int(os.environ["MASTER_PORT"]) not in link.ports)
     return World(state.process_index, state.num_processes, own, control=control, links=links)
+
+
+def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
+    """Join a further process group, of the next run of a sweep.
+
+    It has keys of its own in the store of the first: the addresses that earlier groups left there are of connections
+    that are closed. The store of rank 0 lives as long as its process.
+    """
+    store, backend = _FIRST[0]
+    where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    own = PrefixStore(f"group {next(_GROUPS)}", store)
+    dist.init_process_group(backend, store=own, timeout=timeout, **where, **device)
 
 
 def _set_nccl_failure_handling() -> None:
