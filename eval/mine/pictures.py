@@ -66,7 +66,7 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
         if not lines:
             raise DataError(f"queries={config.train}: none of {len(shards):,} samples can be used.{unusable}")
     with whole_file(folder / TABLE) as file:
-        np.save(file, np.frombuffer(columns, np.int64).reshape(-1, 4).T)
+        np.save(file, np.frombuffer(columns, np.int64).reshape(-1, 4).T, allow_pickle=False)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import product
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,9 @@ Keys = Callable[[str, int], dict[str, Any]]
 ELSEWHERE = {"partial_auc": "objective=partial_auc", "cpc": "objective.width"}  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
-TASKS = ("image_text", "question_passage")
-CASES = [(task, 1, world) for task, world in zip(TASKS, (2, 1), strict=True)]
-CASES += [pytest.param(task, 0, 1, marks=pytest.mark.soak) for task in TASKS]
+QUICK = [("image_text", 1, 2), ("question_passage", 1, 1)]  # task, hard negatives a row, processes
+EVERY = product(("image_text", "question_passage"), (0, 1), (1, 2))
+CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.soak) for case in EVERY]
 
 
 @pytest.fixture

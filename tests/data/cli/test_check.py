@@ -267,8 +267,11 @@ def test_help_of_a_verb_names_every_key(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["indx", "x"], "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split."),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split."),
+        (
+            ["indx", "x"],
+            "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split, negatives, weights.",
+        ),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split, negatives, weights."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (

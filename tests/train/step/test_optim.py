@@ -14,8 +14,7 @@ from torch import nn
 from transformers import TrainingArguments, get_linear_schedule_with_warmup
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.config import NegativeList
-from dyad.train.config import OptimConfig, Schedule, Task, TrainConfig, validate
+from dyad.train.config import OptimConfig, Schedule, TrainConfig, validate
 from dyad.train.losses import build_objective
 from dyad.train.step.optim import build_optimizer, learning_rate, warmup_steps
 
@@ -122,17 +121,6 @@ def test_rules_of_adam_and_of_the_cooldown() -> None:
     config.optim.cooldown, config.optim.beta2 = 11, 1.0
     with raises(ConfigError, "beta2=1.0", "cooldown=11", "steps=10"):
         validate(config, 2)
-
-
-def test_mined_negatives_that_nothing_would_draw_are_refused() -> None:
-    config = runnable()
-    config.task, config.data.negatives.file = Task.question_passage, "mined.jsonl"
-    for per_row, lists in ((0, [NegativeList.mined]), (1, [NegativeList.hard_negatives])):
-        config.data.negatives.per_row, config.data.negatives.lists = per_row, lists
-        with raises(ConfigError, "data.negatives.file=mined.jsonl"):
-            validate(config, 2)
-    config.data.negatives.lists = [NegativeList.hard_negatives, NegativeList.mined]
-    validate(config, 2)
 
 
 def test_decay_only_where_open_clip_has_it() -> None:
