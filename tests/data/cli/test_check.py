@@ -264,6 +264,9 @@ def test_help_of_a_verb_names_every_key(
         assert f"\n  {key} " in printed
 
 
+VERBS_ARE = "There is: index, check, pack, split, negatives, weights."
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
