@@ -28,7 +28,7 @@ from dyad.train.distributed.devices import cuda_usable, gpu_problem
 P = ParamSpec("P")
 T = TypeVar("T")
 SILENCE = 10.0  # seconds without an answer of rank 0 until this process prints that it waits
-_FIRST: list[tuple[Store, str]] = []  # the store and the backend of the first process group
+_FIRST: dict[tuple[str, str], tuple[Store, str]] = {}  # address → store and backend of the first process group there
 _GROUPS = count(1)
 
 
@@ -91,7 +91,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     if "MASTER_PORT" in os.environ:
         waiting.start()
     try:
-        if _FIRST:
+        if _address() in _FIRST:
             _join_again(timedelta(seconds=timeout), device)
         state = PartialState(cpu=cpu, timeout=timedelta(seconds=timeout), **device)
     except (RuntimeError, ValueError, OSError) as error:
@@ -103,7 +103,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
         return World(device=own)
-    _FIRST[:] = _FIRST or [(c10d._get_default_store(), str(state.backend))]
+    _FIRST.setdefault(_address(), (c10d._get_default_store(), str(state.backend)))
     control: Any = None
     if not cpu:
         before = set(open_connections())  # NCCL's connections are not gloo's
@@ -114,13 +114,18 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     return World(state.process_index, state.num_processes, own, control=control, links=links)
 
 
+def _address() -> tuple[str, str]:
+    """Where the store of this job is."""
+    return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+
+
 def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
     """Join a further process group, of the next run of a sweep.
 
     It has keys of its own in the store of the first: the addresses that earlier groups left there are of connections
     that are closed. The store of rank 0 lives as long as its process.
     """
-    store, backend = _FIRST[0]
+    store, backend = _FIRST[_address()]
     where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     own = PrefixStore(f"group {next(_GROUPS)}", store)
     dist.init_process_group(backend, store=own, timeout=timeout, **where, **device)
