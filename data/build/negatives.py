@@ -26,7 +26,7 @@ from dyad.data.build.questions import open_built_of
 from dyad.data.build.summary import Summary, example
 from dyad.data.build.unfinished import lines_done, unfinished
 from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
-from dyad.data.cli.outputs import question_command
+from dyad.data.cli.outputs import new_file, question_command
 from dyad.data.cli.writers import JSON_ROWS, ROWS
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.answers import prepared
@@ -77,13 +77,9 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
 
 
 def _checked_out(options: NegativesOptions) -> Path:
-    if not options.out or Path(options.out).suffix not in JSON_ROWS:
-        raise ConfigError(f"out={options.out or ''}: needs the name of a new file, {' or '.join(JSON_ROWS)}")
-    if options.passages is PassagesOfRows.ids and not options.out.endswith(".jsonl"):
+    if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
         raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
-    if (out := Path(options.out)).exists():
-        raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
-    return out
+    return new_file(options.out, [*JSON_ROWS])
 
 
 class Builder:

@@ -15,6 +15,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
 from dyad.data.cli.options import PictureTask, WeightsOptions
+from dyad.data.cli.outputs import new_file
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
 
@@ -25,7 +26,9 @@ MOST, LEAST, LETTERS = 10, 3, 70  # items that are shown, and how much of their 
 def run(arguments: Sequence[str], options: WeightsOptions) -> None:
     """Write log q, or ζ, of each item of a side of the data that the arguments name, and print a summary. Raises
     ConfigError for options that cannot work, DataError for damaged data."""
-    out = _checked_out(options)
+    out = new_file(options.out, [SUFFIX])
+    if options.task is not PictureTask.image_text:
+        raise ConfigError(f"task={options.task}: items are counted of pictures with captions, or of questions")
     rows = open_items(arguments, options)
     items = count_items(rows, with_others=options.add > 0)
     log_q_n = log_q(items.counts_n, options.power, options.add)
@@ -71,13 +74,3 @@ def _uses(out: Path, name: str) -> Iterator[str]:
     yield f"  objective=one_sided_dpm objective.importance={name} objective.importance_file={file}"
     if name == LOG_Q:
         yield f"  objective=nce objective.noise=file objective.noise_file={file}"
-
-
-def _checked_out(options: WeightsOptions) -> Path:
-    if not options.out or not options.out.endswith(SUFFIX):
-        raise ConfigError(f"out={options.out or ''}: needs the name of a new file that ends in {SUFFIX}")
-    if options.task is not PictureTask.image_text:
-        raise ConfigError(f"task={options.task}: items are counted of pictures with captions, or of questions")
-    if (out := Path(options.out)).exists():
-        raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
-    return out

@@ -65,6 +65,15 @@ def checked_out(options: WriteOptions) -> Path:
     return out
 
 
+def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
+    """Return the path of a file that a verb will write. Raises ConfigError if it exists, and for another suffix."""
+    if not out or Path(out).suffix not in suffixes:
+        raise ConfigError(f"out={out or ''}: needs the name of a new file, {' or '.join(suffixes)}")
+    if Path(out).exists():
+        raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
+    return Path(out)
+
+
 @contextmanager
 def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
     """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).

@@ -106,9 +106,10 @@ class PairMaker:
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
     def has_negatives(self, sample: ShardSample) -> bool:
-        """Whether a sample has texts that are wrong for its picture. Errors as of `pair`."""
+        """Whether a sample has texts that are wrong for its picture, or was mined, with what result ever. Errors as of
+        `pair`."""
         x_key = content_key(sample.picture(self.config.image_key))
-        return bool(self.negatives(sample, x_key, np.zeros(1)))
+        return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
         """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
@@ -186,7 +187,7 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        if maker.config.negatives.per_row and maker.mined is None:
+        if maker.config.negatives.per_row:
             self._check_negatives()
 
     def _check_negatives(self) -> None:
@@ -198,7 +199,7 @@ class ImageText:
                     return
         raise ConfigError(
             f"data.negatives.per_row: none of {len(looked):,} samples, evenly spaced in data.train, has negatives. "
-            "data.negatives.fields says where they are; python -m eval.mine finds some; per_row=0 trains without"
+            "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none"
         )
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:

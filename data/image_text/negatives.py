@@ -10,15 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, NegativeList
-from dyad.data.image_text.sample import ShardSample
-from dyad.data.loading.negatives import distinct, sample
+from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
+from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
 from dyad.data.shards.content_keys import Int64s, content_key, key_of_name
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import file_entries
-from dyad.data.shards.rows import Rows, open_rows
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.rows import Rows
 
 FORMAT = "1"
 LINE = '{"query_id": content key of a picture, "negatives": [texts]}'
@@ -36,20 +35,22 @@ class MinedTexts:
         Raises ConfigError when it is missing, and DataError, naming the line, when a line is not of the form
         {"query_id": content key, "negatives": [texts]}, or repeats a picture.
         """
-        source, *others = parse_sources([path], "data.negatives.file")
-        if others or source.weight != 1:
-            raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
-        self._rows = rows = open_rows(source.shards)
+        self._rows = rows = open_mined(path)
         self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
         self._mapped = cached_array(rows.files, "mined texts", [], [FORMAT, rows.fingerprint], lambda: _by_key(rows))
 
     def texts(self, x_key: int) -> Sequence[str]:
-        """Return the mined texts of a picture, best ranked first; none if the file has no line for it."""
+        """Return the mined texts of a picture, best ranked first, cut to MAX_LETTERS; none if it has no line."""
+        line = self._line(x_key)
+        return [] if line is None else [text[:MAX_LETTERS] for text in self._rows.fields(line)["negatives"]]
+
+    def __contains__(self, x_key: int) -> bool:
+        return self._line(x_key) is not None
+
+    def _line(self, x_key: int) -> int | None:
         keys_n, lines_n = self._mapped.array
         place = int(np.searchsorted(keys_n, x_key))
-        if place == len(keys_n) or keys_n[place] != x_key:
-            return ()
-        return self._rows.fields(int(lines_n[place]))["negatives"]
+        return int(lines_n[place]) if place < len(keys_n) and keys_n[place] == x_key else None
 
 
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
@@ -79,7 +80,7 @@ def _by_key(rows: Rows) -> Int64s:
     for i in range(len(rows)):
         fields = rows.fields(i)
         key, negatives = key_of_name(fields.get("query_id")), fields.get("negatives")
-        if key is None or not isinstance(negatives, list) or not all(isinstance(text, str) for text in negatives):
+        if key is None or not isinstance(negatives, list) or not all(map(is_text, negatives)):
             raise DataError(f"{rows.where(i)} is not {LINE}. python -m eval.mine makes one from a run of pictures")
         if found.setdefault(key, i) != i:
             raise DataError(f"{rows.where(i)}: its picture is there already, {rows.where(found[key])}")

@@ -1,8 +1,13 @@
-"""Draws hard negatives from a list of candidates."""
+"""Draws hard negatives from a list of candidates, and opens a file of mined ones."""
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.shards.rows import Rows, open_rows
+from dyad.data.shards.sources import parse_sources
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
@@ -20,3 +25,16 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
         other = i + int(draw * (len(left) - i))
         left[i], left[other] = left[other], left[i]
     return left[: len(draws)]
+
+
+def open_mined(path: str) -> Rows:
+    """Open the one file that data.negatives.file names. Raises ConfigError for several, or one with a weight."""
+    source, *others = parse_sources([path], "data.negatives.file")
+    if others or source.weight != 1:
+        raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
+    return open_rows(source.shards)
+
+
+def is_text(value: object) -> bool:
+    """Whether a value of a mined file is a text, one that UTF-8 can hold: it cannot hold half a surrogate pair."""
+    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)

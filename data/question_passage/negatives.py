@@ -6,14 +6,13 @@ The file mined.jsonl has one line per question: {"query_id": id, "negatives": [p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import NegativeList, NegativesConfig
-from dyad.data.loading.negatives import distinct, sample
+from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
 from dyad.data.question_passage.corpus import Corpus, CorpusPassages, find_hashes, unique_order
 from dyad.data.question_passage.formats import named
 from dyad.data.question_passage.passages import InlinePassages, Passage
@@ -21,8 +20,7 @@ from dyad.data.question_passage.questions import QuestionRow, QuestionRows
 from dyad.data.shards.content_keys import Int64s, hash_ids
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.manifest import file_entries
-from dyad.data.shards.rows import Rows, open_rows
-from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.rows import Rows
 
 FORMAT = "1"
 LINE = '{"query_id": text, "negatives": [passage ids]}'
@@ -71,10 +69,7 @@ class MinedNegatives:
         """
         if (corpus := questions.corpus) is None:
             raise ConfigError("data.negatives.file names passages by id: set data.passage.corpus to their file.")
-        source, *others = parse_sources([path], "data.negatives.file")
-        if others or source.weight != 1:
-            raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
-        rows = open_rows(source.shards)
+        rows = open_mined(path)
         self.corpus, self.fingerprint, self.files = corpus, rows.fingerprint, file_entries(rows.shards.indexes)
         others, state = corpus.rows.files, [FORMAT, rows.fingerprint, questions.fingerprint, corpus.fingerprint]
         self._count = len(questions)
@@ -99,7 +94,7 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
     for i in range(len(rows)):
         fields = rows.fields(i)
         name, negatives = fields.get("query_id"), fields.get("negatives")
-        if not _is_text(name) or not isinstance(negatives, list) or not all(map(_is_text, negatives)):
+        if not is_text(name) or not isinstance(negatives, list) or not all(map(is_text, negatives)):
             raise DataError(f"{rows.where(i)} is not {LINE}: its fields are {named(fields)}")
         positions = corpus.positions(negatives)
         if (positions < 0).any():
@@ -114,7 +109,3 @@ def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
         raise ConfigError(f"{rows.files[0]}: none of its questions is among the training rows: it was mined of others.")
     chosen = [lists[j] if j >= 0 else np.empty(0, np.int64) for j in line.tolist()]
     return np.concatenate([np.cumsum([0, *map(len, chosen)]), *chosen]).astype(np.int64)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)  # UTF-8 cannot hold half a pair

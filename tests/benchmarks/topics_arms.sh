@@ -28,4 +28,4 @@ dpm="objective=one_sided_dpm objective.temperature=0.05"
 (arm unweighted $dpm && arm weighted $dpm objective.importance=log_q "objective.importance_file=$folder/log_q.safetensors") &
 wait -n
 wait
-grep -h -E "nDCG|nd cg|ndcg" "$folder"/*-"$seed".txt || true
+grep -A 1 "^ model" "$folder"/*-"$seed".txt

@@ -15,7 +15,7 @@ from helpers.tiny_runs import SHARD, losses, refused
 
 Tiny = Callable[[dict[str, Any]], list[str]]
 KEYS = {"data": "image_text", "data.captions": "[caption]", "data.negatives.fields": "[wrong]", "steps": 3}
-KEYS |= {"data.negatives.per_row": 2, "tracking.wandb": "disabled", "model.image.patch_dropout": 0}
+KEYS |= {"data.negatives.per_row": 2}
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     # with its device NCCL connects here, where a failure has its message, and not in the first collective
     device: dict[str, Any] = {}
     if not cpu and "LOCAL_RANK" in os.environ:
-        device = {"device_id": torch.device("cuda", _local_rank())}
+        device["device_id"] = torch.device("cuda", _local_rank())
     before = set(open_connections())
     waiting = Timer(SILENCE, _print_if_unreachable, (rank_and_world, timeout))
     waiting.daemon = True

@@ -190,8 +190,7 @@ def _with_further(data: TrainingData, further: dict[str, TrainingData]) -> Train
 
 
 def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
-    """Return the run's data with the file of numbers by content key that the objective reads, or noise is drawn by: a
-    resumed run needs the same file."""
+    """Return the run's data with the objective's file of numbers by content key: a resumed run needs the same file."""
     table = getattr(objective, "table", None)
     if data.drawn is not None and objective.options.noise_file:
         path, items = objective.options.noise_file, data.drawn.support
@@ -200,8 +199,13 @@ def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
     else:
         return data
     entry = FileEntry(os.path.basename(path), os.path.getsize(path), items, sha256_of(path))
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {entry.digest}".encode()).hexdigest()
-    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "numbers by content key": [entry]})
+    return _with_file(data, "numbers by content key", [entry], entry.digest)
+
+
+def _with_file(data: TrainingData, name: str, files: Sequence[FileEntry], digest: str) -> TrainingData:
+    """Return the data with further files, of this digest, on which losses depend. name: in the manifest."""
+    fingerprint = hashlib.sha256(f"{data.fingerprint} {digest}".encode()).hexdigest()
+    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, name: files})
 
 
 @dataclass(frozen=True)
@@ -293,8 +297,7 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
-    file = config.data.negatives.file
-    mined = MinedTexts(file) if file else None
+    mined = MinedTexts(file) if (file := config.data.negatives.file) else None
     maker = PairMaker(model.image, model.tokenize, config.data, config.seed, mined)
     if config.data.mode is Mode.stream:
         data = _stream(config, maker)
@@ -302,10 +305,7 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
         data = _of_shards(config, shards, ImageText(shards, maker))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    if mined is None:
-        return data
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {mined.fingerprint}".encode()).hexdigest()
-    return replace(data, fingerprint=fingerprint, manifest={**data.manifest, "data.negatives.file": mined.files})
+    return data if mined is None else _with_file(data, "data.negatives.file", mined.files, mined.fingerprint)
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:

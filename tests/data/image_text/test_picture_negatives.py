@@ -96,9 +96,15 @@ def test_mined_texts_are_found_by_the_content_of_the_picture(shards: Shards, tmp
     assert extra is not None and read_back(extra.y) == ["bird"]
 
 
-@pytest.mark.parametrize(
-    "line", ['{"query_id": "q1", "negatives": ["a"]}', '{"query_id": "00000000000000aa", "negatives": "a"}', "{}"]
-)
+OTHER_LINES = r"""
+{"query_id": "00000000000000aa", "negatives": ["half \ud800"]}
+{"query_id": "00000000000000aa", "negatives": "a"}
+{"query_id": "q1", "negatives": ["a"]}
+{}
+"""
+
+
+@pytest.mark.parametrize("line", OTHER_LINES.strip().splitlines())
 def test_a_file_of_other_lines_is_refused(line: str, tmp_path: Path) -> None:
     path = mined_file(tmp_path, {1: ["x"]})
     path.write_text(path.read_text() + line + "\n")
@@ -111,6 +117,14 @@ def test_a_repeated_picture_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text() * 2)
     with raises(DataError, f"{path}: line 2", f"{path}: line 1"):
         MinedTexts(str(path))
+
+
+def test_a_file_mined_of_other_pictures_is_refused(shards: Shards, tmp_path: Path) -> None:
+    """A picture without a negative may be in it, so a strict mining is no other data."""
+    mined = [NegativeList.mined]
+    mined_dataset(shards, mined_file(tmp_path, {1: []}), mined)
+    with raises(ConfigError, "data.negatives.per_row", "data.negatives.fields"):
+        mined_dataset(shards, mined_file(tmp_path, {7: ["x"]}), mined)
 
 
 def test_data_without_any_negatives_are_refused(tmp_path: Path) -> None:
