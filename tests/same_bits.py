@@ -3,7 +3,7 @@
     python -m tests.same_bits record FILE    before the change: trains, evaluates, mines and writes digests to FILE
     python -m tests.same_bits compare FILE   after it: does the same and lists what differs; exit 1 if anything does
 
-Forty steps of each experiment with one and with two processes, at one thread each: every number of metrics.jsonl but
+Twenty steps of each experiment with one and with two processes, at one thread each: every number of metrics.jsonl but
 the times, every tensor of the last checkpoint, every number of an evaluation, every line of mined negatives; the corpus
 of topics is evaluated and mined by one process only. Both runs must be made on one machine: other processors round
 differently. About fifteen minutes on two idle cores.
@@ -30,6 +30,10 @@ RUNS = {
     "emoji_scratch": ["experiment=emoji_scratch"],
     "topics": ["experiment=topics"],
     "fastclip_v3": ["experiment=emoji", "objective=fastclip_v3"],
+    "views_with_a_target": ["experiment=spectral_emoji", "objective=spectral_alternating"],
+    "labelled": ["experiment=classes_emoji"],
+    "two_losses": ["experiment=slip_emoji"],
+    "sharded": ["experiment=emoji", "dist=fsdp2", "chunk_size=64"],
 }
 
 
@@ -80,7 +84,7 @@ def recorded() -> dict[str, dict[str, str]]:
                 common = [
                     f"run.dir={folder}",
                     f"run.name={ours.name}",
-                    "steps=40",
+                    "steps=20",
                     "tracking=local",
                     "tracking.every=1",
                 ]
