@@ -7,12 +7,12 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.start import start
 
 COMMANDS = {
-    "train": ("dyad.train.run.main", "train a run, or go on with it"),
-    "eval": ("dyad.eval.run.main", "evaluate a run"),
+    "train": ("dyad.run.main", "train a run, or go on with it"),
+    "eval": ("dyad.evaluate.main", "evaluate a run"),
     "data": ("dyad.data.cli.main", "index, check and pack data"),
-    "doctor": ("dyad.train.doctor.main", "is this machine ready for that run?"),
-    "export": ("dyad.train.export.main", "weights for other libraries"),
-    "mine": ("dyad.eval.run.mine", "mine hard negatives with a run"),
+    "doctor": ("dyad.doctor.main", "is this machine ready for that run?"),
+    "export": ("dyad.export.main", "weights for other libraries"),
+    "mine": ("dyad.evaluate.mine", "mine hard negatives with a run"),
     "report": ("dyad.eval.report.main", "write the report of a run"),
 }
 

@@ -33,13 +33,13 @@ from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import EvalCommand
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.run.load_model import find_model, settings
-from dyad.eval.run.load_run import LoadedModel
-from dyad.eval.run.main import with_command
-from dyad.eval.run.suite import build_evaluators, check_suite
 from dyad.eval.search import index as search
 from dyad.eval.search.index_spec import Spec
 from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
+from dyad.evaluate.load_model import find_model, settings
+from dyad.evaluate.load_run import LoadedModel
+from dyad.evaluate.main import with_command
+from dyad.evaluate.suite import build_evaluators, check_suite
 from dyad.inputs import (
     PassageLike,
     count_of,
@@ -51,10 +51,10 @@ from dyad.inputs import (
     queries_of,
     texts_of,
 )
+from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
-from dyad.train.run.components import build_data
 from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel, representation
 
 

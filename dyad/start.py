@@ -22,7 +22,8 @@ def start(module: str) -> None:
         print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
     leave_working_folder()
-    from dyad.data.base.errors import ConfigError, run
+    from dyad.data.base.errors import ConfigError
+    from dyad.process import run
 
     def main() -> None:
         try:

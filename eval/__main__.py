@@ -1,6 +1,6 @@
-"""The entry point of python -m eval, which evaluates a checkpoint. The command is in dyad/eval/run/main.py."""
+"""The entry point of python -m eval, which evaluates a checkpoint. The command is in dyad/evaluate/main.py."""
 
 from dyad.start import start
 
 if __name__ == "__main__":
-    start("dyad.eval.run.main")
+    start("dyad.evaluate.main")

@@ -1,4 +1,4 @@
-"""Options of evaluations, and the options of the commands of dyad.eval. Does not import torch."""
+"""Options of the commands of dyad.eval. Does not import torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,56 +6,10 @@ from enum import StrEnum
 from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
-from dyad.data.base.errors import ConfigError
-from dyad.data.base.limits import check_limits
 from dyad.data.config import AnswerMatch, CaptionPer, DataConfig, MiningConfig, PassageConfig, described
+from dyad.train.eval_config import EmbeddingType, EvalConfig, ProbeFeatures, Truth, check_search
 
-DEEPEST = 1000  # passages found for a question; TREC's runs end there too
-
-Truth = StrEnum("Truth", ["keys", "pairs"])
-EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
-ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
 Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
-
-
-@dataclass
-class EvalConfig:
-    """Options of evaluations, both during training and by `python -m eval`."""
-
-    every: int = described(0, "steps between evaluations; 0: at the end only", least=0)
-    suite: list[str] = described(
-        [],
-        "what to evaluate besides data.val, each as KIND:PATH, e.g. retrieval:SHARDS or beir:FOLDER; "
-        "python -m eval --help lists the kinds",
-    )
-    block: int = described(256, "items encoded at a time; results do not depend on the number of ranks", least=1)
-    truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
-    recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
-    index: str = described(
-        "Flat",
-        "of retrieval, zero-shot and passages: Flat, exact; or a FAISS index and its options, approximate, and results "
-        "say so: 'IVF256,Flat;nprobe=16', 'HNSW32', 'PQ32'; sets too small for it to learn from are searched exactly",
-    )
-    depth: int = described(100, "passages found for a question; 1000 adds Recall@1000")
-    answers: AnswerMatch = described(
-        AnswerMatch.string, "a passage has an answer when its words are in the text, or when a regex matches"
-    )
-    embeddings: str | None = described(
-        None, "folder that keeps the embeddings of passages, where a stopped evaluation goes on; null: in memory"
-    )
-    embedding_type: EmbeddingType = described(
-        EmbeddingType.float32, "how embeddings of passages are kept; float16 halves their memory and their files"
-    )
-
-    probe_features: ProbeFeatures = described(ProbeFeatures.features, "probes: before projection or head, or after it")
-    probe_k: int = described(20, "probes: neighbours that vote in k-NN", least=1)
-    examples: int = described(
-        4, "queries of each kind (best, worst, random) and direction that the last evaluation shows; 0: none", least=0
-    )
-
-    def __post_init__(self) -> None:
-        check_limits(self, "eval.")  # of dyad.load, too
-        check(self, "eval.")
 
 
 @dataclass
@@ -95,7 +49,7 @@ class EvalCommand:
     probe_k: int | None = run_option(EvalConfig, "probe_k")
 
     def __post_init__(self) -> None:
-        check(self, "")
+        check_search("", self.recall_k, self.depth, self.index)
 
 
 @dataclass
@@ -133,18 +87,3 @@ class ReportCommand:
 
     run: str = described(MISSING, "a run folder")
     out: str | None = described(None, "file of the page; null: report.html of the run")
-
-
-def check(options: EvalConfig | EvalCommand, section: str) -> None:
-    """Raise ConfigError if the option recall_k, depth or index of `options` has a value outside its allowed range.
-
-    An option that is None is not checked. section: text before the name of the option in the error message, such as
-    "eval.".
-    """
-    recall_k, depth = options.recall_k, options.depth
-    if recall_k is not None and (not recall_k or min(recall_k) < 1):
-        raise ConfigError(f"{section}recall_k={recall_k}: needs at least one K, each 1 or more, e.g. [1,5,10]")
-    if depth is not None and not 100 <= depth <= DEEPEST:
-        raise ConfigError(f"{section}depth={depth}: must be 100 … {DEEPEST}; Recall@100 is always reported")
-    if options.index is not None and not options.index.strip():
-        raise ConfigError(f"{section}index is empty: name a FAISS index, e.g. Flat, 'IVF256,Flat;nprobe=16', HNSW32")

@@ -23,14 +23,15 @@ dyad_gpus() { # how many GPUs a process can use here: those it is shown; of GPUs
 
 dyad_check() { # refuses a mistake at once, and says it once, not in every process; prints the run folder, if there is one
     WORLD_SIZE=$((NPROC * ${NNODES:-1})) python -c 'import sys
-from dyad.data.base.errors import run
-from dyad.train.run.main import check_arguments
+from dyad.process import run
+from dyad.run.checks import check_arguments
 run(lambda: print(check_arguments(sys.argv[1:]) or ""))' "$@"
 }
 
 dyad_port() { # refuses a port that the first of several machines cannot open: torchrun would tell it on twenty lines
     python -c 'import os, socket, sys
-from dyad.data.base.errors import HardwareError, run
+from dyad.data.base.errors import HardwareError
+from dyad.process import run
 def open_once():
     try:
         socket.create_server(("", int(sys.argv[1]))).close()
@@ -79,7 +80,7 @@ dyad_restart() { # after exit code 4: says why, and succeeds if the run starts a
 
 dyad_failed() { # records a hardware failure: dyad_failed FOLDER JOB [requeued]
     python -c 'import pathlib, sys
-from dyad.data.base.errors import run
+from dyad.process import run
 from dyad.train.run_folder.restarts import after_failure
 run(lambda: sys.exit(not after_failure(pathlib.Path(sys.argv[1]), sys.argv[2], requeued=len(sys.argv) > 3)))' "$@"
 }

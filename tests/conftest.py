@@ -73,7 +73,7 @@ def seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def own_mask() -> Iterator[None]:
-    """A command that runs inside a test (data.errors.run) hides its files from others; the next test's are its own."""
+    """A command that runs inside a test (dyad.process.run) hides its files from others; the next test's are its own."""
     mask = os.umask(0o022)
     os.umask(mask)
     yield

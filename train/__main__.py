@@ -1,6 +1,6 @@
-"""Entry point of `python -m train`, which trains; see dyad/train/run/main.py."""
+"""Entry point of `python -m train`, which trains; see dyad/run/main.py."""
 
 from dyad.start import start
 
 if __name__ == "__main__":
-    start("dyad.train.run.main")
+    start("dyad.run.main")

@@ -14,8 +14,8 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, Shuffle, described
-from dyad.eval.config import EvalConfig
 from dyad.train.checkpoint_config import CheckpointConfig, best_rules
+from dyad.train.eval_config import EvalConfig
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES

@@ -57,7 +57,7 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = argument.lstrip("-").partition("=")
-        if separator and key == PLUGINS:  # `errors.run` has imported them
+        if separator and key == PLUGINS:  # dyad/process.py has imported them
             continue
         if argument.startswith("-") or not separator:
             near = nearest(key.replace("-", "_"), types_of)

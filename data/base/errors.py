@@ -1,18 +1,14 @@
-"""Exit codes, the errors that a user can cause, and `run`, which turns them into messages and exit codes."""
+"""Exit codes, the errors that a user can cause, and how a message of one is printed."""
 
 import difflib
-import gc
 import os
 import re
 import sys
-import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import NoReturn
 
-from dyad.data.base.child_processes import end_with_parent
 from dyad.data.base.secrets import without_credentials
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters, and half surrogate pairs
@@ -92,54 +88,6 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without the full stop. Without a message, return the name of its
     type."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
-
-
-def run(main: Callable[[], None]) -> None:
-    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130, a
-    file or folder to which the user has no right one message and code 3.
-
-    First it imports the plugins of the command line, and sets up the process. The garbage collector looks at new
-    objects less often: the imports of torch and open_clip make so many that it would take a fifth of their time. New
-    files get at most mode 0640, and new folders 0750. A process that torchrun started ends together with torchrun's
-    agent, its parent. A waiting OpenMP thread spins for 1,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a
-    shared core the spinning delays the thread that it waits for. torch's warnings in C++, 20 lines for each
-    connection to a rank that is gone, are left out (TORCH_CPP_LOG_LEVEL). torch reads these variables once, when it is
-    loaded; a value that the user has set stays.
-    """
-    gc.set_threshold(100_000, 20, 10)
-    os.umask(os.umask(0o077) | 0o027)
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun sets it; a plain command outlives its shell, as nohup expects
-        end_with_parent()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from dyad.data.base.plugins import import_typed_plugins
-
-    try:
-        import_typed_plugins(sys.argv[1:])
-        main()
-        sys.stdout.flush()
-    except UserError as error:
-        if str(error) and not error.printed_elsewhere:
-            _say(f"error: {printable(str(error))}")
-        exit_with(int(error.exit_code), error.everywhere)
-    except KeyboardInterrupt:
-        exit_with(130)
-    except BrokenPipeError:  # the reader of the output has closed it: … --help | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at exit
-    except Exception as error:
-        if isinstance(error, PermissionError) and error.filename:
-            _say(printable(f"error: {error.filename}: this user has no right to it ({error.strerror})"))
-            exit_with(ExitCode.DATA)
-        _say(printable(traceback.format_exc()).rstrip("\n"))
-        exit_with(ExitCode.BUG)
-
-
-def _say(text: str) -> None:
-    """Print `text` on stderr after all that was printed before it: a file that takes both has them in this order."""
-    with suppress(OSError):  # the reader of the output has closed it
-        sys.stdout.flush()
-    print(text, file=sys.stderr)
 
 
 def printable(text: str) -> str:

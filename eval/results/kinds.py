@@ -1,7 +1,7 @@
 """The kinds of results, one for each `task` of a result: how they are printed and shown, and labels of their metrics.
 
-To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of eval/run/suite.py, and add a
-ResultKind to `KINDS` and labels of its metrics here.
+To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of dyad/evaluate/suite.py, and
+add a ResultKind to `KINDS` and labels of its metrics here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

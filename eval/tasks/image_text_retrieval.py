@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dyad.data.image_text.dataset import RetrievalSet
-from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import MISSED, Labels, Matches
@@ -31,6 +30,7 @@ from dyad.eval.search.ranks import Ranked, ranked
 from dyad.eval.tasks.baselines import before_training
 from dyad.train.distributed.agreement import rank_0_only
 from dyad.train.distributed.world import World
+from dyad.train.eval_config import Truth
 
 
 def match_pairs(

@@ -19,7 +19,7 @@ from dyad.data.question_passage.bm25 import BM25, build_bm25, open_bm25
 from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.dataset import TextInputs, TokenizeTexts, passage_texts
 from dyad.data.question_passage.passages import Passage, Question
-from dyad.eval.config import Baseline, EvalConfig
+from dyad.eval.config import Baseline
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
@@ -32,6 +32,7 @@ from dyad.eval.tasks.baselines import before_training, skip_on_error
 from dyad.eval.tasks.passage_metrics import Judge, chance
 from dyad.eval.tasks.question_sets import QuestionSet, SearchedCorpus
 from dyad.train.distributed.agreement import from_rank_0, rank_0_only
+from dyad.train.eval_config import EvalConfig
 
 SYSTEMS = ("model", "bm25", "untrained")  # a case shows the answers of these side by side
 

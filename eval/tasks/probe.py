@@ -21,7 +21,6 @@ from scipy.special import softmax
 
 from dyad.data.base.errors import DataError
 from dyad.data.image_text.dataset import LabelledSet
-from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values
@@ -29,6 +28,7 @@ from dyad.eval.search.index import Index
 from dyad.eval.tasks.classification import Classification, Scored, class_indices
 from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
 from dyad.eval.tasks.zero_shot import unit
+from dyad.train.eval_config import ProbeFeatures
 
 TEMPERATURE = 0.07  # of the weighted vote
 

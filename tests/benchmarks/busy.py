@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 
-from dyad.data.base import errors
+from dyad.process import run
 
 ROUNDS, WARM_UP, OTHERS = 15, 6, 4
 SETTINGS: dict[str, Mapping[str, str]] = {"ours": {}, "libgomp's own": {"GOMP_SPINCOUNT": "300000"}}
-STEPPER = "from dyad.data.base.errors import run; from tests.benchmarks.busy import steps; run(steps)"
+STEPPER = "from dyad.process import run; from tests.benchmarks.busy import steps; run(steps)"
 
 
 def steps() -> None:
@@ -27,9 +27,9 @@ def steps() -> None:
     from dyad.data.image_text.dataset import ImageText
     from dyad.data.loading.loader import build_loader, worker_count
     from dyad.data.loading.order import Order
+    from dyad.run.components import build_parts
     from dyad.train.cli.compose import compose_config
     from dyad.train.distributed.world import World
-    from dyad.train.run.components import build_parts
 
     config = compose_config(["experiment=emoji", "data.val=null", "eval.suite=[]"])
     parts = build_parts(config, World())
@@ -101,4 +101,4 @@ def main(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    errors.run(lambda: main(sys.argv[1:]))
+    run(lambda: main(sys.argv[1:]))

@@ -20,10 +20,10 @@ from torch import nn
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.auc import auc_values
 from dyad.eval.metrics.bootstrap import comparison
-from dyad.eval.run.load_run import find_run, load_run
-from dyad.eval.run.main import untrained
-from dyad.eval.run.suite import build_evaluators
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+from dyad.evaluate.load_run import find_run, load_run
+from dyad.evaluate.main import untrained
+from dyad.evaluate.suite import build_evaluators
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import Tower, TwoTower
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dyad.eval.config import Truth
 from dyad.eval.search.index import Hits, Index
 from dyad.eval.search.ranks import STRIP, count_ranks
 from dyad.eval.tasks.image_text_retrieval import match_pairs
 from dyad.train.distributed.world import World
+from dyad.train.eval_config import Truth
 
 ROUNDS = 3
 SPECS = ("Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32x4;nprobe=16", "HNSW32;efSearch=128")

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dyad.data.base import errors
 from dyad.data.base.command_line import HELP, help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.config import described
+from dyad.process import run
 from tests.build_samples.emoji import build_emoji
 from tests.build_samples.packages import sha256
 from tests.build_samples.topics import build_topics
@@ -83,4 +83,4 @@ def verify(folder: Path, sums: str) -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    run(main)

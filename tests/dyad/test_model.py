@@ -29,10 +29,10 @@ from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.embeddings import encode_corpus
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.run.load_run import find_run, load_run, read_config
-from dyad.eval.run.main import main as evaluate
+from dyad.evaluate.load_run import find_run, load_run, read_config
+from dyad.evaluate.main import main as evaluate
+from dyad.export.main import main as export
 from dyad.train.distributed.world import World
-from dyad.train.export.main import main as export
 
 if TYPE_CHECKING:
     from typing import assert_type

@@ -19,9 +19,9 @@ import torch
 from faults import lean  # noqa: F401
 from safetensors.torch import save
 
+import dyad.run.components
+import dyad.run.run
 import dyad.train.distributed.consistency
-import dyad.train.run.components
-import dyad.train.run.run
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
 from dyad.train.run_folder.checkpoint import capture
@@ -129,7 +129,7 @@ def digest(step: TrainStep) -> str:
 
 
 def stop_at_the_evaluators() -> None:
-    from dyad.eval.run import suite
+    from dyad.evaluate import suite
 
     def stopped(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -138,7 +138,7 @@ def stop_at_the_evaluators() -> None:
 
 
 def busy_at_the_evaluators() -> None:
-    build = dyad.train.run.components.build_evaluators
+    build = dyad.run.components.build_evaluators
 
     def busy(*arguments: Any) -> Any:
         if os.environ["RANK"] == "0":
@@ -146,7 +146,7 @@ def busy_at_the_evaluators() -> None:
             time.sleep(float(os.environ["BUSY"]))
         return build(*arguments)
 
-    dyad.train.run.components.build_evaluators = busy
+    dyad.run.components.build_evaluators = busy
 
 
 def other_code() -> None:

@@ -64,7 +64,7 @@ def test_the_indexing_of_shards_is_killed(commands: Commands, tmp_path: Path) ->
 
 @pytest.mark.linux
 def test_a_trainer_that_starts_after_torchrun_was_killed_leaves() -> None:
-    script = "from dyad.data.base.errors import run; run(lambda: print('here'))"
+    script = "from dyad.process import run; run(lambda: print('here'))"
     for agent, output in ((os.getpid(), "here\n"), (1, "")):
         environment = {**os.environ, "TORCHELASTIC_RUN_ID": "none", "DYAD_AGENT": str(agent)}
         command = [sys.executable, "-c", script]

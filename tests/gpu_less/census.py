@@ -28,11 +28,11 @@ from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_further
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec, uniforms
+from dyad.plan.measure import only_rank_0
 from dyad.train.config import OptimConfig, Precision, TrainConfig
 from dyad.train.distributed import data_parallel
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
-from dyad.train.plan.measure import only_rank_0
 from dyad.train.step import sizes
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep

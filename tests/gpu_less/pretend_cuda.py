@@ -190,7 +190,7 @@ def asking_line() -> str:
     """The innermost line of our packages that runs now, as file:line."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename).resolve()
-        if any(path.is_relative_to(ROOT / package) for package in ("data", "train", "eval")):
+        if any(path.is_relative_to(ROOT / package) for package in ("data", "train", "eval", "dyad")):
             return f"{path.relative_to(ROOT)}:{frame.lineno}"
     return "elsewhere"
 

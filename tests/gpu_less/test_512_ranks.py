@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from helpers.step import LOGIT_SCALE, batch, towers, train_step
 
+from dyad.plan.measure import Measured, only_rank_0
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
-from dyad.train.plan.measure import Measured, only_rank_0
 
 pytestmark = pytest.mark.uniform_ranks
 ROWS, WIDTH = 8, 5

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dyad.data.base.errors import run
 from dyad.data.cli.main import main
+from dyad.process import run
 
 
 def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World
+from dyad.train.eval_config import Truth
 
 ROOT = Path(__file__).resolve().parents[2]
 Keys = tuple[np.ndarray, np.ndarray, np.ndarray]

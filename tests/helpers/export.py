@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dyad.train.export import reload
+from dyad.export import reload
 
 
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,4 +13,4 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     def load_here(library: str, folder: Path, job: Path) -> None:
         reload.main(library, str(folder), job)
 
-    monkeypatch.setattr("dyad.train.export.library.in_a_clean_process", load_here)
+    monkeypatch.setattr("dyad.export.library.in_a_clean_process", load_here)

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dyad.data.batch import Batch
+from dyad.plan.measure import Measured
+from dyad.plan.objective import planned_objective
+from dyad.plan.towers import planned_inputs
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Parallel, TrainConfig
 from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World
-from dyad.train.plan.measure import Measured
-from dyad.train.plan.objective import planned_objective
-from dyad.train.plan.towers import planned_inputs
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_model

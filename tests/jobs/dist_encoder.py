@@ -12,13 +12,13 @@ import torch.distributed as dist
 from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
 
 from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
-from dyad.eval.config import Truth
 from dyad.eval.search import ranks
 from dyad.eval.search.ranks import count_ranks
 from dyad.eval.tasks.image_text_retrieval import Retrieval, match_pairs
 from dyad.eval.tasks.probe import Probe
 from dyad.eval.tasks.zero_shot import ZeroShot
 from dyad.train.distributed.world import World
+from dyad.train.eval_config import Truth
 
 
 def main() -> None:

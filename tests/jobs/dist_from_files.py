@@ -16,10 +16,10 @@ import torch
 from helpers.tiny_decoder import END
 from torch.distributed.tensor import DTensor
 
+from dyad.run.components import build_run_model
 from dyad.train.config import DistConfig, ModelConfig, Parallel, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.distributed.sharding import shard
 from dyad.train.distributed.world import World, init_world, shutdown
-from dyad.train.run.components import build_run_model
 
 
 class Growth(threading.Thread):

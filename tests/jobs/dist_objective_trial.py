@@ -7,11 +7,11 @@ from helpers.dist import HOLDS
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
+from dyad.run import objective_trial
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
 from dyad.train.losses.options.common import ObjectiveOptions
-from dyad.train.run import objective_trial
 from jobs.dist_losses import OTHERS, needed_options
 
 

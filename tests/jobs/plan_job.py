@@ -11,8 +11,8 @@ import sys
 import torch
 from helpers.plan import measured_step, planned
 
+from dyad.plan.plan import RunPlan
 from dyad.train.distributed.world import init_world, shutdown
-from dyad.train.plan.plan import RunPlan
 
 # of shards: frozen layers and chunks; one tower of both sides, in bf16
 RUNS = {"in chunks": [], "minilm": [], "small_cnn": []}

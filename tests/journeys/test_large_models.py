@@ -11,10 +11,10 @@ from helpers import tiny_decoder
 from helpers.cli import Commands
 from helpers.tiny_runs import SHARD, losses
 
+from dyad.plan.plan import RunPlan
+from dyad.plan.towers import nbytes
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config
-from dyad.train.plan.plan import RunPlan
-from dyad.train.plan.towers import nbytes
 
 # Of Qwen3-Embedding-8B, with 4 of its 36 layers; 193 million weights each, and 1.2 million of adapters
 WIDE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 4, "num_attention_heads": 32}

@@ -7,11 +7,11 @@ from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
-from dyad.eval.run.load_run import read_config
+from dyad.evaluate.load_run import read_config
+from dyad.run.checks import check_arguments
 from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.cli.unread_keys import READ_ONLY_WITH
-from dyad.train.run.main import check_arguments
 from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_folder
 
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"

@@ -20,9 +20,9 @@ from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import Target
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
 from dyad.eval.report.main import write_report
+from dyad.export.main import ExportCommand
 from dyad.train.cli import usage
 from dyad.train.cli.compose import compose_config, words_for
-from dyad.train.export.main import ExportCommand
 
 OPTIONS = {"eval": EvalCommand, "eval.mine": MineCommand, "eval.report": ReportCommand, "train.export": ExportCommand}
 
@@ -140,7 +140,7 @@ def help_examples() -> list[list[str]]:
         usage,
         *(
             import_module(f"dyad.{name}")
-            for name in ("eval.run.main", "eval.run.mine", "eval.report.main", "train.export.main")
+            for name in ("evaluate.main", "evaluate.mine", "eval.report.main", "export.main")
         ),
     ]
     listed = [shlex.split(command) for page in pages for command in page.EXAMPLES.values()]

@@ -22,9 +22,9 @@ from torch import nn
 from dyad.data.base.errors import ConfigError, DataError, printable
 from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.data.shards.sources import parse_sources
+from dyad.run.checks import check_arguments
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig, TrainConfig
-from dyad.train.run.main import check_arguments
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
 from dyad.train.towers.open_clip import model_name

@@ -13,9 +13,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.plugins import PLUGINS
 from dyad.data.cli.main import VERBS
 from dyad.eval.config import EvalCommand, MineCommand
+from dyad.export.main import ExportCommand
 from dyad.train.cli.compose import keys
 from dyad.train.cli.presets import groups
-from dyad.train.export.main import ExportCommand
 from dyad.train.losses import OBJECTIVES
 
 ADVICE = re.compile(
@@ -53,9 +53,9 @@ COMMANDS = {
     "data/tables": [(TRAINING, DATA), (EVAL, DATA)],
     "data/question_passage": [(TRAINING, DATA)],
     "eval/mine": [(MINE,)],
-    "eval/run": [(EVAL,)],
+    "dyad/evaluate": [(EVAL,)],
     "eval/tasks": [(EVAL,)],
-    "train/export": [(EXPORT, TRAINING)],
+    "dyad/export": [(EXPORT, TRAINING)],
     "": [(TRAINING, EVAL, MINE, EXPORT)],
 }
 ADVISED = sorted({(place, key) for place, lines in table(TABLE).items() for key in ADVICE.findall(" ".join(lines))})

@@ -14,7 +14,7 @@ from dyad.data.base.plugins import plugin_files
 from dyad.train.distributed.failures import list_ranks
 from dyad.train.distributed.world import World, all_reduce_sum, gather_objects
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).absolute().parents[2]  # the folder dyad, in which the other folders are, or links to them
 
 
 def check_same_config(world: World, facts: Mapping[str, object]) -> None:
@@ -98,8 +98,9 @@ def minority_ranks(values: Sequence[Hashable]) -> list[int]:
 def code_digest() -> str:
     """Hash names and contents of the Python files of this project and of plugins: 16 hex digits of a SHA-256."""
     digest = hashlib.sha256()
-    ours = sorted(p for package in ("data", "eval", "train") for p in (ROOT / package).rglob("*.py"))
-    for name, path in [*((path.relative_to(ROOT), path) for path in ours), *plugin_files()]:
+    links = [PACKAGE / name for name in ("data", "train", "eval")]  # rglob follows none on its way
+    ours = sorted({path for folder in (PACKAGE, *links) for path in folder.rglob("*.py")})
+    for name, path in [*((path.relative_to(PACKAGE), path) for path in ours), *plugin_files()]:
         content = path.read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]

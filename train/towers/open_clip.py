@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.train.config import Activation, ImageTower, ModelConfig, TextTower
-from dyad.train.towers.adapters import merged
 from dyad.train.towers.calibration import Calibration
 from dyad.train.towers.published import (
     WRAPPERS,
@@ -34,11 +33,7 @@ from dyad.train.towers.published import (
     refuse_code,
     snapshot,
 )
-from dyad.train.towers.tower import Tower
 from dyad.train.towers.transformers_model import TransformersModel, load_model
-
-if TYPE_CHECKING:
-    from dyad.train.towers.build import ImageTextModel
 
 PACKAGE = Path(__file__).absolute().parents[2]  # the folder dyad, in which configs/ is
 # Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
@@ -325,24 +320,3 @@ def _without_prefixes() -> Iterator[None]:
         yield
     finally:
         factory.load_state_dict = read
-
-
-def open_clip_state_dict(model: ImageTextModel) -> dict[str, Tensor]:
-    """Return the weights of both towers under the parameter names of open_clip's model class.
-
-    Both towers of `model` must come from one open_clip model. Most configurations create the class CLIP, whose text
-    weights have no "text." before their names; others create CustomTextCLIP, whose text weights have it.
-    """
-    assert model.open_clip_config is not None
-    named: dict[str, Tensor] = {}
-    for part, tower in (("visual", model.towers.x_tower), ("text", model.towers.y_tower)):
-        assert isinstance(tower, Tower)
-        attribute, _ = PROJECTIONS[type(tower.trunk).__name__]
-        is_matrix = isinstance(tower.projection, MatrixProjection)
-        for name, tensor in merged(tower.trunk).state_dict().items():
-            named[f"{part}.{name}"] = tensor
-        for name, tensor in tower.projection.state_dict().items():
-            named[f"{part}.{attribute}" if is_matrix else f"{part}.{attribute}.{name}"] = tensor
-    config = model.open_clip_config
-    custom = config.get("custom_text", False) or "hf_model_name" in config["text_cfg"]
-    return named if custom else {name.removeprefix("text."): tensor for name, tensor in named.items()}

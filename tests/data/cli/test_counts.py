@@ -14,8 +14,8 @@ from helpers.shards import picture, write_tar
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli import counts
 from dyad.data.cli.counts import most_samples
+from dyad.run.checks import check, check_sweep
 from dyad.train.cli.compose import compose_config
-from dyad.train.run.main import check, check_sweep
 
 ROWS = [{"anchor": f"q {i}", "positive": f"p {i}"} for i in range(5)]
 FILES: dict[str, bytes] = {

@@ -207,7 +207,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
         "import sys; from dyad.data.cli import convert, options;"
         "def stop(*_): raise KeyboardInterrupt\n"
         "convert.index_new = stop\n"
-        "from dyad.data.base.errors import run\n"
+        "from dyad.process import run\n"
         "run(lambda: convert.convert(sys.argv[1], options.PackOptions(out=sys.argv[2], to=options.Target.beir)))"
     ).replace(";def", "\ndef")
     done = subprocess.run([sys.executable, "-c", program, str(source), str(tmp_path / "out")], capture_output=True)

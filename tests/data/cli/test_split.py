@@ -21,8 +21,8 @@ from dyad.data.cli.options import CheckOptions, SplitOptions
 from dyad.data.cli.split import validation_rows
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
+from dyad.run.checks import check
 from dyad.train.cli.compose import compose_config
-from dyad.train.run.main import check
 
 
 def held(path: Path, split: str = "train") -> list[set[int]]:

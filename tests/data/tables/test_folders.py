@@ -20,13 +20,14 @@ from helpers.shards import opened, picture, write_tar
 from helpers.tables import LABELS, class_folders, hub_pictures, pictures_in, with_texts, write_csv
 from pyarrow.parquet import write_table
 
-from dyad.data.base.errors import ConfigError, DataError, run
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
-from dyad.train.run.main import check_arguments
+from dyad.process import run
+from dyad.run.checks import check_arguments
 
 TEXT = "a red bird\nsits on a branch\n\n  a bird\nin the sun.\n"
 PARAGRAPHS = ["a red bird\nsits on a branch", "a bird\nin the sun."]

@@ -10,11 +10,11 @@ import torch
 from helpers.eval import LOCAL, Keys, clustered, right_matrix, search, some_captions, unit_rows
 from helpers.messages import raises
 
-from dyad.eval.config import Truth
 from dyad.eval.metrics.matches import MISSED, Labels, Matches, Ranking
 from dyad.eval.search import ranks
 from dyad.eval.search.ranks import count_ranks, found_ranks, ranked
 from dyad.eval.tasks.image_text_retrieval import match_pairs
+from dyad.train.eval_config import Truth
 
 captions = pytest.fixture(some_captions)
 SPECS = ("HNSW32", "IVF8,Flat;nprobe=2", "PQ4x4", "IVF8,PQ4x4;nprobe=2")

@@ -21,10 +21,10 @@ from helpers.eval import (
 )
 
 from dyad.data.image_text.dataset import Captions, RetrievalSet
-from dyad.eval.config import Truth
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.ranks import count_ranks
 from dyad.eval.tasks.image_text_retrieval import Retrieval, ViewRetrieval, chance_recall, match_pairs, rank_metrics
+from dyad.train.eval_config import Truth
 
 captions = pytest.fixture(some_captions)
 

@@ -19,12 +19,12 @@ from dyad.data.image_text.dataset import Captions, LabelledSet
 from dyad.data.question_passage.views import labelled_texts
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
-from dyad.eval.config import ProbeFeatures
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.linear_probe import ROUGH, fit, held_out, linear_probe, logits
 from dyad.eval.tasks.probe import Probe
 from dyad.eval.tasks.prompts import read_probe
 from dyad.train.distributed.world import World
+from dyad.train.eval_config import ProbeFeatures
 from dyad.train.towers.tower import Tower
 
 EXACT = {"solver": "newton-cholesky", "tol": 1e-12}  # scikit-learn's L-BFGS ends 1e-6 to 1e-5 from the optimum

@@ -14,14 +14,14 @@ from helpers.passages import make_run, write_beir
 from dyad.data.base.errors import ConfigError, DataError, UserError
 from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
-from dyad.eval.config import EvalConfig
 from dyad.eval.metrics import matches
-from dyad.eval.run.main import main
-from dyad.eval.run.suite import check_suite
 from dyad.eval.tasks.question_sets import RowPassages, open_beir, open_dpr
+from dyad.evaluate.main import main
+from dyad.evaluate.suite import check_suite
+from dyad.run.checks import check
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
-from dyad.train.run.main import check
+from dyad.train.eval_config import EvalConfig
 
 PASSAGES = [
     ("1", "The Eiffel Tower is in Paris.", "Tower"),

@@ -12,11 +12,11 @@ from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
+from dyad.run.checks import check_arguments
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import CONFIG_DIR, compose_config, groups, keys, preview
 from dyad.train.cli.usage import COMMON, help_text
 from dyad.train.config import TrainConfig, validate
-from dyad.train.run.main import check_arguments
 
 ROOT = Path(__file__).parents[3]
 CHOICES = [f"{group}={choice}" for group, choices in groups().items() for choice in choices]
@@ -204,7 +204,7 @@ def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[s
     """As the OpenMP of torch says itself, loaded by a command; without the rest of torch, for time."""
     loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
     (openmp,) = (path for path in loaded if "/torch" in path)
-    load = f"from dyad.data.base.errors import run; import ctypes; run(lambda: ctypes.CDLL('{openmp}'))"
+    load = f"from dyad.process import run; import ctypes; run(lambda: ctypes.CDLL('{openmp}'))"
     command = [sys.executable, "-c", load]
     environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", *ACTIVE)}
     ended = subprocess.run(

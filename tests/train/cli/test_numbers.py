@@ -15,8 +15,8 @@ from dyad.data.base.limits import MOST, check_limits
 from dyad.data.cli.options import CheckOptions, IndexOptions, PackOptions, SplitOptions
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
+from dyad.export.main import ExportCommand
 from dyad.train.config import TrainConfig
-from dyad.train.export.main import ExportCommand
 from dyad.train.losses import OBJECTIVES
 
 SLIPS = (1e30, -1e30, 10**18, 2**63, float("nan"), float("inf"), float("-inf"), MOST + 1)

@@ -6,10 +6,10 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
+from dyad.run.checks import check_arguments
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config, preview, words_for
 from dyad.train.config import TrainConfig
-from dyad.train.run.main import check_arguments
 from dyad.train.run_folder.folder import all_keys, open_run, run_folder
 
 RECIPE = """

@@ -45,9 +45,10 @@ def test_the_majority_is_right(values: str, odd: list[int]) -> None:
 
 
 def test_code_is_told_apart_by_name_and_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digest, "ROOT", tmp_path)
+    monkeypatch.setattr(digest, "PACKAGE", tmp_path)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "train").symlink_to("linked")
     file = tmp_path / "train" / "a.py"
-    file.parent.mkdir()
     seen = {code_digest()}
     for content in ("x = 1\n", "x = 2\n"):
         file.write_text(content)

@@ -134,6 +134,6 @@ def test_who_is_not_asked_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ctrl_c_ends_a_command_that_has_nothing_to_save_with_130() -> None:
-    script = "import signal; from dyad.data.base.errors import run; run(lambda: signal.raise_signal(signal.SIGINT))"
+    script = "import signal; from dyad.process import run; run(lambda: signal.raise_signal(signal.SIGINT))"
     ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (130, b"")

@@ -12,10 +12,10 @@ from helpers.messages import raises
 from safetensors.torch import save_file
 
 from dyad.data.base.errors import ConfigError
+from dyad.run.components import build_parts
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig
 from dyad.train.distributed.world import World
-from dyad.train.run.components import build_parts
 from dyad.train.towers.build import build_image_text
 
 WEIGHTS = "open_clip_model.safetensors"

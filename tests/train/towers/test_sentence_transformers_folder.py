@@ -19,13 +19,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, T5Config, T5Encod
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder
-from dyad.eval.run.load_run import read_config
+from dyad.evaluate.load_run import read_config
+from dyad.export import sentence_transformers as export_sentence_transformers
+from dyad.export.library import ExportSource
+from dyad.export.main import export
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Pooling, TrainConfig
 from dyad.train.distributed.world import World
-from dyad.train.export import sentence_transformers as export_sentence_transformers
-from dyad.train.export.library import ExportSource
-from dyad.train.export.main import export
 from dyad.train.run_folder.folder import open_run
 from dyad.train.towers.build import build_text_pair
 from dyad.train.towers.sentence_transformers import BEHIND_PADDING, describe_choices, sentence_folder

@@ -26,15 +26,15 @@ from torch import Tensor
 
 import dyad
 from dyad.data.base.errors import ConfigError
-from dyad.eval.run.load_model import find_model
-from dyad.eval.run.load_run import find_run, load_run, read_config
+from dyad.evaluate.load_model import find_model
+from dyad.evaluate.load_run import find_run, load_run, read_config
+from dyad.export.library import ExportSource
+from dyad.export.main import _default_format, export, library_of
+from dyad.run.calibrate import calibrate
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.config import Activation, TrainConfig
-from dyad.train.export.library import ExportSource
-from dyad.train.export.main import _default_format, export, library_of
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.run.calibrate import calibrate
 from dyad.train.run_folder.folder import CONFIG, all_keys, check_run, open_run, recorded_activation, run_folder
 from dyad.train.towers.build import ImageTextModel, build_model
 from dyad.train.towers.calibration import Calibration

@@ -17,10 +17,10 @@ from transformers import AutoModel
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import PADDING, Batch
+from dyad.run.components import build_data
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import build_objective
-from dyad.train.run.components import build_data
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step.step import TrainStep
 from dyad.train.towers import rows

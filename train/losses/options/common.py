@@ -6,7 +6,6 @@ This package imports no torch, so that `--help` and the validation of a configur
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from functools import partial
 from typing import Any, ClassVar, get_type_hints
 
 from omegaconf import MISSING
@@ -175,13 +174,16 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle these options as a call of `configure` with the objective's name and option values.
+        """Pickle these options as their family, the class that its preset was made from, and the values: classes that
+        `preset` makes are in no module, so pickle could not find them."""
+        return _restored, (type(self).__base__, vars(self))
 
-        The classes that `preset` makes are in no module, so pickle could not find them.
-        """
-        from dyad.train.losses.options.registry import configure
 
-        return partial(configure, **vars(self)), ()
+def _restored(family: type[ObjectiveOptions], values: dict[str, Any]) -> ObjectiveOptions:
+    return _presets[family, values["name"]](**values)
+
+
+_presets: dict[tuple[type[ObjectiveOptions], str], type[ObjectiveOptions]] = {}  # by their family and name
 
 
 def preset(
@@ -197,12 +199,14 @@ def preset(
         key: value if isinstance(value, Field) else field(default=value, metadata=inherited[key].metadata)
         for key, value in {"name": name, **defaults}.items()
     }
-    return make_dataclass(
+    made = make_dataclass(
         family.__name__,
         [(key, types[key], value) for key, value in changed.items()],
         bases=(family,),
         namespace={"__doc__": summary or family.__doc__, "__module__": family.__module__},
     )
+    _presets[family, name] = made
+    return made
 
 
 @dataclass

@@ -1,0 +1,293 @@
+"""Check a configuration on this machine: its data, model, trackers and run folder. Nothing is written.
+
+The public functions yield findings: lines marked ok, warn or fail, with a fix.
+"""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import torch
+from huggingface_hub import constants
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from open_clip.pretrained import get_pretrained_cfg
+from torch import nn
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
+from dyad.data.base.findings import Finding, fail, ok, warn
+from dyad.data.base.json_text import parse_json
+from dyad.data.config import Mode
+from dyad.data.image_text.sample import ShardSample
+from dyad.data.image_text.stream import first_of
+from dyad.data.question_passage.formats import query_of, record_of
+from dyad.data.question_passage.judgements import queries_of
+from dyad.data.question_passage.views import text_of
+from dyad.data.shards.index import has_index, scan_stream, stored_index
+from dyad.data.shards.rows import Rows
+from dyad.data.shards.scan_tar import Problem, Scan
+from dyad.data.shards.shards import Shards
+from dyad.data.shards.sources import ShardSource, WrittenSource, written_sources
+from dyad.data.shards.storage import open_buffered, open_ranges, scheme_of, stat
+from dyad.data.tables.folders import tables_of
+from dyad.doctor.machine import size
+from dyad.run.checks import check_sweep, training_files
+from dyad.run.components import batch_norms
+from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
+from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
+from dyad.train.towers.batch_norm import set_batch_norms
+from dyad.train.towers.build import build_model
+from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.open_clip import BuildContext, check_weights, model_name
+from dyad.train.towers.published import file_of, location_of, split_revision
+from dyad.train.towers.sentence_transformers import describe_choices
+from dyad.train.towers.text import build_text_tower
+from dyad.train.tracking.wandb_mode import wandb_mode
+
+SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
+TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+QUERIES = "queries."  # begins the names of files of nothing but questions
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
+OPEN_CLIP_WEIGHTS += ("open_clip_pytorch_model.bin",)
+Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is enough
+
+
+def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
+    """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
+
+    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that
+    training refuses, and for a typed key that the run would not read.
+    """
+    check_sweep(arguments, [config])
+    folder = run_folder(config)
+    saved = steps(folder)
+    state = f"goes on from {folder_of(folder, saved[0]).name}" if saved else "is new"
+    if is_finished(config):
+        state = "is finished: the same command does nothing"
+    length = f"{config.steps} steps" if config.steps else f"{config.epochs:g} epochs"
+    yield ok("run", f"{folder} {state}; {length} of {config.global_batch_size} pairs")
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def data(config: TrainConfig) -> Iterator[Finding]:
+    """Check the first and the last shard of data.train: their index, and their first and last sample.
+
+    Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
+    Raises DataError for data that training could not use.
+    """
+    if config.data.train is None:
+        return
+    shards = training_files(config)
+    if config.task is Task.question_passage:
+        shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in shards]
+    for source in written_sources(config.data.train, "data.train"):
+        if source != WrittenSource(source.path):
+            yield ok("data", ", ".join(f"{name}={value!r}" for name, value in vars(source).items()))
+    total = f"{len(shards)} file{'s' * (len(shards) > 1)}"
+    for shard in dict.fromkeys([shards[0], shards[-1]]):
+        yield from _shard(shard, total, config)
+
+
+def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
+    """Check the index of one shard (data file), and its first and last sample; of a streamed shard the first only.
+
+    A large or remote shard without an index is not read. total: text like "3 files", for the messages. Raises
+    DataError, which names shard and sample, for data that training could not use.
+    """
+    if config.data.mode is Mode.stream:
+        _check_picture(first_of(path), config)
+        yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
+        return
+    if not scheme_of(path) and tables_of(path, config.data.columns):
+        yield ok("data", f"{path}: a table with known columns, converted once at the start ({total} in all)")
+        return
+    length, index = stat(path).size, stored_index(path)
+    if index is None and has_index(path):
+        fix = f"nothing to do: it is indexed anew at the start, or now by: python -m data index {shlex.quote(path)}"
+        yield warn("data", f"{path} has changed since it was indexed", fix)
+    if index is not None:
+        _refuse(path, index.problems)
+        samples = Shards([ShardSource((path,))], [index])
+        rows = Rows(samples)
+        for i in {0, index.samples - 1} if index.samples else ():
+            if config.has_pictures:
+                _check_picture(ShardSample.read(samples, i), config)
+            else:
+                _check_row(rows.fields(i), rows.where(i), config)
+        yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
+    elif length > SCANNED or scheme_of(path):
+        yield ok("data", f"{path}: {size(length)}, indexed at the start ({total} in all)")
+    else:
+        yield ok("data", f"{path}: {_scan(path, config)} samples, read whole, indexed at the start ({total} in all)")
+
+
+def _refuse(path: str, problems: Sequence[Problem]) -> None:
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, unless there are none."""
+    if problems:
+        raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
+
+
+def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
+    """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
+    sample.decoded(config.data.image_key, config.data.max_image_pixels)
+    if config.task is Task.image_text:
+        sample.relevance(config.data.relevance)
+        for name in config.data.captions:
+            sample.captions(name, config.data.caption_per)
+
+
+def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
+    """Raise DataError if a row of the training data is not a valid question, or not a text for two views of it.
+
+    In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
+    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
+    error message.
+    """
+    try:
+        if config.task is not Task.question_passage:
+            text_of(fields)
+        elif QUERIES in where:
+            query_of(fields)
+        else:
+            record_of(fields, config.data.passage, config.data.relevance)
+    except BadRow as bad:
+        raise DataError(f"{where}: {bad}") from bad
+
+
+def _scan(path: str, config: TrainConfig) -> int:
+    """Read a whole shard that has no index, check its first and last sample, and return its number of samples.
+
+    No index is written. Raises DataError for the first problem.
+    """
+    with open_buffered(path) as stream:
+        scan = scan_stream(stream, path)
+    _refuse(path, scan.problems.first)
+    read = open_ranges(path)
+    if isinstance(scan, Scan):
+        for sample in scan.samples[:1] + scan.samples[-1:] if config.has_pictures else ():
+            members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
+            _check_picture(ShardSample(path, sample.key, members), config)
+        return len(scan.samples)
+    for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
+        content = read(scan.offset[row], scan.offset[row] + scan.size[row])
+        where = f"{path}: {scan.key[row]}"
+        try:
+            _check_row(parse_json(content), where, config)
+        except ValueError as error:
+            raise DataError(f"{where}: unreadable row: {error}") from error
+    return len(scan.key)
+
+
+# Model ----------------------------------------------------------------------------------------------------------------
+
+
+def model(config: TrainConfig) -> Iterator[Finding]:
+    """Check that each file of the towers is on this machine; if so, build the towers without loading weights.
+
+    The findings then also give the number of weights and the statistics that batch norms use.
+    """
+    complete = True
+    for key, name, wanted in _sources(config):
+        if absent := [what for what, files in wanted.items() if not any(file_of(name, file, False) for file in files)]:
+            complete = False
+            yield _absent(key, name, absent, wanted)
+        else:
+            yield ok("model", f"{name}: {', '.join(wanted)} found")
+    if not complete:
+        return
+    with torch.device("meta"):  # no memory, no weights
+        if config.task is Task.image_text:
+            context = BuildContext(config.model, load_pretrained=False)
+            towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
+        else:
+            some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
+            own = replace(config.run, classes=some if config.task is Task.labelled else None)
+            towers = [build_model(replace(config, run=own), load_pretrained=False).towers]
+    modules = nn.ModuleList(towers).train()
+    set_batch_norms(modules, config.model.batch_norm)
+    yield ok("model", f"builds with {sum(p.numel() for p in modules.parameters()) / 1e6:.1f} M weights")
+    yield from (ok("model", line) for line in describe_choices(config))
+    if line := batch_norms(config, modules, int(os.environ.get("WORLD_SIZE", "1"))):
+        yield ok("batch norm", line)
+
+
+def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
+    """Yield (key, name, files) for each folder, package or published model that the towers are loaded from.
+
+    key: the configuration key that names it. files: kind of file → file names, of which one is enough. Raises
+    ConfigError for an unknown open_clip model, and for weights that are neither a file nor published.
+    """
+    image, text, both = config.model.image, config.model.text, config.model
+    if config.has_texts and text.kind is TextTower.transformers and (name := text.name or both.name):
+        weights = {} if text.from_scratch else {"weights": WEIGHTS}
+        yield "model.text.name", name, {"its configuration": ("config.json",), "a tokenizer": TOKENIZERS, **weights}
+    if not config.has_pictures:
+        if text.kind is not TextTower.transformers:
+            raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
+        return
+    if image.kind is ImageTower.transformers and image.name:
+        weights = {} if image.from_scratch else {"weights": WEIGHTS}
+        processor = {"an image processor": ("preprocessor_config.json", "processor_config.json")}
+        yield "model.image.name", image.name, {"its configuration": ("config.json",), **processor, **weights}
+    if image.kind is ImageTower.timm and image.pretrained:
+        if not Path(image.pretrained).suffix:
+            published = f"timm/{(image.name or '').partition('.')[0]}.{image.pretrained}"
+            yield "model.image.pretrained", published, {"weights": ("model.safetensors", "pytorch_model.bin")}
+        elif not Path(image.pretrained).expanduser().is_file():
+            raise ConfigError(f"model.image.pretrained={image.pretrained}: no such file")
+    context = BuildContext(both, load_pretrained=False)
+    models = [(context.image_model, image.kind), *[(context.text_model, text.kind)] * config.has_texts]
+    for name, pretrained in dict.fromkeys(model for model, kind in models if kind == "open_clip"):
+        known = model_name(name)
+        check_weights(known, pretrained)
+        if pretrained and not Path(pretrained).expanduser().is_file():
+            published = str(get_pretrained_cfg(known, pretrained)["hf_hub"]).strip("/")
+            yield "model.pretrained", published, {"weights": OPEN_CLIP_WEIGHTS}
+    if config.has_texts and text.kind is TextTower.open_clip:
+        settings = (open_clip.get_model_config(model_name(text.name or both.name)) or {}).get("text_cfg", {})
+        if encoder := settings.get("hf_model_name"):
+            yield "model.name", encoder, {"its configuration": ("config.json",)}
+        if tokenizer := settings.get("hf_tokenizer_name") or encoder:
+            yield "model.name", tokenizer, {"a tokenizer": TOKENIZERS}
+
+
+def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Finding:
+    """Return the finding for a model whose files are not all on this machine.
+
+    The finding is a failure for a local folder, and for a published model with HF_HUB_OFFLINE=1; else a warning. key:
+    the configuration key that names the model. name: the model's folder, package or published name. absent: the kinds
+    of files that are missing. wanted: kind of file → file names, of which one is enough. Raises ConfigError if the
+    folder or package does not exist, or the name cannot be one on the Hugging Face hub.
+    """
+    folder = location_of(name)
+    if os.path.isdir(folder):
+        fix = f"put {' or '.join(wanted[absent[0]][:2])} into {folder}, or name another folder"
+        return fail("model", f"{key}={name} lacks {' and '.join(absent)}", fix, ExitCode.CONFIG)
+    if name.startswith("pkg:") or folder.startswith(("/", ".")):
+        raise ConfigError(f"{key}={name}: there is no folder {folder}")
+    try:
+        validate_repo_id(split_revision(name)[0])
+    except HFValidationError as error:
+        raise ConfigError(f"{key}={name}: neither a folder nor a name of the hub: {error}") from error
+    text = f"{key}={name}: {', '.join(absent)} not on this machine"
+    if constants.HF_HUB_OFFLINE:
+        fix = f"give the path of a folder that has it, or fetch it once: HF_HUB_OFFLINE=0 hf download {name}"
+        return fail("model", f"{text}, and HF_HUB_OFFLINE=1 forbids to fetch it", fix, ExitCode.CONFIG)
+    return warn("model", f"{text}: fetched at the start, which needs a network", f"before: hf download {name}")
+
+
+# Tracking -------------------------------------------------------------------------------------------------------------
+
+
+def tracking(config: TrainConfig) -> Iterator[Finding]:
+    """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
+    mode = wandb_mode(config.tracking)
+    more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}
+    yield ok("wandb", f"{mode.name}{more.get(mode, '')}")

@@ -1,0 +1,351 @@
+"""Translate an open_clip training command to ours: python -m train.doctor translate "<open_clip command line>".
+
+Every flag becomes a configuration key, or a note that says how we differ. A flag that changes what is learned and has
+no key is refused. Defaults of open_clip are written out where ours differ. open_clip_flags.py lists the flags,
+open_clip_line.py parses the command; this module computes the keys.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import NoReturn
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.doctor.open_clip_line import EXAMPLE, Launch, read_line
+from dyad.train.cli import open_clip_flags as flags
+from dyad.train.cli.compose import written
+
+NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
+
+
+@dataclass
+class Translation:
+    """An open_clip command and the command of ours that replaces it, built step by step by the functions in RULES.
+
+    launch: the processes that the command starts. given: flag without dashes → its values in the command. keys: key →
+    value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of open_clip,
+    and not from a flag in the command.
+    """
+
+    launch: Launch
+    given: Mapping[str, list[str]]
+    keys: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    implied: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return the keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
+        return [f"{key}={written(value)}" for key, value in self.keys.items()]
+
+    def __str__(self) -> str:
+        """Return the translation to print: our shell command, then the notes as shell comments."""
+        return "\n".join([f"{self.launch.command} {shlex.join(self.arguments)}", *(f"# {note}" for note in self.notes)])
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes that the open_clip command line starts on all machines; each has one GPU."""
+        return self.launch.nodes * self.launch.per_node
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Return the optimiser steps per epoch as open_clip counts them for shards.
+
+        open_clip rounds batches up so that every loader worker has the same number of them. Returns None if the
+        open_clip command line has --dataset-type csv or lacks --train-num-samples.
+        """
+        if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
+            return None
+        workers = max(int(self.text("workers")), 1)
+        batches = math.ceil(self.number("train-num-samples") / (self.number("batch-size") * self.world_size))
+        return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
+
+    def text(self, flag: str) -> str:
+        """Return the values of an open_clip flag on the command line being translated, joined by spaces.
+
+        If the command line lacks the flag: returns open_clip's default value if the table DEFAULTS lists one (it lists
+        those that differ from our defaults), else "".
+        """
+        return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
+
+    def number(self, flag: str) -> int:
+        """Return the value of an open_clip flag, or open_clip's default, as int.
+
+        Raises ConfigError if the value is not a number.
+        """
+        try:
+            return int(float(self.text(flag)))
+        except ValueError as error:
+            raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
+
+    def set(self, key: str, value: object, implied: bool = False) -> None:
+        """Set our configuration key `key` to `value` in the translation of an open_clip command line.
+
+        implied: the value is a default of open_clip, and not from a flag on the command line.
+        """
+        self.keys[key] = str(value)
+        self.implied[key] = implied
+
+    def note(self, flag: str, text: str) -> None:
+        """Add a note to print with the translation: the open_clip flag with its values, then `text`."""
+        self.notes.append(f"{self._shown(flag)}: {text}")
+
+    def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
+        """Add a note for each open_clip flag of `texts` (flag → text) that the command line being translated has.
+
+        prefix: put before each text.
+        """
+        for flag in sorted(self.given.keys() & texts.keys()):
+            self.note(flag, f"{prefix}{texts[flag]}")
+
+    def refuse(self, flag: str, why: str) -> NoReturn:
+        """Raise ConfigError for an open_clip flag that changes the training and that we cannot translate.
+
+        why: the reason to show.
+        """
+        raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
+
+    def _shown(self, flag: str) -> str:
+        """Return "--FLAG VALUES" for a message, with the values on the open_clip command line; cut to 60 characters.
+
+        Without values there, returns "--FLAG".
+        """
+        shown = f"--{flag} {self.text(flag)}".strip() if flag in self.given else f"--{flag}"
+        return shown if len(shown) <= 60 else f"{shown[:57]}…"
+
+
+def translate(line: str, gpus: int | None = None) -> Translation:
+    """Translate `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, to our command.
+
+    gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
+    does not know, for a flag that changes the training and has no key, and for a command that does not train an image
+    and a text tower.
+    """
+    launch, given, unset = read_line(line, gpus)
+    job = Translation(launch, given)
+    for flag, (part, why) in product(("model", "dataset-type"), flags.OTHER_MODELS.items()):
+        if part in job.text(flag).lower():
+            job.refuse(flag, why)
+    for flag in sorted(given.keys() & flags.LOST.keys()):
+        job.refuse(flag, flags.LOST[flag])
+    if gpus is not None and launch.nodes > 1:
+        job.notes.append(f"gpus={gpus}: {launch.nodes} machines of {launch.per_node}")
+    for rule in RULES:
+        rule(job)
+    job.note_given(flags.ABSENT, "not here: ")
+    job.note_given(flags.ALREADY)
+    job.notes += [f"${name}: a variable of your shell without a value here; put one in its place" for name in unset]
+    if implied := [f"{key}={value}" for key, value in job.keys.items() if job.implied[key]]:
+        job.notes.append(f"without being typed, open_clip has: {' '.join(implied)}")
+    return job
+
+
+# From flags to keys ---------------------------------------------------------------------------------------------------
+
+
+def _data(job: Translation) -> None:
+    """Set data.train and data.val of the translation `job`, from the open_clip flags for data.
+
+    Raises ConfigError without --train-data, and for a --text-key other than txt.
+    """
+    if "train-data" not in job.given:
+        evaluate = "python -m eval checkpoint=RUN suite=[wds:FOLDER]"
+        raise ConfigError(f"there is no --train-data: the line only evaluates. Write, with one of our runs: {evaluate}")
+    for flag, key in {"train-data": "data.train", "val-data": "data.val"}.items():
+        if flag in job.given:
+            job.set(key, _shards(job, flag))
+    if job.text("text-key") not in ("", "txt"):
+        job.refuse("text-key", "captions are read from the .txt member, or from fields of the .json member")
+
+
+def _shards(job: Translation, flag: str) -> str:
+    """Return the path of the shards for open_clip's data flag `flag`, "train-data" or "val-data".
+
+    A table (.csv, .tsv) is its own path; columns that are given become data.columns. If the flag's value is a shell
+    pipe (pipe:…) that reads a URL, return this URL.
+    """
+    path = job.text(flag)
+    if re.search(r"\.[ct]sv$", path) or job.text("dataset-type") == "csv":
+        if job.given.keys() & flags.OF_TABLES:
+            job.set("data.columns", f"[{job.text('csv-img-key')},{job.text('csv-caption-key')}]")
+        job.note(flag, "the table is converted once, at the first start; its separator is found")
+        return path
+    if piped := re.fullmatch(r"pipe:.*?((?:s3|gs|https?)://\S+).*", path):
+        job.note(flag, "no shell is started: shards are read where they are (pip install s3fs or gcsfs)")
+        return piped[1]
+    return path
+
+
+def _length(job: Translation) -> None:
+    """Set the keys global_batch_size, chunk_size (with --accum-freq above 1), and the length of the run in `job`.
+
+    The length is the key `steps` if the steps per epoch are known, else the key `epochs`.
+    """
+    per_gpu, every, epochs = job.number("batch-size"), job.number("accum-freq"), job.number("epochs")
+    job.set("global_batch_size", per_gpu * every * job.world_size, implied="batch-size" not in job.given)
+    gpus = f" × {job.world_size} GPUs" if job.world_size > 1 else ""
+    passes = f" × {every}" if every > 1 else ""
+    if gpus or passes:
+        job.note("batch-size", f"global_batch_size counts all GPUs: {per_gpu} per GPU{gpus}{passes}")
+    if every > 1:
+        job.set("chunk_size", per_gpu)
+        job.note("accum-freq", f"chunk_size={per_gpu} embeds as much at a time, with the gradient of the whole batch")
+    if (steps := job.steps_per_epoch) is None:
+        job.set("epochs", epochs, implied="epochs" not in job.given)
+        job.note_given(flags.WITHOUT_STEPS)
+        return
+    job.set("steps", steps * epochs)
+    job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
+    job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
+    if "val-data" in job.given:
+        job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
+
+
+def _model(job: Translation) -> None:
+    """Set the image size, and model.pretrained from open_clip's --resume PATH, in the translation `job`.
+
+    Raises ConfigError for image sizes that are not square.
+    """
+    size = job.given.get("force-image-size", [])
+    if len(set(size)) == 1:
+        job.set("model.image.image_size", size[0])
+    elif size:
+        job.refuse("force-image-size", "pictures are squares")
+    if job.text("resume") == "latest":
+        job.note("resume", "the same command again goes on by itself, at the exact sample")
+    elif "resume" in job.given:
+        job.set("model.pretrained", job.text("resume"))
+        job.note("resume", "model.pretrained takes its weights; optimiser, step and order begin anew")
+
+
+def _batch_norm(job: Translation) -> None:
+    """Set model.batch_norm=per_chunk in `job` if open_clip's batch norms would not see the whole global batch.
+
+    That is so with several GPUs without --use-bn-sync, and with gradient accumulation (--accum-freq above 1). The key
+    is set only for models with batch norms that train. With --use-bn-sync, add a note.
+    """
+    chunks = job.number("accum-freq") > 1
+    normed = flags.BATCH_NORM_MODELS.match(job.text("model")) and "lock-image" not in job.given
+    if normed and (chunks or (job.world_size > 1 and "use-bn-sync" not in job.given)):
+        job.set("model.batch_norm", "per_chunk", implied=True)
+    if "use-bn-sync" in job.given:
+        several = "statistics of several passes cannot be synchronised here: those of each chunk on each GPU"
+        job.note("use-bn-sync", several if normed and chunks else "model.batch_norm=global is the default")
+
+
+def _optimiser(job: Translation) -> None:
+    """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
+
+    Raises ConfigError for an optimiser that is neither AdamW nor timm's, and for a cooldown whose number of steps is
+    unknown.
+    """
+    _, is_timm, name = job.text("opt").lower().rpartition("timm/")
+    if is_timm:
+        if "lr" not in job.given:
+            raise ConfigError(f"--opt {job.text('opt')}: say its learning rate, --lr: each one of timm has its own")
+        job.set("optim.name", name)
+        betas = [job.keys.pop(f"optim.{key}", "") for key in ("beta1", "beta2")]
+        options = {"eps": job.keys.pop("optim.eps", ""), "momentum": job.text("momentum")}
+        for key, value in {**options, "betas": f"[{','.join(betas)}]" if all(betas) else ""}.items():
+            if value:
+                job.set(f"optim.options.{key}", value)
+    elif "vit" not in job.text("model").lower():
+        for key, value in {"beta2": "0.999", "eps": "1e-8"}.items():
+            if key not in job.given:
+                job.set(f"optim.{key}", value, implied=True)
+    if not is_timm and (name not in ("", "adamw") or "momentum" in job.given):
+        job.refuse("opt", "open_clip has adamw, and any of timm's as timm/NAME, which have a --momentum")
+    if "skip-scheduler" in job.given:
+        job.set("optim.schedule", "const")
+        job.set("optim.warmup", 0)
+        job.note("skip-scheduler", "the learning rate stays; there is no warm-up then, nor a cooldown")
+        return
+    if job.text("lr-scheduler") == "const-cooldown":
+        if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
+            wanted = "--epochs-cooldown, and --train-num-samples of shards"
+            raise ConfigError(f"--lr-scheduler const-cooldown: optim.cooldown counts steps. Add {wanted}")
+        job.set("optim.cooldown", job.number("epochs-cooldown") * job.steps_per_epoch)
+    elif "epochs-cooldown" in job.given:
+        job.note("epochs-cooldown", "only --lr-scheduler const-cooldown has a cooldown")
+
+
+def _precision(job: Translation) -> None:
+    """Set the key `precision` from open_clip's --precision or its default.
+
+    Raises ConfigError for a value that open_clip does not have.
+    """
+    name = job.text("precision")
+    if name not in flags.PRECISIONS:
+        raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
+    job.set("precision", flags.PRECISIONS[name], implied="precision" not in job.given)
+    if not name.startswith("amp") and name != "fp32":
+        job.note("precision", "the weights stay float32; the towers compute in it")
+
+
+def _augment(job: Translation) -> None:
+    """Set the keys of crop scale, brightness and grey in the translation `job`, from open_clip's --aug-cfg.
+
+    Raises ConfigError for other augmentations of --aug-cfg.
+    """
+    pieces = dict(piece.split("=", 1) for piece in job.given.get("aug-cfg", []) if "=" in piece)
+    scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
+    job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
+    if "color_jitter" in pieces:
+        job.set("data.augment.brightness", NUMBER.findall(pieces["color_jitter"])[0])
+        job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
+    if "gray_scale_prob" in pieces:
+        job.set("data.augment.grey", pieces["gray_scale_prob"])
+    if others := sorted({*pieces} - {"scale", "color_jitter", "color_jitter_prob", "gray_scale_prob"}):
+        job.refuse("aug-cfg", f"there is no {', '.join(others)}")
+
+
+def _tracking(job: Translation) -> None:
+    """Set our W&B and TensorBoard keys in `job` from open_clip's --report-to.
+
+    Without this flag, W&B is disabled, as in open_clip.
+    """
+    services = set(job.text("report-to").split(",")) - {""}
+    if not services & {"wandb", "all"}:
+        job.set("tracking.wandb", "disabled", implied="report-to" not in job.given)
+    if services & {"tensorboard", "all"}:
+        job.set("tracking.tensorboard", "true")
+    if "trackio" in services:
+        job.note("report-to", "no trackio; metrics.jsonl has every value")
+
+
+def _direct(job: Translation) -> None:
+    """Set the keys of those open_clip flags that need no computation, by the tables KEYS and SWITCHES.
+
+    The tables are in open_clip_flags.py. Flags with the value "none" are left out; missing flags get open_clip's
+    default where ours differs. Add a note for a locked (frozen) tower, because Dyad still trains its projection.
+    """
+    for flag, key in flags.KEYS.items():
+        value = job.text(flag)
+        if value.lower() not in ("", "none"):
+            job.set(key, value, implied=flag not in job.given)
+    for flag, setting in flags.SWITCHES.items():
+        if flag in job.given:
+            key, _, value = setting.partition("=")
+            job.set(key, value)
+    for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
+        if lock in job.given and unlocked not in job.given:
+            job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
+
+
+RULES = (_data, _direct, _model, _batch_norm, _length, _optimiser, _precision, _augment, _tracking)
+
+
+def run(arguments: Sequence[str]) -> Translation:
+    """Run `python -m train.doctor translate`: translate the command line in `arguments`.
+
+    arguments: the open_clip line, as one string or split at its spaces, and optionally gpus=N. Raises ConfigError
+    if there is no line, or a line that cannot be translated.
+    """
+    numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
+    line = [word for word in arguments if word not in numbers]
+    if not line:
+        raise ConfigError(f"the line is missing: {EXAMPLE}")
+    return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)

@@ -1,0 +1,171 @@
+"""Finds a model to embed with by its name: of a run, of an export folder, or of another library as it is.
+
+`find_model` returns its configuration before anything heavy is loaded. The forms of a name are in FORMS, also for
+--help. An export has the file SETTINGS, which holds what its format has no place for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dyad.data.base.errors import ConfigError
+from dyad.evaluate.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
+from dyad.train.cli.compose import typed
+from dyad.train.config import Task, TrainConfig
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import all_keys
+from dyad.train.towers.calibration import SETTINGS, Calibration, exported
+from dyad.train.towers.published import is_two_tower
+from dyad.train.towers.sentence_transformers import open_schema, sentence_folder
+
+if TYPE_CHECKING:
+    from dyad.train.distributed.world import World
+
+KEPT = """objective.similarity model.text.pooling data.question.prefix data.question.length data.passage.prefix
+data.passage.length data.passage.title""".split()
+
+
+FORMS = """\
+model= is one of, each with the weights, prompts and lengths that it brings:
+  open_clip:NAME@WEIGHTS        an open_clip model or config .json; a file, or the tag of published weights
+  open_clip:FOLDER              … that brings its weights; also open_clip:hf-hub:ORG/NAME
+  st:NAME                       a SentenceTransformer, a folder or published
+  hf:NAME                       a CLIP or SigLIP of transformers, or an encoder: mean of the states of 32 and 128
+                                tokens, cosine
+  dpr:FOLDER                    two encoders, question_encoder/ and ctx_encoder/, such as an export of format=dpr
+  FOLDER                        a run, a checkpoint, or a folder of one of these kinds, such as an export
+  RUN@best                      the best checkpoint of a run, by its checkpoint.best; run= and checkpoint= take it, too
+"""
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that is not loaded yet.
+
+    load: builds it in this process and loads its weights; it raises ConfigError or DataError. trained: the path of the
+    run or checkpoint that it is of; None: of another library.
+    """
+
+    config: TrainConfig
+    load: Callable[[], LoadedModel]
+    trained: str | None = None
+
+    def load_on_all(self, world: "World") -> LoadedModel:
+        """Load the model on every rank. Every rank must call it; errors are raised on all."""
+        from dyad.train.distributed.agreement import node_first, raise_on_all
+        from dyad.train.towers.published import may_download
+
+        if self.trained:
+            return load_on_all(self.trained, world)
+        return (node_first if may_download(self.config.model) else raise_on_all)(world, self.load)
+
+
+def find_model(name: str) -> FoundModel:
+    """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
+    kind, colon, target = name.partition(":")
+    if colon and kind in KINDS:
+        found = KINDS[kind][0](target)
+    elif colon and not Path(name).expanduser().exists():
+        raise ConfigError(f"{name}: no such kind of model. Write FOLDER or {', '.join(f'{k}:…' for k in KINDS)}")
+    elif find := next((find for find, file in KINDS.values() if (Path(name).expanduser() / file).exists()), None):
+        found = find(name)
+    else:
+        return find_trained(name)
+    return replace(found, load=lambda: replace(found.load(), source=name))
+
+
+def find_trained(path: str) -> FoundModel:
+    """Find the model of a run folder or of one of its checkpoints. Raises ConfigError if there is none."""
+    return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
+
+
+def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
+    """Return the content of the file SETTINGS of an export: keys of the configuration, and the scale and bias of its
+    logits."""
+    keys = all_keys(config)
+    bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
+    return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
+
+
+def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
+    """Find a model by its configuration.
+
+    keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder has none, nor has
+    "". Raises ConfigError for values that cannot be.
+    """
+    objective = open_schema(OBJECTIVES["clip"], "objective.")
+    schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
+    saved, calibration = exported(folder, folder) if folder else ({}, None)
+    try:
+        for key, value in {**keys, **{key: value for key, value in saved.items() if key in KEPT}}.items():
+            OmegaConf.update(schema, key, value)
+        config = typed(schema)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"{folder}/{SETTINGS} is not of an export of this version: {reason}") from error
+
+    def load() -> LoadedModel:
+        from dyad.train.towers.build import build_model
+
+        model = build_model(config)
+        return LoadedModel("", config, model, calibration or model.calibration)
+
+    return FoundModel(config, load)
+
+
+def _open_clip(target: str) -> FoundModel:
+    name, at, weights = target.partition("@")
+    folder = target.removeprefix("local-dir:")
+    if target.startswith("hf-hub:") or Path(folder).expanduser().is_dir():
+        return _found(Task.image_text, {"model.name": target}, folder)
+    if not at:
+        raise ConfigError(f"open_clip:{name}: say which weights, open_clip:{name}@FILE or @TAG of published ones")
+    return _found(Task.image_text, {"model.name": name, "model.pretrained": weights}, "")
+
+
+def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
+    """Find the transformers model `name` for questions and passages; its modules.json decides, if it has one.
+
+    folder: the export that it is in, by default `name`. keys: further keys of the configuration.
+    """
+    own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
+    return _found(Task.question_passage, own | keys, folder or name)
+
+
+def _transformers(target: str) -> FoundModel:
+    if not is_two_tower(target):
+        return _text(target)
+    both = dict.fromkeys(("model.image.kind", "model.text.kind"), "transformers")
+    return _found(Task.image_text, {"model.name": target, "model.embed_dim": None, **both}, target)
+
+
+def _sentence_transformer(target: str) -> FoundModel:
+    if sentence_folder(target, fetch=True) is None:
+        raise ConfigError(f"st:{target} is no SentenceTransformer, it has no modules.json. Plain encoders: hf:{target}")
+    return _text(target)
+
+
+def _dpr(target: str) -> FoundModel:
+    of_dpr = {"model.text.pooling": "cls", "objective.similarity": "dot"}
+    question, passage = (_text(f"{target}/{part}", target, **of_dpr) for part in ("question_encoder", "ctx_encoder"))
+
+    def load() -> LoadedModel:
+        from dyad.train.towers.tower import TwoTower
+
+        x, y = question.load(), passage.load()
+        return replace(x, model=replace(x.model, towers=TwoTower(x.model.towers.x_tower, y.model.towers.y_tower)))
+
+    return FoundModel(question.config, load)
+
+
+# Kind of models → what finds one by the part of its name after KIND:, and a file that its folders have
+KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
+    "open_clip": (_open_clip, "open_clip_config.json"),
+    "st": (_sentence_transformer, "modules.json"),
+    "dpr": (_dpr, "question_encoder/config.json"),
+    "hf": (_transformers, "tokenizer_config.json"),
+}

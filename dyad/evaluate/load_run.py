@@ -1,0 +1,141 @@
+"""Loads the model of a training run, for evaluation and export: configuration and weights of a checkpoint."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.files import leads_inside
+from dyad.data.base.plugins import plugins_needed
+from dyad.data.base.progress import print_once
+from dyad.train.cli.compose import typed
+from dyad.train.config import TrainConfig
+from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import saved_config, without_best
+from dyad.train.towers.calibration import Calibration
+
+if TYPE_CHECKING:
+    from dyad.train.distributed.world import World
+    from dyad.train.towers.build import TwoTowerModel
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its weights: of a training run, or of another library (dyad/evaluate/load_model.py).
+
+    source: its name for results: the checkpoint folder, or the name that the user wrote. calibration: the learnt scale
+    and bias of its logits; None if they are not known.
+    """
+
+    source: str
+    config: TrainConfig
+    model: "TwoTowerModel"
+    calibration: Calibration | None
+
+
+@dataclass(frozen=True)
+class LoadedRun(LoadedModel):
+    """The model of a training run, loaded from one of its checkpoints.
+
+    run, checkpoint: the run folder and the checkpoint folder. step: finished optimiser steps of the checkpoint.
+    """
+
+    run: Path
+    checkpoint: Path
+    step: int
+
+
+def find_run(path: str) -> tuple[Path, Path]:
+    """Return (run folder, checkpoint folder) for `path`, which is one of the two, or RUN@best.
+
+    For a run folder, the checkpoint is the newest whole one; damaged ones are skipped with a line on stderr. Raises
+    ConfigError if there is no checkpoint, DataError if all are damaged.
+    """
+    from dyad.train.run_folder.locate import locate
+
+    return run_folder_of(path), locate(Path(path).expanduser(), print_once)
+
+
+def run_folder_of(path: str) -> Path:
+    """Return the run folder for `path`, which is one, a checkpoint of one, or RUN@best. Reads no checkpoint. Raises
+    ConfigError if there is none."""
+    folder = without_best(Path(path).expanduser())
+    if not folder.is_dir():
+        hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
+        raise ConfigError(f"'{path}' is no folder.{hint} Give a run folder, e.g. runs/NAME")
+    runs = sorted(str(config.parent) for config in folder.glob("*/config.yaml"))
+    if runs and not (folder / "config.yaml").exists():
+        raise ConfigError(f"'{path}' is a folder of runs: give one of {', '.join(runs[:5])}")
+
+    from dyad.train.run_folder.checkpoint import is_checkpoint
+    from dyad.train.run_folder.locate import refuse_without_checkpoint
+
+    refuse_without_checkpoint(folder)
+    return folder.resolve().parent.parent if is_checkpoint(folder) else folder
+
+
+def own_output(run: Path, name: str) -> Path:
+    """Return the folder `name` in a run folder, to which a command writes. Raises ConfigError if that is a link out of
+    the run folder, which may be of somebody else."""
+    if not leads_inside(run / name, run):
+        raise ConfigError(f"{run / name} is a link that leads out of the run folder. Write elsewhere: out=FOLDER")
+    return run / name
+
+
+def load_run(run: Path, checkpoint: Path) -> LoadedRun:
+    """Build the model of a run's configuration and load the weights of one of its checkpoints.
+
+    Raises DataError if the checkpoint is damaged, ConfigError if it does not fit the configuration.
+    """
+    from dyad.data.image_text.dataset import image_spec
+    from dyad.train.run_folder.checkpoint import load_weights, step_of
+    from dyad.train.run_folder.named_tensors import restore_weights
+    from dyad.train.towers.build import PictureModel, build_model
+    from dyad.train.towers.tower import Tower
+
+    config = read_config(run)
+    weights = load_weights(checkpoint)
+    model = build_model(config, load_pretrained=False)
+    restore_weights(weights, {"towers": model.towers})
+    for tower in model.towers.children():
+        if isinstance(tower, Tower):
+            tower.without_cache()  # it computes rows in blocks of one size, also for a single query
+    if isinstance(model, PictureModel):
+        model = replace(model, image=image_spec(model.image, config.data))
+    calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
+    return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, step_of(checkpoint))
+
+
+def load_on_all(path: str, world: "World") -> LoadedRun:
+    """Load the model of a run folder or a checkpoint on every rank; one rank of each machine hashes its files.
+
+    Rank 0 chooses the checkpoint. Every rank must call it. Raises the errors of `find_run` and `load_run` on all ranks.
+    """
+    from dyad.train.distributed.agreement import from_rank_0, raise_on_all
+    from dyad.train.run_folder.checkpoint import OF_WEIGHTS, STATE, verify
+    from dyad.train.run_folder.digests import once_a_machine
+
+    run, checkpoint = from_rank_0(world, lambda: find_run(path))
+    once_a_machine(world, lambda: verify(checkpoint, (*OF_WEIGHTS, STATE)))
+    return raise_on_all(world, lambda: load_run(run, checkpoint))
+
+
+def read_config(run: Path) -> TrainConfig:
+    """Read the configuration of a run from its config.yaml.
+
+    Raises ConfigError if the file is missing or is no configuration of this version.
+    """
+    tree = saved_config(run)
+    names, saved = tree.get("plugins"), OmegaConf.create(tree)
+    hint = plugins_needed([str(name) for name in names] if isinstance(names, list) else [])
+    try:
+        objective = OmegaConf.merge(OmegaConf.structured(OBJECTIVES[saved.objective.name]), saved.objective)
+        return typed(OmegaConf.merge(OmegaConf.structured(TrainConfig), saved, {"objective": objective}))
+    except (OmegaConfBaseException, LookupError, AttributeError, TypeError, ValueError) as error:
+        reason = "no objective " * isinstance(error, KeyError) + " ".join(str(error).split())[:200]
+        raise ConfigError(f"{run}/config.yaml is not a configuration of this version: {reason}.{hint}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{run}/config.yaml: {error}.{hint}") from error

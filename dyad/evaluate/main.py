@@ -1,0 +1,168 @@
+"""The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a model. See python -m eval --help."""
+
+import re
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dyad.data.base.command_line import command_options, overridden
+from dyad.data.base.errors import ConfigError
+from dyad.eval.config import Baseline, EvalCommand
+
+if TYPE_CHECKING:
+    from dyad.evaluate.load_model import FoundModel
+    from dyad.train.config import TrainConfig
+    from dyad.train.towers.build import TwoTowerModel
+
+PURPOSE = """\
+Evaluate a model, trained here or as it is: retrieval of pictures, texts and passages, zero-shot classification. One
+JSON per data set, and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay
+the same."""
+EXAMPLES = {
+    "what the run was evaluated on while training": "python -m eval run=runs/emoji",
+    "another retrieval set": "python -m eval checkpoint=runs/emoji "
+    "suite=[retrieval:data/samples/emoji/twemoji-unseen.tar]",
+    "folders of CLIP_benchmark, a task file of prompts": "python -m eval checkpoint=runs/x "
+    "suite=[wds:cifar10,wds:flickr30k,zero_shot:task.json]",
+    "questions and passages with judgements, beside BM25 and the encoder before training": "python -m eval "
+    "checkpoint=runs/topics suite=[beir:data/samples/topics]",
+    "another split, a folder of DPR files, an approximate index": "python -m eval checkpoint=runs/x "
+    "suite=[beir:folder@dev,dpr:folder] 'index=IVF256,Flat;nprobe=16'",
+    "models of other libraries, without training": "python -m eval model=open_clip:ViT-B-32@weights.safetensors "
+    "suite=[wds:flickr30k]",
+    "a SentenceTransformer": "python -m eval model=st:FOLDER suite=[beir:data/samples/topics]",
+    "beside the same model before training": "python -m eval checkpoint=runs/x baselines=[untrained]",
+    "a table with columns of other names": "python -m eval run=runs/x val=table.csv columns=[file,description]",
+    "the best checkpoint, by checkpoint.best": "python -m eval checkpoint=runs/x@best",
+    "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
+}
+OF_TASK = {
+    "image_text": (
+        "truth",
+        "recall_k",
+        "captions",
+        "caption_per",
+        "text_key",
+        "template",
+        "image_key",
+        "max_image_pixels",
+    ),
+    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "corpus"),
+}
+NOTES = """\
+Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
+nothing counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a
+line.
+The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
+wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the pictures they show.
+"""
+
+
+def _notes() -> str:
+    from dyad.eval.tasks.prompts import FORMAT
+    from dyad.evaluate.load_model import FORMS
+    from dyad.evaluate.suite import forms_help
+
+    return f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}"
+
+
+def main() -> None:
+    command = command_options(EvalCommand, "python -m eval", PURPOSE, EXAMPLES, _notes)
+    if len(given := [*filter(None, (command.run, command.checkpoint, command.model))]) != 1:
+        raise ConfigError("give one of run=, such as runs/NAME, checkpoint= and model=. See: python -m eval --help")
+
+    from dyad.evaluate.load_model import find_model, find_trained
+    from dyad.evaluate.suite import check_suite
+
+    found = find_model(command.model) if command.model else find_trained(given[0])
+    config = with_command(found.config, command)
+    check_suite(config)
+    evaluate(command, config, found)
+
+
+def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
+    """Return the run's configuration, in which the options given on the command line of python -m eval replace those of
+    the run.
+
+    With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
+    an option that belongs to another task (image_text, question_passage) than that of the run, and if there is no data
+    set to evaluate on.
+    """
+    of_items = "image_text" if config.has_pictures else "question_passage"
+    for task in (task for task in OF_TASK if task != of_items):
+        if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
+            raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
+    baselines_of(command, config)
+    weights = None if command.captions else config.data.caption_weights  # one for each of the run's captions
+    data = overridden(replace(config.data, caption_weights=weights), command)
+    evaluation = overridden(config.eval, command)
+    data = replace(data, passage=overridden(data.passage, command))
+    if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
+        data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
+    if not evaluation.suite and data.val is None:
+        raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
+    return replace(config, data=data, eval=evaluation)
+
+
+def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
+    """Return the systems that are scored beside the model. By default, pictures have none, because the model before
+    training takes as long as the model itself.
+
+    Raises ConfigError for a baseline that this model does not have.
+    """
+    has_questions = not config.has_pictures
+    legal = ([] if command.model else [Baseline.untrained]) + [Baseline.bm25, Baseline.fusion] * has_questions
+    if wrong := set(command.baselines or ()) - set(legal):
+        of_model = "a model as it is" if command.model else f"task={config.task.name}"
+        raise ConfigError(f"baselines=[{min(wrong)}]: {of_model} has {', '.join(legal) or 'no baselines'}")
+    return command.baselines if command.baselines is not None else legal if has_questions else []
+
+
+def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
+    """Load a model and evaluate it on all data sets of the configuration.
+
+    All processes must call it together. Process 0 writes the result files and prints the tables.
+    """
+    from dyad.eval.encode.encoder import Encoder
+    from dyad.eval.results.write import facts, print_tables, result, write
+    from dyad.evaluate.load_run import LoadedRun, own_output
+    from dyad.evaluate.suite import build_evaluators
+    from dyad.run.evaluation import written_report
+    from dyad.train.distributed.agreement import rank_0_first, rank_0_only
+    from dyad.train.distributed.failures import process_group
+    from dyad.train.distributed.world import set_timeout
+
+    with process_group(config.dist.seconds_to_start) as world:
+        loaded = found.load_on_all(world)
+        trained = loaded if isinstance(loaded, LoadedRun) else None
+        encode = Encoder.of(config, loaded.model, world)
+        before = cache(lambda: Encoder.of(config, untrained(config), world))
+        baselines = baselines_of(command, config)
+        # rank 0 indexes new shards, the others find them indexed
+        evaluators = rank_0_first(world, lambda: build_evaluators(config, loaded.model, baselines, before))
+        set_timeout(config.dist.timeout)
+        about = facts(config, loaded.source, trained and trained.step)
+        own = trained.run / "eval" if trained else Path("runs") / re.sub(r"[^\w.-]+", "_", f"eval-{loaded.source}")
+        folder = Path(command.out) if command.out else own_output(trained.run, "eval") if trained else own
+        results, written = [], []
+        for evaluator in evaluators:
+            report = evaluator.report(encode, config.eval.examples)
+            results.append(result(report, evaluator, about))
+            written.append(rank_0_only(world, partial(write, folder, results[-1], report.files)))
+        if world.rank == 0:
+            print_tables(results)
+            what = f"step {trained.step} of {trained.run}" if trained else loaded.source
+            print(f"{what}. Written: {', '.join(str(p) for paths in written for p in paths)}")
+            if trained and folder.resolve() == own.resolve():
+                written_report(trained.run, print)
+
+
+def untrained(config: "TrainConfig") -> "TwoTowerModel":
+    """Build the model with its initial weights, before training: from model.* and seed, without init_from."""
+    import torch
+
+    from dyad.train.towers.build import build_model
+
+    torch.manual_seed(config.seed)
+    return build_model(config)

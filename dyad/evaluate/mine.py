@@ -1,0 +1,235 @@
+"""The command python -m eval.mine run=runs/x: mines hard negatives with a trained model.
+
+See python -m eval.mine --help.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dyad.data.base.command_line import command_options, overridden
+from dyad.data.base.errors import ConfigError, printable
+from dyad.data.base.files import whole_file, writable
+from dyad.data.base.secrets import without_secrets
+from dyad.data.config import MiningConfig, NegativeList
+from dyad.eval.config import MineCommand
+
+if TYPE_CHECKING:
+    from dyad.eval.mine.mining import MiningData
+    from dyad.train.config import TrainConfig
+
+    Opened = tuple[MiningData, str | None]
+
+PURPOSE = """\
+Mine hard negatives with a trained model: for each training question the passages, for each training picture the
+captions that it ranks high although they are not right. Training then draws from them. What is right and its copies are
+never among them.
+Everything is key=value. Under torchrun the ranks share the work and the result stays the same."""
+EXAMPLES = {
+    "for the questions and the corpus that the run was trained on": "python -m eval.mine run=runs/topics",
+    "then train on them": "python -m train experiment=topics init_from=runs/topics 'data.negatives.lists=[mined]' "
+    "data.negatives.file=runs/topics/mined/mined.jsonl data.negatives.per_row=1",
+    "other data; all that scores 5 % less than the right passage": "python -m eval.mine run=runs/x "
+    "corpus=nq/corpus.jsonl queries=nq out=mined/nq first_rank=1 relative_margin=0.05",
+    "pictures: the five best captions of others, that score 5 % less than its own": "python -m eval.mine "
+    "run=runs/emoji first_rank=1 keep=5 relative_margin=0.05",
+    "judged by a cross-encoder's scores of question and passage": "python -m eval.mine run=runs/x scores=scores.tsv "
+    "margin=2",
+}
+NOTES = """\
+out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question or picture; mined.json, which says
+how many were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
+again by other rules without encoding; delete it when you are done. null: as the run has it.
+Questions: negatives are ids of passages. Without a corpus, all passages in the rows of questions are searched, and out
+gets them as corpus.jsonl.
+Pictures: negatives are texts; query_id is the content key of the picture, and equal pictures are one. All captions
+that training may draw (data.captions) are searched, and out gets them as captions.jsonl, with whose they are in
+pictures.npy. Right are the captions of the picture, and those with the same data.text_key.
+"""
+CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
+REASONS = {
+    "rank": "ranked before first_rank",
+    "right": "right, or a copy of what is right",
+    "unscored": "without a score in the file",
+    "unknown": "of questions whose right passage is not in the corpus, or has no score: no margin can be kept",
+    "margin": "too close to what is right",
+    "max_score": "above max_score",
+    "repeated": "copies of another",
+    "answer": "with an answer in the text",
+    "beyond_keep": "more than keep",
+}
+
+
+def main() -> None:
+    command = command_options(MineCommand, "python -m eval.mine", PURPOSE, EXAMPLES, lambda: NOTES)
+
+    from dyad.eval.search.index_spec import check_spec
+    from dyad.evaluate.load_run import read_config, run_folder_of
+
+    run = run_folder_of(command.run)
+    config = with_command(read_config(run), command)
+    refuse_other_tasks(command, config, run)
+    check_spec(config.data.negatives.mining.index)
+    negatives(command, config, run)
+
+
+def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> None:
+    """Raise ConfigError if the run's task has nothing to mine, or the command has an option that it does not know."""
+    if config.task.name not in OPEN:
+        raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
+    given = [name for name in OF_QUESTIONS if getattr(command, name) is not None]
+    if given and config.task.name != "question_passage":
+        raise ConfigError(f"{given[0]}= is for questions and passages, and {run} is of pictures. Leave it out")
+
+
+def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
+    """Return the run's configuration, in which the options given on the command line of python -m eval.mine replace
+    those of the run.
+    """
+    data = overridden(config.data, command)
+    negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
+    passage, train = overridden(data.passage, command), command.queries or data.train
+    return replace(config, data=replace(data, train=train, passage=passage, negatives=negatives))
+
+
+def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
+    """Mine hard negatives with a run's checkpoint: encode queries and items, search, choose.
+
+    All processes must call it together. Process 0 writes the files and prints a report.
+    """
+    from dyad.eval.encode.encoder import Encoder
+    from dyad.eval.mine.mining import MINED, embedded, mine
+    from dyad.eval.mine.pair_scores import read_pair_scores
+    from dyad.evaluate.load_run import load_on_all, own_output
+    from dyad.train.distributed.agreement import raise_on_all, rank_0_first
+    from dyad.train.distributed.failures import process_group
+    from dyad.train.distributed.world import set_timeout
+
+    out = Path(command.out).expanduser() if command.out else own_output(run, "mined")
+    with process_group(config.dist.seconds_to_start) as world:
+        trained = load_on_all(command.run, world)
+        opened = partial(OPEN[config.task.name], config, trained.model, out, write=world.rank == 0)
+        data, corpus = rank_0_first(world, opened)
+        set_timeout(config.dist.timeout)
+        scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
+        source = embedded(Encoder.of(config, trained.model, world), data, out / "embeddings")
+        identity = {
+            "checkpoint": str(trained.checkpoint),
+            "step": trained.step,
+            **{name: side.fingerprint for name, side in zip(data.names, data.sides(), strict=True)},
+            "scores": without_secrets(command.scores),
+        }
+        summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
+        if world.rank == 0:
+            print(printable("\n".join(report(summary, data))))
+            training = training_command(config, run, out / MINED, corpus)
+            print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
+
+
+# ---- what is mined, by task ------------------------------------------------------------------------------------------
+
+
+def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
+    """Open the questions of data.train and the corpus of passages to search: the run's, or all passages in the rows of
+    questions, in the file CORPUS of the folder `out`.
+
+    write: whether this process writes that file. Returns its path with the data, None for a corpus of the user. Raises
+    ConfigError if several corpora belong to the questions.
+    """
+    from dyad.data.question_passage.corpus import open_corpus
+    from dyad.data.question_passage.questions import open_questions
+    from dyad.eval.mine.passages import QuestionsAndPassages
+    from dyad.eval.tasks.question_sets import RowPassages
+
+    questions = open_questions(config.data.train, config.data, "queries")
+    if questions.corpus is not None:
+        return QuestionsAndPassages(questions, questions.corpus, model.tokenize, config.data), None
+    if any(source.corpus is not None for source in questions.sources):
+        raise ConfigError(
+            f"queries={config.data.train}: nothing says which passages to search, those of several corpora. Give "
+            "corpus=, passages by id: .jsonl or .tsv with the fields id, text, title, or a BEIR folder"
+        )
+    file = out / CORPUS
+    if write:
+        passages = RowPassages(questions)
+        with writable(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(file) as lines:
+                for passage in map(passages.__getitem__, range(len(passages))):
+                    row = {"_id": passage.id, "title": passage.title, "text": passage.text}
+                    lines.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    corpus = open_corpus(str(file), "corpus")
+    return QuestionsAndPassages(questions, corpus, model.tokenize, config.data), corpus.rows.files[0]
+
+
+def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
+    """Open the pictures of data.train and all captions that training may draw of them, in the folder `out`.
+
+    write: whether this process writes the captions.
+    """
+    from dyad.data.image_text.dataset import Pictures
+    from dyad.data.shards.shards import open_shards
+    from dyad.data.shards.sources import parse_sources
+    from dyad.data.tables.prepare import prepared_tables, table_options
+    from dyad.eval.mine.pictures import PicturesAndCaptions, write_captions
+
+    tables = prepared_tables(table_options(config.data))
+    shards = open_shards(parse_sources(config.data.train, "queries", tables=tables))
+    if write:
+        with writable(out):
+            out.mkdir(parents=True, exist_ok=True)
+            write_captions(shards, config.data, out)
+    return PicturesAndCaptions(Pictures(shards, model.image, config.data), model.tokenize, out), None
+
+
+OPEN = {"question_passage": open_questions_and_passages, "image_text": open_pictures_and_captions}
+OF_QUESTIONS = ("corpus", "drop_answers", "regex_answers", "scores")
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
+    """Yield lines of text that say how many of the items found became negatives, and why the others did not.
+
+    summary: the summary that `mine` in eval/mine/mining.py returned of the data.
+    """
+    queries, items = data.names
+    yield (
+        f"{summary['negatives']:,} negatives for {summary[queries]:,} {queries}, of {summary['found']:,} {items} "
+        f"found; {summary['without']:,} {queries} have none. Left out:"
+    )
+    left_out = summary["left_out"]
+    yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
+
+
+def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None) -> str:
+    """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
+
+    corpus: the file of the passages searched, if it is not the run's. If the run's objective takes no extra negatives,
+    the command has objective=info_nce.
+    """
+    from dyad.train.cli.compose import words_for
+    from dyad.train.config import ResumeConfig
+    from dyad.train.losses import OBJECTIVES
+
+    takes = "negatives" in OBJECTIVES[config.objective.name].takes
+    negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
+    if not negatives.refresh_every:
+        negatives = replace(negatives, mining=MiningConfig())
+    passage = replace(config.data.passage, corpus=corpus) if corpus else config.data.passage
+    next_config = replace(
+        config,
+        init_from=str(run),
+        objective=config.objective if takes else OBJECTIVES["info_nce"](),
+        data=replace(config.data, negatives=negatives, passage=passage),
+        run=replace(config.run, name=None),
+        resume=ResumeConfig(),
+    )
+    return shlex.join(["python", "-m", "train", *words_for(next_config)])

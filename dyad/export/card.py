@@ -1,0 +1,148 @@
+"""Write the model card, README.md of an export: metadata for the hub, training, scores, data, licences and limits."""
+
+import html
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from dyad.data.base.secrets import public_path
+from dyad.data.shards.licences import Notice, notices
+from dyad.data.shards.sources import written_sources
+from dyad.export.library import ExportSource, Library
+from dyad.train.cli.also import further_configs
+from dyad.train.cli.unread_keys import is_read
+from dyad.train.config import TextTower, TrainConfig
+from dyad.train.run_folder.folder import by_section, maths_keys
+from dyad.train.towers.published import location_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")
+TEMPLATE = Path(__file__).with_name("templates") / "card.md.j2"
+
+
+def card(library: Library, source: ExportSource, difference: float) -> str:
+    """Return the model card (README.md) of an export, as Markdown.
+
+    library: the export format. source: the trained model, with the configuration and scores that the card shows.
+    difference: the largest difference between a coordinate of our embeddings and of the library's, divided by the L2
+    norm of the embedding.
+    """
+    config = source.config
+    scores = [(result, metric, score) for result in source.results for metric, score in result.scores.items()]
+    evaluations = [
+        EvalResult(
+            task_type=result.hub_task,
+            dataset_type=re.sub(r"[^\w.-]+", "_", result.dataset),
+            dataset_name=_one_line(result.dataset),
+            metric_type=metric,
+            metric_value=score.value,
+        )
+        for result, metric, score in scores
+    ]
+    index = {"model_name": _one_line(source.name), "eval_results": evaluations} if evaluations else {}
+    written = ModelCard.from_template(
+        ModelCardData(license="unknown", **library.front, **index),
+        template_path=str(TEMPLATE),
+        library=library,
+        source=source,
+        config=config,
+        data=", ".join(code(public_path(path)) for path in _trained_on(config)),
+        snippet=library.snippet(Path("THIS_FOLDER"), source),
+        difference=difference,
+        scores=scores,
+        settings=by_section(
+            {key: value for key, value in maths_keys(config).items() if value and is_read(key, config)}
+        ),
+        temperature=source.calibration and source.calibration.temperature,
+        commit=commit(),
+        versions=_versions(),
+        notices=[_quoted(notice) for notice in notices(list(_origins(config)))],
+        code=code,
+        escaped=escaped,
+    )
+    return f"{written}\n"
+
+
+def _trained_on(config: TrainConfig) -> list[str]:
+    """Return the training data that `config` names, also for further losses."""
+    losses = [config, *further_configs(config).values()]
+    return [*dict.fromkeys(each.path for of in losses for each in written_sources(of.data.train, "data.train"))]
+
+
+def _origins(config: TrainConfig) -> Iterator[str]:
+    """Yield the local paths of the training data and of the initial weights that `config` names.
+
+    Licence files of the data and weights may lie there. Weights that are not on this machine are left out.
+    """
+    yield from _trained_on(config)
+    if config.data.passage.corpus:
+        yield config.data.passage.corpus
+    model, text = config.model, config.model.text
+    named = text.name if text.kind is TextTower.transformers and not text.from_scratch else None
+    encoder = named and location_of(named)
+    for weights in (encoder, model.pretrained, model.image.pretrained, text.pretrained):
+        if weights and Path(weights).expanduser().exists():  # otherwise a published name
+            yield weights
+
+
+def _quoted(notice: Notice) -> dict[str, str]:
+    """Convert a licence notice for the card's template: its name, its text, and a code fence around the text.
+
+    The fence keeps the text from being rendered as Markdown.
+    """
+    name = html.escape(_one_line(public_path(notice.file)))
+    return {"name": name, "fence": _fence(notice.text, 3), "text": "\n".join(notice.text.splitlines())}
+
+
+def code(value: object) -> str:
+    """Return `value` as inline code of Markdown on one line; any characters in it are safe in a table cell."""
+    text = _one_line(str(value)).replace("|", r"\|")
+    fence, pad = _fence(text, 1), " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{pad}{text}{pad}{fence}"
+
+
+def _fence(text: str, least: int) -> str:
+    """Return backticks to put around `text` as Markdown code: `least` or more, and more than `text` has in a row."""
+    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
+
+
+def escaped(text: str) -> str:
+    """Return `text` on one line, escaped so that Markdown and HTML show it literally."""
+    return re.sub(r"([\\`*_{}\[\]<>()#+!|~&])", r"\\\1", _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    """Return `text` on one line, so that it can neither end the card's metadata block nor begin a Markdown heading."""
+    return " ".join(text.split())
+
+
+def commit(root: Path = ROOT) -> str:
+    """Return the hash of the git commit checked out at `root`, with " with changes" after it for uncommitted changes.
+
+    Returns "unknown" if `root` is no git checkout, or git fails.
+    """
+    # Both paths are given, because git would take a repository around `root`, or that of a hook which starts it.
+    repository = [f"--git-dir={root / '.git'}", f"--work-tree={root}"]
+    command = ["git", *repository, "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty= with changes"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # set in hooks
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def _versions() -> str:
+    """Return the versions of Python and of the installed packages among PACKAGES, as one line."""
+    found = [f"Python {platform.python_version()}"]
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found.append(f"{package} {version(package)}")
+    return ", ".join(found)

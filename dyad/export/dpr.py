@@ -1,0 +1,66 @@
+"""format=dpr: write question_encoder/ and ctx_encoder/, which transformers' AutoModel loads.
+
+A BERT with cls pooling has the architecture of DPR's own classes (Karpukhin et al. 2020). Its weights are also written
+under DPR's names, so that DPRQuestionEncoder and DPRContextEncoder load the same folders.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import BertModel
+
+from dyad.data.base.errors import ConfigError
+from dyad.export.encoder import TextSide, encoder_sides
+from dyad.export.library import PROBES, Call, ExportSource, Library, render
+from dyad.train.config import Pooling
+
+FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
+
+
+def write(folder: Path, source: ExportSource) -> None:
+    """Write the question encoder and the passage encoder, one folder each, into `folder`.
+
+    Raises ConfigError for a tower with a projection, which AutoModel does not have.
+    """
+    for name, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
+        if not isinstance(side.tower.projection, nn.Identity):
+            raise ConfigError(
+                "format=dpr: transformers' AutoModel has no place for the projection of model.embed_dim="
+                f"{source.config.model.embed_dim}. Take format=sentence_transformers, or train with embed_dim=null"
+            )
+        side.save(folder / name, side.length)
+        if _is_dpr(side):
+            # Every weight once more, under DPR's name. DPR's BERT has no pooler.
+            file = folder / name / "model.safetensors"
+            weights = load_file(file)
+            prefix = f"{name}.bert_model."
+            again = {prefix + key: tensor.clone() for key, tensor in weights.items() if not key.startswith("pooler.")}
+            save_file({**weights, **again}, file, metadata={"format": "pt"})
+
+
+def calls(source: ExportSource) -> Iterator[Call]:
+    """Yield the texts for the check of the export, with our embeddings of them: questions, then passages.
+
+    The check embeds the same texts by AutoModel and, for a BERT with cls pooling, by DPR's own class, and compares. The
+    last question and the last passage are longer than their encoder takes, so that truncation is checked as well.
+    """
+    for folder, side in zip(FOLDERS, encoder_sides(source, "dpr"), strict=True):
+        own_class = FOLDERS[folder] if _is_dpr(side) else None
+        yield side.call([*PROBES, side.too_long], folder=folder, pooling=side.pooling.value, own_class=own_class)
+
+
+def snippet(folder: Path, source: ExportSource) -> str:
+    """Return Markdown that shows how to load both encoders by AutoModel, and by DPR's own classes where they fit."""
+    question, _ = encoder_sides(source, "dpr")
+    return render("dpr.md.j2", folder, source, pooling=question.pooling.value, is_dpr=_is_dpr(question))
+
+
+def _is_dpr(side: TextSide) -> bool:
+    """Whether the encoder of this side is a BERT with cls pooling, the architecture of DPR's own classes."""
+    return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
+
+
+FRONT = {"library_name": "transformers", "pipeline_tag": "feature-extraction", "tags": ["dpr"]}
+LIBRARY = Library("transformers", FRONT, "Encoders of questions and passages", write, calls, snippet)

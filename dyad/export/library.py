@@ -1,0 +1,143 @@
+"""Shared code of all export formats: the exported model, and the check that a library computes its embeddings."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, HardwareError
+from dyad.export import reload
+from dyad.train.config import TrainConfig
+from dyad.train.panels import Scored
+from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.calibration import Calibration
+
+TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
+TEMPLATES = Environment(
+    loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, trim_blocks=True
+)
+TEMPLATES.filters |= {"literal": lambda text: json.dumps(text, ensure_ascii=False), "repr": repr}
+PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]
+
+
+@dataclass(frozen=True)
+class ExportSource:
+    """A trained model to export, with the data that its model card needs.
+
+    name: the name of the run. calibration: scale and bias of the logits at the end of training; None: the library's own
+    values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
+    """
+
+    name: str
+    config: TrainConfig
+    model: TwoTowerModel
+    calibration: Calibration | None = None
+    step: int | None = None
+    results: Sequence[Scored] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """Inputs for one call of an exported encoder by a library, with our embeddings of the same inputs to compare.
+
+    The inputs are n texts, n pairs of `texts` and `pairs`, or n pictures, uint8 (n, 3, S, S) with S the side in pixels.
+    ours: our embeddings (n, D), which the library must reproduce. hints: further arguments of the library's function in
+    dyad/export/reload.py.
+    """
+
+    ours: Tensor
+    texts: Sequence[str] = ()
+    pairs: Sequence[str] | None = None
+    pictures: Tensor | None = None
+    hints: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Library:
+    """One export format: how to write it, check it and describe it.
+
+    name: the library that loads it, a key of reload.LIBRARIES. front: metadata for the hub (library_name, pipeline_tag,
+    tags). kind: what the model card calls this sort of model. write: fills a folder; raises ConfigError for a model
+    that the format cannot hold. calls: the inputs that check the written folder. snippet: returns Markdown on how to
+    load the folder.
+    """
+
+    name: str
+    front: Mapping[str, Any]
+    kind: str
+    write: Callable[[Path, ExportSource], None]
+    calls: Callable[[ExportSource], Iterable[Call]]
+    snippet: Callable[[Path, ExportSource], str]
+
+
+def render(template: str, folder: Path, source: ExportSource, **values: Any) -> str:
+    """Fill in a Jinja template and return the text, Markdown on how to load the export in `folder`.
+
+    template: a file name in dyad/export/templates/. source: gives the template its variable `config`. values: further
+    variables. Templates can use the filters `literal` and `repr`, which make Python string literals of texts.
+    """
+    return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
+
+
+def probe_pictures(size: int) -> Tensor:
+    """Return three noise pictures, uint8 (3, 3, size, size), the same in each call."""
+    return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def difference(library: Library, folder: Path, source: ExportSource) -> float:
+    """Check an export: return the largest difference between our embeddings and those of the library.
+
+    It is the largest difference of a coordinate, divided by the L2 norm of our embedding. folder: the export, which the
+    library loads. source: the trained model. Raises ConfigError when the library cannot load the folder, AssertionError
+    when the difference exceeds TOLERANCE, which means that the export does not compute the trained model.
+    """
+    calls = list(library.calls(source))
+    with TemporaryDirectory() as temporary:
+        job = Path(temporary)
+        (job / reload.CALLS).write_text(json.dumps([{"texts": c.texts, "pairs": c.pairs, **c.hints} for c in calls]))
+        given = {str(i): call.pictures for i, call in enumerate(calls) if call.pictures is not None}
+        save_file(given, job / reload.GIVEN)
+        in_a_clean_process(library.name, folder, job)
+        theirs = load_file(job / reload.THEIRS)
+    numbers = {name: int(name.partition("/")[0]) for name in theirs}
+    assert {*numbers.values()} == {*range(len(calls))}, numbers
+    largest = 0.0
+    for name, rows in theirs.items():
+        ours = calls[numbers[name]].ours
+        length = ours.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(ours.dtype).tiny)
+        distance = float(((ours - rows) / length).abs().max())
+        assert distance <= TOLERANCE, f"{library.name} gives other embeddings than the run, by up to {distance}"
+        largest = max(largest, distance)
+    return largest
+
+
+def in_a_clean_process(library: str, folder: Path, job: Path) -> None:
+    """Run reload.py in a process without network, without model caches and without any module of this project.
+
+    library: the name of the library. folder: the export that the library loads. job: working folder with the input
+    files that the docstring of reload.py names. Raises ConfigError when the library cannot load `folder`, HardwareError
+    when the process is killed.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    environment |= dict.fromkeys(("HF_HOME", "TORCH_HOME", "XDG_CACHE_HOME"), str(job))
+    environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-P", reload.__file__, library, str(folder), str(job)]
+    done = subprocess.run(command, env=environment, cwd=job, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode < 0:
+        raise HardwareError(
+            f"the process in which {library} loads the export was killed (signal {-done.returncode}): is there memory "
+            "for a second copy of the model? Export on a larger machine"
+        )
+    if done.returncode:
+        output = done.stderr.strip().splitlines() or ["it printed no error"]
+        raise ConfigError(f"{library} cannot load what was written, in a process without a network: {output[-1]}")

@@ -1,0 +1,184 @@
+"""python -m train.export run=runs/x [format=…]: write a trained model as a folder that another library loads.
+
+The export succeeds only if the other library has loaded the folder and computed the same embeddings as the run.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import MISSING
+
+from dyad.data.base.command_line import command_options
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.files import whole_folder, write_json
+from dyad.data.base.secrets import without_credentials
+from dyad.data.config import described
+
+if TYPE_CHECKING:
+    from dyad.export.library import ExportSource, Library
+    from dyad.train.config import TrainConfig
+    from dyad.train.towers.build import TwoTowerModel
+
+
+CARD = "README.md"
+EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
+
+
+ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx"])
+
+
+@dataclass
+class ExportCommand:
+    """The options of `python -m train.export`: which run is exported, in which format, and where to."""
+
+    run: str = described(MISSING, "a run folder (its newest checkpoint), RUN@best or one checkpoint folder")
+    format: ExportFormat | None = described(None, "what loads it; null: the library that the model is of, or else onnx")
+    out: str | None = described(None, "folder to write; null: export/<format> in the run")
+    push: str | None = described(None, "ORG/NAME: then upload the folder to this repository of the Hugging Face Hub")
+    public: bool = described(False, "make that repository public if it is new; false: private")
+
+
+PURPOSE = """\
+Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders) or
+onnxruntime loads, with a model card, checked by loading it there and comparing embeddings. Everything is key=value."""
+EXAMPLES = {
+    "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
+    "the best by checkpoint.best": "python -m train.export run=runs/x@best",
+    "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
+    "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
+    "to the Hub, with the token of HF_TOKEN or hf auth login": "python -m train.export run=runs/topics push=ORG/NAME",
+    "graphs for onnxruntime, any model": "python -m train.export run=runs/emoji format=onnx",
+}
+
+
+NOTES = "Installed by pip, the command is also: dyad export …"
+
+
+def main() -> None:
+    """Run the command: read the options, load the run, export it, and print how to load the export."""
+    command = command_options(ExportCommand, "python -m train.export", PURPOSE, EXAMPLES, lambda: NOTES)
+
+    if command.push:
+        check_repository(command.push)
+
+    from dyad.eval.results.panels import scored
+    from dyad.eval.results.write import saved_results
+    from dyad.evaluate.load_run import find_run, load_run, own_output
+    from dyad.export.library import ExportSource
+    from dyad.train.towers.build import representation
+
+    trained = load_run(*find_run(command.run))
+    chosen = command.format or _default_format(trained.config, trained.model)
+    library = library_of(chosen)
+    out = Path(command.out).expanduser() if command.out else own_output(trained.run, f"export/{chosen.name}")
+    name = trained.run.resolve().name
+    results = [scored(result) for result in saved_results(trained.run) if result.get("step") == trained.step]
+    source = ExportSource(
+        name, trained.config, representation(trained.model), trained.calibration, trained.step, results
+    )
+    difference = export(library, source, out)
+    print(f"{out}: step {trained.step}. {library.name} loaded it in a process of its own, without a network,")
+    print(f"and gave the same embeddings (to {difference:.1g}). Read its model card, {CARD}, before you hand it on.\n")
+    print(library.snippet(out, source))
+    if command.push:
+        print(f"\nUploaded to {pushed(out, command.push, not command.public, f'{name}, step {trained.step}')}")
+
+
+def check_repository(name: str) -> None:
+    """Raise ConfigError unless `name` is what the Hub takes as ORG/NAME. It is known before minutes of export."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+        if "/" not in name:
+            raise HFValidationError("the organisation or user is missing")
+    except HFValidationError as error:
+        raise ConfigError(
+            f"push={name}: must be ORG/NAME, as the Hub names repositories: {first_line(error)}"
+        ) from error
+
+
+def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
+    """Upload an export to the Hub and return its URL there. The repository is made if it does not exist.
+
+    repository: ORG/NAME. private: of a new repository. The token is that of the environment or of the hub's own login.
+    Raises ConfigError where the hub refuses that or cannot be reached; the folder stays.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        url = HfApi().create_repo(repository, private=private, exist_ok=True)
+        HfApi().upload_folder(repo_id=url.repo_id, folder_path=folder, commit_message=message)
+        return without_credentials(str(url))
+    except Exception as error:  # of the hub, the HTTP library or the network
+        advice = "It takes a network, and a token that may write: HF_TOKEN=…, or hf auth login"
+        reason = without_credentials(first_line(error))
+        raise ConfigError(f"push={repository}: {reason}. {advice}. {folder} is complete") from error
+
+
+def library_of(chosen: ExportFormat) -> "Library":
+    """Return the Library that writes and checks a format.
+
+    Raises ConfigError if a package is not installed, with the pip extra that installs it.
+    """
+    try:
+        return import_module(f"dyad.export.{chosen.name}").LIBRARY
+    except ImportError as error:
+        if chosen.name not in EXTRAS or (error.name or "").startswith("dyad"):
+            raise
+        raise ConfigError(
+            f"format={chosen.name}: {error.name} is not installed, without which nothing is written and checked:  "
+            f"pip install -e '.[{EXTRAS[chosen.name]}]' -c requirements.lock"
+        ) from error
+
+
+def export(library: "Library", source: "ExportSource", out: Path) -> float:
+    """Write the export of a model into the folder `out` and check it by the library that will load it.
+
+    Returns the largest difference between our embeddings and the library's (see `library.difference`). Raises
+    ConfigError when the format cannot hold the model, the library cannot load the folder, or `out` exists with files
+    that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
+    before.
+    """
+    from dyad.evaluate.load_model import settings
+    from dyad.export.card import card
+    from dyad.export.library import difference
+    from dyad.train.towers.calibration import SETTINGS
+
+    out = out.absolute()
+    try:
+        with whole_folder(out, replace=True) as temporary:
+            library.write(temporary, source)
+            write_json(temporary / SETTINGS, settings(source.config, source.calibration))
+            existing = _files(out) if out.is_dir() else {out.name} if out.exists() else set()
+            if foreign := existing - _files(temporary) - {CARD}:
+                raise ConfigError(f"out={out} exists and holds '{min(foreign)}': choose another folder, or remove it")
+            distance = difference(library, temporary, source)
+            (temporary / CARD).write_text(card(library, source, distance), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
+    return distance
+
+
+def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
+    """Return the export format for a model when the user has not chosen one (format=…).
+
+    The format is sentence_transformers for questions and passages, open_clip or transformers if both towers come from
+    one model of that library, else onnx.
+    """
+    from dyad.train.towers.build import TextPairModel
+    from dyad.train.towers.published import of_one_model
+
+    if isinstance(model, TextPairModel):
+        return ExportFormat.sentence_transformers
+    if getattr(model, "open_clip_config", None):
+        return ExportFormat.open_clip
+    return ExportFormat.transformers if of_one_model(config.model) else ExportFormat.onnx
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the paths of all files in a folder, relative to it. A symbolic link counts as a file."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()}

@@ -1,0 +1,50 @@
+"""plan.dry_run=W: as rank 0 of W, build the whole run and take its first step on the CPU, without a network."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.plan.objective import first_step
+from dyad.run.classes import with_classes
+from dyad.run.components import batch_norms, build_parts
+from dyad.train.config import Precision, TrainConfig
+from dyad.train.distributed.world import World
+
+ENOUGH = 32  # pairs; of few, the own pair of a column, which is there once and not W times, is a large part
+SOFTMAX = ("clip", "info_nce", "dpr")  # log-sum-exp over all columns: W times as many alike columns add ln W
+
+
+def dry_run(config: TrainConfig) -> Iterator[str]:
+    """Yield the lines of a dry run: the loss of the first step, what is known of it, and what the step sends.
+
+    All other ranks are taken to have the pairs of rank 0. No run folder is made; data without an index get theirs.
+    """
+    size, precision = config.plan.dry_run or 1, config.precision
+    precision = Precision.fp32 if precision is Precision.auto else precision
+    config = with_classes(replace(config, precision=precision, compile=False), World())
+    parts = build_parts(config, World())
+    towers, objective, order, data = parts.model.towers, parts.step.objective, parts.data.order, parts.data.dataset
+    if not isinstance(order, Order) or isinstance(data, Stream) or config.also:
+        raise ConfigError("plan.dry_run: takes a single loss (no also.NAME), and data with an index")
+    batch_norms(config, towers, size)
+    how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
+    batch = next(build_loader(data, order, drawn=parts.data.drawn, **how))
+    before, config = copy.deepcopy(objective), replace(config, steps=parts.total_steps)
+    batch.sample_ids = torch.arange(len(batch))
+    step, measured = first_step(towers, objective, config, World(0, size), batch)
+    yield f"rank 0 of {size}, {precision}: {len(batch):,} of {config.global_batch_size:,} pairs"
+    yield f"loss {step.scalars['loss']:.6g} of step 1 of {parts.total_steps:,}"
+    if config.objective.name in SOFTMAX and batch.extra is None and len(batch) >= ENOUGH:
+        x, y = step.terms[0].embeddings
+        alone = before(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys).loss.item()
+        yield f"  expected: {alone:.6g} of these pairs alone + ln {size} = {alone + math.log(size):.6g}"
+    yield "sent, bytes of the whole tensors:"
+    yield from (f"  {kind}: {count:,}" for kind, count in measured.sent.items())

@@ -1,0 +1,167 @@
+"""What the objective takes beside the towers: small steps of the run's own training step, with towers that do nothing.
+
+A step is taken for a few small batches, as rank 0 of a fake process group. What it allocates, multiplies and sends is
+fitted by a sum of products of the sizes. So every objective, also one of a plugin, has its own formula.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dyad.data.batch import Batch, Extra
+from dyad.plan.measure import COLLECTIVES, Measured, only_rank_0
+from dyad.run.components import pairs_of_ranks, run_options
+from dyad.train.config import Precision, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses import build_objective
+from dyad.train.losses.gathered.batch import GatheredBatch
+from dyad.train.losses.gathered.importance import ItemTable
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.losses.sums import tiles
+from dyad.train.losses.sums.tiles import KEPT, TILE
+from dyad.train.step.loss_term import LossTerm
+from dyad.train.step.step import TrainStep
+from dyad.train.towers.tower import TwoTower
+
+SENT_AT = ((2, 3), (3, 3), (2, 5), (4, 4), (3, 7), (5, 2))  # b, D
+SENT = ("B·D", "B", "D²", "D", "1")
+TAKEN_AT = ((8, 1, 1024), (8, 8, 1024), (8, 32, 1024), (8, 8, 512))  # b, W, D
+TAKEN_AT += ((512, 2, 8), (256, 8, 8), (64, 16, 64), (512, 4, 128))
+TAKEN = ("B·D", "b·D", "D²", "tile", "B")
+Formula = Mapping[str, float]  # product of sizes → its factor
+
+
+class ObjectiveCost(NamedTuple):
+    """Formulas: bytes that each kind of collective sends, bytes of memory, and FLOPs for each pair.
+
+    Both are those of a large batch. keeps: whether the objective keeps the scores of a small one, at most KEPT bytes.
+    """
+
+    sent: Mapping[str, Formula]
+    memory: Formula
+    flops: Formula
+    keeps: bool
+
+    def kept(self, b: int, B: int) -> int:
+        """Return the bytes of scores that are kept for b rows of a rank and B columns."""
+        scores = 4 * b * B
+        return scores if self.keeps and scores <= KEPT else 0
+
+
+def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
+    """Measure the objective of a configuration; what is sent, for `world_size` ranks."""
+    sizes = [(b, world_size, D) for b, D in SENT_AT]
+    steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
+    sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
+    whole = {kind: {product: round(factor) for product, factor in sent[kind].items()} for kind in sent}
+    keeping = small_step(config, *TAKEN_AT[0])
+    with nothing_kept():
+        taken = [small_step(config, *each) for each in TAKEN_AT]
+    flops = [step.flops / b for step, (b, _, _) in zip(taken, TAKEN_AT, strict=True)]
+    memory = fitted([step.peak for step in taken], TAKEN_AT, TAKEN)
+    return ObjectiveCost(whole, memory, fitted(flops, TAKEN_AT, ("B·D", "D²")), keeping.flops < taken[0].flops)
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Compute scores again in backward, as in large batches."""
+    kept, tiles.KEPT = tiles.KEPT, 0
+    try:
+        yield
+    finally:
+        tiles.KEPT = kept
+
+
+def planned_objective(config: TrainConfig, samples: int) -> Objective:
+    """Build the objective; `samples`: their number, where the options leave it to the data."""
+    steps = config.steps or 1  # γ of the estimators, which follows from the steps, changes no cost
+    return build_objective(**run_options(config, steps, num_samples=samples, samples_per_epoch=samples))
+
+
+def first_step(
+    towers: TwoTower, objective: nn.Module, config: TrainConfig, world: World, batch: Batch
+) -> tuple[TrainStep, Measured]:
+    """Take the first step as rank 0 of a `world` whose ranks all hold `batch`; return what took it, and its measures.
+
+    The sample ids of `batch` must be 0, 1, ….
+    """
+    with only_rank_0(world.size), patch.object(ItemTable, "of_columns", numbers_of_rank_0):
+        term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
+        step = TrainStep([term])
+        with Measured([*towers.parameters(), *objective.parameters(), batch.x, batch.y]) as measured:
+            step(batch, 0)
+    return step, measured
+
+
+def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
+    """As ItemTable.of_columns: the numbers of rank 0's columns, for each rank. Items of random batches have 0."""
+    assert batch.y_keys_M is not None
+    W, B = batch.columns.world_size, batch.columns.total
+    keys_of_kinds = (keys[: len(keys) // W] for keys in (batch.y_keys_M[:B], batch.y_keys_M[B:]))
+    values = [torch.from_numpy(table.weights.of(keys.cpu().numpy(), absent=0.0)).repeat(W) for keys in keys_of_kinds]
+    return torch.cat(values).to(like)
+
+
+def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
+    """Take a step of the run's objective and target network with b random embeddings of width D on each of W ranks."""
+    torch.manual_seed(0)
+    run = {"task": config.task, "target": config.target, "objective": config.objective}
+    small = TrainConfig(**run, steps=100, global_batch_size=b * W, precision=Precision.fp32)
+    towers, objective = TwoTower(nn.PReLU(init=1.0), nn.PReLU(init=1.0)), planned_objective(config, max(4096, b * W))
+    _, measured = first_step(towers, objective, small, World(0, W), random_batch(config, b, W, D))
+    if W > 1:
+        measured.sent["all-reduce"] -= sum(p.nbytes for p in towers.parameters())  # of the gradients of these towers
+    return measured
+
+
+def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
+    """Return b unit vectors on each side in place of the inputs of a run's batch; of classes, the share of a rank."""
+    ids, further, classes = torch.arange(b), further_items(config, b), len(config.run.classes or [])
+    m = -(-classes // W) if classes > 1 else b
+    x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
+    batch = Batch(x, y, ids, ids, torch.arange(m), positives=ids % m if classes > 1 else None)
+    if further:
+        number = torch.arange(further)
+        row = number * b // further
+        batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
+        if config.objective.draws:
+            batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
+    return batch
+
+
+def further_items(config: TrainConfig, pairs: int) -> int:
+    """Return how many y items come with so many pairs of a batch: hard negatives, or items drawn as noise."""
+    size = config.global_batch_size
+    return pairs * config.data.negatives.per_row + -(-pairs * config.objective.drawn_items(size) // size)
+
+
+def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
+    """Return the products of sizes of which formulas consist: b pairs of each of W ranks, B of all, embeddings of width
+    D, tiles of at most `most` rows and columns."""
+    B = b * W
+    return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}
+
+
+def value(formula: Formula, sizes: Mapping[str, float]) -> float:
+    """Return the value of a formula for the products of some sizes."""
+    return sum(factor * sizes[product] for product, factor in formula.items())
+
+
+def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, float]:
+    """Return the factors of the products `names` in the sum that gives `values` at the sizes `at`; those near 0 are
+    left out."""
+    matrix = torch.tensor([[products(*sizes)[name] for name in names] for sizes in at], dtype=torch.float64)
+    scale = matrix.amax(0)
+    found = torch.linalg.lstsq(matrix / scale, torch.tensor(values, dtype=torch.float64)).solution / scale
+    return {name: factor for name, factor in zip(names, found.tolist(), strict=True) if abs(factor) > 0.5}
+
+
+def written(formula: Formula) -> str:
+    """Write a formula as "4·B·D + 16·B"."""
+    parts = (f"{round(factor, 1):,g}" + f"·{product}" * (product != "1") for product, factor in formula.items())
+    return " + ".join(parts) or "0"

@@ -1,0 +1,231 @@
+"""The plan of a run: what it takes on some devices, as rows of (what, how much, by which formula)."""
+
+import math
+from bisect import bisect_right
+from contextlib import suppress
+
+import numpy as np
+
+from dyad.data.base.errors import UserError
+from dyad.data.question_passage.questions import is_beir
+from dyad.data.shards.index import has_index, index_shards
+from dyad.data.shards.sources import parse_sources, written_sources
+from dyad.data.shards.storage import scheme_of, stat
+from dyad.plan.amounts import Rows, amount
+from dyad.plan.cluster import planned_devices
+from dyad.plan.objective import objective_cost, planned_objective, products, value, written
+from dyad.plan.speed import pictures_per_core, planned_mfu, seconds_sent
+from dyad.plan.towers import FakeTowers, nbytes
+from dyad.run.classes import with_classes
+from dyad.train.config import Precision, TargetKind, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.step.chunks import chunk_count
+from dyad.train.step.graph_cache import SPARE
+
+MOST_PAIRS = 1 << 22  # of a rank, in the search for the largest batch
+LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to count its samples
+
+
+class RunPlan:
+    """What a run takes on the devices that its keys of `plan` name. pairs: of a rank in a step; chunk: of a chunk.
+
+    steps: of the run. samples: of an epoch. sample_bytes: mean bytes of one. NaN where these are not known.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config = with_classes(config, World())
+        self.devices = planned_devices(config)
+        self.pairs = math.ceil(config.global_batch_size / self.devices.count)
+        self.chunks = chunk_count(config.global_batch_size, self.devices.count, config.chunk_size)
+        self.chunk = math.ceil(self.pairs / self.chunks)
+        self._usable = (1 - SPARE) * self.devices.memory
+        self._is_ddp = self.devices.count > self.devices.shards == 1
+        self._is_half = self.devices.precision is not Precision.fp32
+        self._sends_half = self._is_half and self.devices.is_gpu  # embeddings, weights; on CPUs they stay float32
+        self._has_target = config.target.kind is not TargetKind.none
+        # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
+        self._gradients_grow = self.devices.count == self.chunks == 1
+        self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
+        self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
+        self.cost = objective_cost(config, self.devices.count)
+        self.samples, self.sample_bytes = counted_samples(config)
+        self._mfu = planned_mfu(config, self.towers.forward_flops)
+        self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
+        samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
+        state = planned_objective(config, samples).memory
+        self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
+
+    def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:
+        """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
+        config, towers, shards = self.config, self.towers, self.devices.shards
+        trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
+        casts, share = self._is_half * towers.weights / 2, (shards > 1) / (1 + self._sends_half)
+        stays: Rows = {
+            "weights": (towers.weights / shards, "B", f"4 bytes each / {shards} shards"),
+            "moments": (towers.moments / shards, "B", f"state of optim.name={config.optim.name} / {shards} shards"),
+            "gradients": (trained * is_ddp, "B", "of DDP's buckets, 4 bytes for each trained weight"),
+            "average": (trained * (config.optim.ema is not None), "B", "optim.ema: as the trained weights"),
+            "target": (trained * self._has_target, "B", "as the trained weights"),
+            "whole weights": (share * towers.whole, "B", "what is in no layer, and two layers, beside the shards"),
+            "inputs": (
+                copies * towers.inputs * pairs / self.chunk,
+                "B",
+                f"{copies} · {pairs:,} pairs, with the next batch",
+            ),
+            "state of samples": (self._state, "B", "4 bytes for each number · samples / ranks"),
+        }
+        chunks = math.ceil(pairs / chunk)
+        kept, sizes = min(self._kept, chunks), self._sizes(pairs)
+        graphs = kept * max(0.0, towers.graph - casts) * chunk / self.chunk
+        graphs += min(casts, towers.graph) * (
+            shards == 1 or not self._sends_half
+        )  # else weights are gathered in the type of autocast
+        forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
+        # fully_shard keeps the buffer of a gathering, from which weights are copied, until it has the next layer's
+        forward, backward = (max(most, share * towers.largest) for most in (forward, backward))
+        # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
+        unshared = trained if chunks == 1 else trained * shards
+        backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
+        backward += 16 * pairs * towers.y_rows / self.chunk * towers.width
+        objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
+        objective += self.cost.kept(pairs, pairs * self.devices.count)
+        phases: Rows = {
+            "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
+            "+ objective": (graphs + objective, "B", f"graphs + {formula}; D = {towers.width}"),
+            "+ towers backward": (graphs + backward, "B", "graphs + gradients + 16·b·D of the embeddings"),
+            "+ optimiser": (trained * (not is_ddp), "B", "gradients"),
+        }
+        return {what: row for what, row in stays.items() if row[0]}, phases
+
+    def peak(self, pairs: int, chunk: int) -> float:
+        """Return the most bytes that a rank with so many pairs, `chunk` at a time, holds at one time."""
+        stays, phases = self.memory(pairs, chunk)
+        return sum(size for size, *_ in stays.values()) + max(size for size, *_ in phases.values())
+
+    @property
+    def fits(self) -> str:
+        """Return whether the run fits into the memory of its devices, in words."""
+        return "fits" if self.peak(self.pairs, self.chunk) <= self._usable else "DOES NOT FIT"
+
+    def largest(self) -> Rows:
+        """Return the peak of the run, whether it fits, and the largest chunk and batches that fit."""
+        b, usable, ranks = self.pairs, self._usable, self.devices.count
+        peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
+        fits = f"{self.fits} into {amount(self.devices.memory, 'B')}"
+        chunk = bisect_right(batches[:b], usable, key=lambda n: self.peak(b, n))
+        whole = bisect_right(batches, usable, key=lambda n: self.peak(n, n))
+        cut = bisect_right(batches, usable, key=lambda n: self.peak(n, min(n, self.chunk)))
+        return {
+            "peak": (peak, "B", f"what stays + the largest phase: {fits}, of which a tenth stays free"),
+            "largest chunk_size": (chunk, "", f"of {b:,} pairs of a rank"),
+            "largest batch in one chunk": (whole * ranks, "", f"{whole:,} pairs of a rank · ranks"),
+            f"largest batch in chunks of {self.chunk}": (cut * ranks, "", f"{cut:,} pairs of a rank · ranks"),
+        }
+
+    def sent(self) -> Rows:
+        """Return the bytes of the whole tensors of each kind of collective in a step; {} for one rank."""
+        sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
+        halved = ["all-gather"] if self._sends_half else []
+        found: Rows = {}
+        for kind, formula in self.cost.sent.items():
+            if kind in halved and "B·D" in formula:
+                formula = {**formula, "B·D": formula["B·D"] / 2}
+            found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
+        gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
+        if shards > 1:
+            passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
+            weights = (passes * forward + chunks * backward + once) / (1 + self._sends_half)
+            found["all-gather, weights"] = weights, "B", f"{passes} · forward + {chunks} · backward, {filled}"
+            found["reduce-scatter, gradients"] = gradients, "B", f"4 bytes for each trained weight, {filled}"
+            found["all-reduce, norms"] = 4 * len(self.towers.trained), "B", "4 bytes for each trained tensor"
+        if self.devices.count > shards:
+            formula = f"4 bytes for each trained weight / {shards} shards"
+            found["all-reduce, gradients"] = gradients / shards, "B", formula
+        return found
+
+    def time(self) -> Rows:
+        """Return the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
+        towers, b, peak, (mfu, source) = self.towers, self.pairs, self.devices.peak, self._mfu
+        forward, backward = towers.forward_flops, towers.backward_flops
+        objective = value(self.cost.flops, self._sizes(b))
+        again, tera = 1 - min(self._kept, self.chunks) / self.chunks, b / 1e12
+        rows: Rows = {
+            "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
+            "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),
+            "a step, objective": (tera * objective, "TFLOP", f"b·({written(self.cost.flops)})"),
+        }
+        computed = sum(count for count, *_ in rows.values()) / (mfu[::-1] * peak)
+        weights, embeddings = self._seconds_sent()
+        seconds = np.maximum(computed, weights) + embeddings
+        network = f"links of {self.devices.link:g} GB/s, plan.network={self.devices.network:g}"
+        return {
+            "a pair, forward": (forward / 1e9, "GFLOP", "both towers; texts of full length"),
+            "a pair, backward": (backward / 1e9, "GFLOP", "both towers"),
+            **rows,
+            "MFU": (mfu, "", source),
+            "a step, computing": (computed, "s", f"sum / (MFU · {amount(peak, 'TFLOP/s')} of plan.gpu)"),
+            "a step, sending weights": (weights, "s", f"and gradients, while towers compute; {network}"),
+            "a step, sending the rest": (embeddings, "s", "of the objective and norms, while nothing computes"),
+            "a step": (seconds, "s", "the longer of computing and sending weights, and the rest"),
+            "steps": (self.steps, "", "steps, or epochs · samples / B"),
+            "the run": (self.steps * seconds / 3600, "h", "steps · seconds of a step"),
+        }
+
+    def _seconds_sent(self) -> tuple[float, float]:
+        """Return the seconds that a step sends weights and gradients of the towers, and everything else."""
+        seconds = {True: 0.0, False: 0.0}
+        for row, (size, *_) in self.sent().items():
+            kind, what = row.split(", ")
+            is_shared = what == "weights" or row == "reduce-scatter, gradients"
+            ranks = self.devices.shards if is_shared else self.devices.count
+            seconds[what in ("weights", "gradients")] += seconds_sent(kind, size, ranks, self.devices)
+        return seconds[True], seconds[False]
+
+    def data(self) -> Rows:
+        """Return what the run reads, and how fast the loader must give it."""
+        config, size = self.config, self.sample_bytes
+        pictures, which = pictures_per_core(config, self.towers.model, first_shard(config))
+        B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
+        of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
+        if drawn := config.objective.drawn_items(B):
+            of_batch = drawn, "", "items drawn for each batch"
+        rows: Rows = {
+            "negatives of an anchor": (classes - 1, "", "classes - 1") if classes > 1 else of_batch,
+            "samples": (self.samples, "", "of data.train, by its indexes or its first shard"),
+            "bytes of a sample": (size, "", "bytes of data.train / samples"),
+            "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
+        }
+        for whose, gpus in (("GPU", 1), ("node", min(self.devices.per_node, self.devices.count))):
+            rate = gpus * self.pairs / self.time()["a step"][0][::-1]
+            rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
+            if config.has_pictures:
+                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and crops: {which}"
+                rows[f"cores of a {whose}"] = rate / pictures, "", formula
+            rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
+        return rows
+
+    def _sizes(self, pairs: int) -> dict[str, float]:
+        return products(pairs, self.devices.count, self.towers.width, self.devices.tile)
+
+
+def first_shard(config: TrainConfig) -> str | None:
+    """Return the first shard of the data, if it has an index or gets one in seconds; None for data without."""
+    with suppress(UserError, OSError):
+        train = config.data.train
+        if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
+            first = parse_sources(train)[0].shards[0]
+            if has_index(first) or (not scheme_of(first) and stat(first).size <= LARGEST_SCAN):
+                return first
+    return None
+
+
+def counted_samples(config: TrainConfig) -> tuple[float, float]:
+    """Return how many samples an epoch has, and the mean bytes of one, by the index of the first shard, which is stored
+    if it is new; NaN for data that only training can count."""
+    with suppress(UserError, OSError, ZeroDivisionError):
+        if first := first_shard(config):
+            weights = {path: source.weight for source in parse_sources(config.data.train) for path in source.shards}
+            (index,) = index_shards([first])
+            mean = index.size / index.samples
+            return sum(weight * stat(path).size for path, weight in weights.items()) / mean, mean
+    return math.nan, math.nan

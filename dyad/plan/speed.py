@@ -1,0 +1,72 @@
+"""How fast the devices of a plan are: the share of the peak that towers reach, links of GPUs, a core's pictures."""
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dyad.data.base.errors import UserError
+from dyad.data.base.files import read_lines
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.loader import build_loader
+from dyad.data.loading.order import Order
+from dyad.plan.cluster import Devices
+from dyad.run.components import build_data
+from dyad.train.config import TrainConfig
+from dyad.train.run_folder.folder import run_folder
+from dyad.train.towers.build import PictureModel
+
+Span = NDArray[np.float64]  # (2,): the least and the most
+
+# Published runs reached an MFU of .11 (ViT-B-32), .13 (ViT-B-16) and .16 (ViT-L-14) on 128 to 400 A100 (GPU hours of
+# open_clip's docs/PRETRAINED.md, 12.8 billion pairs), .39 and .21 on 8 A100 and 8 H100 (ViT-g-14, pairs a second of
+# NVIDIA NeMo's page of CLIP): at least .11 · (FLOPs of a pair / those of ViT-B-32)^.15, at most twice that.
+LEAST, GROWTH, MOST = 0.11, 0.15, 2.0
+OF_VIT_B_32 = 14.8e9  # FLOPs of a pair, forward
+PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # bytes that a link carries / those of the tensor
+PICTURES_PER_CORE = 1065  # a second, decoded and cropped: tests/benchmarks/RESULTS.md, "Loading pictures"
+OF_RESULTS = "JPEG of 360 × 300 pixels (RESULTS.md)"
+MEASURED = 0.5  # seconds of a core for the pictures of a plan
+FEW = 16  # pictures
+
+
+def published_mfu(forward_flops: float) -> Span:
+    """Return the least and the most MFU that published runs reached with towers of these FLOPs of a pair, forward."""
+    return LEAST * (forward_flops / OF_VIT_B_32) ** GROWTH * np.array([1.0, MOST])
+
+
+def planned_mfu(config: TrainConfig, forward_flops: float) -> tuple[Span, str]:
+    """Return the MFU of a plan, and where it is from: plan.mfu, the metrics of this run, or else published runs."""
+    if config.plan.mfu:
+        return np.full(2, config.plan.mfu), "plan.mfu"
+    path = run_folder(config) / "metrics.jsonl"
+    records = (record.get("train/mfu") for _, record in read_lines(path)) if path.exists() else ()
+    if found := [mfu for mfu in records if isinstance(mfu, float) and 0 < mfu <= 1]:
+        return np.full(2, median(found)), f"median of train/mfu in {path}"
+    return published_mfu(forward_flops), "published runs of towers of this size; plan.mfu sets it"
+
+
+def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
+    """Return the seconds that a collective among `ranks` GPUs takes; size: bytes of the whole tensor."""
+    link = devices.link if ranks <= devices.per_node else devices.network
+    return PASSES[kind] * size * (ranks - 1) / ranks / (link * 1e9)
+
+
+def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
+    """Return how many pictures a second one core decodes and crops for a GPU, and which: the first of the run's own
+    shard, measured here, or, without one, those of RESULTS.md."""
+    if shard is not None and isinstance(model, PictureModel):
+        few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
+        with suppress(UserError, OSError):
+            data = build_data(few, model)
+            if isinstance(data.order, Order) and not isinstance(data.dataset, Stream):
+                alone: Any = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1 << 20, "workers": 0}
+                start = time.process_time()
+                for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone, noise_later=True), 1):
+                    if (taken := time.process_time() - start) > MEASURED:
+                        return FEW * steps / taken, f"the first {FEW * steps:,} of data.train, on this machine"
+    return PICTURES_PER_CORE, OF_RESULTS

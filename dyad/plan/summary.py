@@ -1,0 +1,74 @@
+"""Prints the plan of a run, and at its end what decides."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dyad.plan.amounts import Rows, amount
+from dyad.plan.dry_run import dry_run
+from dyad.plan.plan import RunPlan
+from dyad.train.config import Parallel, Precision, TrainConfig
+
+COMPUTED = ("towers", "forward again", "objective")  # of the time of a step
+SHOWN = 3  # changes
+
+
+def print_plan(config: TrainConfig) -> None:
+    """Print the plan of a run; or take the step of a dry run, and print what is known of it."""
+    for line in dry_run(config) if config.plan.dry_run else plan_lines(RunPlan(config)):
+        print(line)
+
+
+def plan_lines(plan: RunPlan) -> Iterator[str]:
+    """Yield the lines of a plan."""
+    config, devices, (stays, phases) = plan.config, plan.devices, plan.memory(plan.pairs, plan.chunk)
+    yield f"{devices.count} × {devices.name}, {devices.precision}, {config.dist.name}; {config.task}"
+    memory = f"Memory of a rank, objective={config.objective.name}"
+    sent = "Sent in a step: bytes of the whole tensors"
+    parts = {memory: stays | phases | plan.largest(), sent: plan.sent(), "Time": plan.time(), "Data": plan.data()}
+    for title, rows in (parts | {"In short": summary(plan)}).items():
+        yield f"\n{title}"
+        for what, (number, unit, formula) in rows.items():
+            yield f"  {what:<28}{amount(number, unit):>16}  {formula}"
+    if config.also:
+        yield f"not counted: also.{', also.'.join(config.also)}"
+
+
+def summary(plan: RunPlan) -> Rows:
+    """Return what decides: memory, what a step waits for, the cost, and the keys that would change it most."""
+    time, ranks = plan.time(), plan.devices.count
+    parts = {row.removeprefix("a step, "): np.mean(time[row][0]) for row in time if row.startswith("a step, ")}
+    computed = {what: parts.pop(what) for what in COMPUTED}
+    longest, mostly = max(parts, key=parts.__getitem__), max(computed, key=computed.__getitem__)
+    rows: Rows = {
+        "memory": plan.largest()["peak"],
+        "a step waits for": (parts[longest], "s", longest + f", mostly {mostly}" * (longest == "computing")),
+        "cost": (ranks * time["the run"][0], "GPU h", f"{ranks} · hours of the run"),
+    }
+    before, changes = hours_and_memory(plan), {}
+    for key, other in others(plan):
+        longer, larger = hours_and_memory(other) / before
+        changes[key] = longer, "· hours", f"{larger:.3g} · memory: {other.fits}", max(abs(np.log([longer, larger])))
+    most = sorted(changes, key=lambda key: -changes[key][-1])[:SHOWN]
+    return rows | {key: changes[key][:-1] for key in most}
+
+
+def hours_and_memory(plan: RunPlan) -> NDArray[np.float64]:
+    return np.array([np.mean(plan.time()["a step"][0]), plan.peak(plan.pairs, plan.chunk)])
+
+
+def others(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
+    """Yield the plans of runs that compute the same with another key: (key=value, plan)."""
+    config, again = plan.config, not plan.config.model.grad_checkpointing
+    model = replace(config.model, grad_checkpointing=again)
+    yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model))
+    if plan.pairs > 1:
+        size = None if plan.chunks > 1 else -(-plan.pairs // 2)
+        yield f"chunk_size={size or 'null'}", RunPlan(replace(config, chunk_size=size))
+    if plan.devices.count > 1:
+        name = Parallel.fsdp2 if plan.devices.shards == 1 else Parallel.ddp
+        yield f"dist={name}", RunPlan(replace(config, dist=replace(config.dist, name=name)))
+    if plan.devices.precision is Precision.fp32 and plan.devices.is_gpu:
+        yield "precision=fp16", RunPlan(replace(config, precision=Precision.fp16))

@@ -1,0 +1,167 @@
+"""The towers of a plan, without memory for their weights: one chunk runs forward and backward on fake tensors.
+
+Fake tensors have shapes and no values, so a model that no machine could hold takes seconds. They say that they are on
+the CPU; where a GPU computes in another way, as_on_gpu does so too.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dyad.plan.cluster import Devices
+from dyad.plan.measure import Measured
+from dyad.plan.objective import further_items
+from dyad.run.classes import class_inputs
+from dyad.train.config import Task, TrainConfig
+from dyad.train.distributed.sharding import layers_of
+from dyad.train.step.loss_term import AUTOCAST
+from dyad.train.step.optim import build_optimizer
+from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
+from dyad.train.towers.rows import Grouped
+from dyad.train.towers.tower import COLOURS
+
+
+def as_on_gpu() -> AbstractContextManager[Any]:
+    """Let norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own.
+
+    The functions are replaced: a TorchFunctionMode is off in the backward pass, where checkpoints compute again.
+    """
+    attention = F.scaled_dot_product_attention
+
+    def without_dropout(*args: Any, dropout_p: float = 0.0, **options: Any) -> Tensor:
+        return attention(*args[:4], *([0.0] * len(args[4:5])), *args[5:], **options)
+
+    norms: dict[str, Any] = {norm.__name__: in_float32(norm) for norm in (F.layer_norm, F.group_norm)}
+    return patch.multiple(F, scaled_dot_product_attention=without_dropout, **norms)
+
+
+def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a norm whose input is cast under autocast."""
+
+    def cast(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        return norm(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **options)
+
+    return cast
+
+
+class FakeTowers:
+    """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
+    embeddings; y_rows: of a chunk. model: the towers, on the meta device.
+
+    Bytes: weights: all; moments: the state of the optimiser; whole: most of a sharded tower that is whole at a time;
+    largest: most that is gathered at once; inputs: of a chunk; graph: what it keeps after its forward pass; forward,
+    backward: the most during each, the graph included. forward_flops, backward_flops: FLOPs of one pair.
+    """
+
+    def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
+        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
+        with torch.device("meta"):
+            self.model = model = build_model(
+                replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False
+            )
+        with FakeTensorMode(allow_non_fake_inputs=True), as_on_gpu() if devices.is_gpu else nullcontext():
+            towers = model.towers.to_empty(device="cpu")
+            self._towers = (towers.x_tower, towers.y_tower)
+            self.trained = [p for p in towers.parameters() if p.requires_grad]
+            optimizer = build_optimizer(towers.named_parameters(), config.optim)
+            for parameter in self.trained:
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+            for parameter in () if gradients_stay else self.trained:
+                parameter.register_post_accumulate_grad_hook(free_gradient)
+            tensors, inputs = (
+                [*towers.parameters(), *towers.buffers()],
+                planned_inputs(config, model, devices.count, pairs),
+            )
+            self._run(inputs, tensors, AUTOCAST[devices.precision], config.model.grad_checkpointing)
+        state = [value for slot in optimizer.state.values() for value in slot.values() if isinstance(value, Tensor)]
+        self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))
+        parts = [*map(gathered_parts, self._towers)]
+        self.whole, self.largest = max(rest + sum(layers[-2:]) for rest, *layers in parts), max(map(max, parts))
+        self.y_rows = len(inputs[1])
+
+    def _run(
+        self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None, recomputed: bool
+    ) -> None:
+        # an outer autocast, which is off, keeps casts of the weights until the backward is over, as the trainer's does
+        with Measured([*tensors, *inputs]) as measured, torch.autocast("cpu", enabled=False):
+            embeddings = [embed(tower, rows, dtype) for tower, rows in zip(self._towers, inputs, strict=True)]
+            self.graph, self.forward, flops = measured.live, measured.peak, measured.flops
+            measured.peak, self.width = self.graph, embeddings[0].shape[1]
+            trained = [e for e in embeddings if e.requires_grad]
+            torch.autograd.backward(trained, [torch.zeros_like(e) for e in trained])
+        # more: the kernel of attention computes scores again, which do not count as FLOPs of the model
+        repeated = min(measured.flops - flops, (2 + recomputed) * flops)
+        self.backward, pairs = measured.peak, len(inputs[0])
+        self.forward_flops, self.backward_flops = flops / pairs, repeated / pairs
+
+    def gathered(self, shards: int) -> tuple[int, int, int]:
+        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, in the backward, and
+        once in a step.
+
+        The backward skips frozen layers below the first that trains; but the last of these is fetched ahead of its
+        turn, and stays for the next chunk. Of a tower of both sides layers are gathered for each side, the rest once.
+        """
+        forward, backward, once = 0, 0, 0
+        for tower, sides in Counter(self._towers).items():
+            layers, rest = [[*layer.parameters()] for layer in layers_of(tower)], [*tower.parameters()]
+            sizes, whole = [nbytes(layer, shards) for layer in layers], nbytes(rest, shards)
+            trained = [any(p.requires_grad for p in part) for part in (*layers, rest)]
+            forward += sides * whole
+            if trained[-1]:
+                first = trained.index(True)
+                backward += sides * sum(sizes[first:]) + whole - sum(sizes)
+                once += sum(sizes[:first][-1:])
+        return forward, backward, once
+
+
+def gathered_parts(tower: nn.Module) -> list[int]:
+    """Return the bytes of the weights that a sharded tower gathers at once: of what is in no layer, and of each layer,
+    the largest last."""
+    layers = sorted(nbytes(layer.parameters()) for layer in layers_of(tower))
+    return [nbytes(tower.parameters()) - sum(layers), *layers]
+
+
+def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Return the embeddings of a tower under autocast; its texts count as of full length, which no token can tell."""
+    lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Grouped) else None
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        return tower(inputs, lengths)
+
+
+def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
+    """Return the bytes of tensors, each with zero rows at its end until `multiple` divides their number."""
+    sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
+    return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
+
+
+def free_gradient(parameter: Tensor) -> None:
+    parameter.grad = None
+
+
+def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
+    """Return tensors like the inputs of both sides of some pairs; texts are as long as they may be."""
+    data, names = config.data, config.run.classes or []
+    is_qa = config.task is Task.question_passage
+    if isinstance(model, PictureModel):
+        x = torch.empty(pairs, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
+    else:
+        x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
+    items = pairs + further_items(config, pairs)
+    if config.task is Task.image_text:
+        return x, model.tokenize(["a"]).repeat(items, 1)
+    if is_qa:
+        return x, torch.empty(items, data.passage.length, dtype=torch.int64)
+    if len(names) > 1:
+        return x, class_inputs(config, model)[1](names[: -(-len(names) // world_size)])
+    return x, torch.empty_like(x)

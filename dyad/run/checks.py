@@ -1,0 +1,177 @@
+"""Checks of the command line of a training run before torch loads: all mistakes that it shows by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dyad.data.base.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from dyad.train.config import TrainConfig
+
+
+def check_arguments(arguments: list[str]) -> Path | None:
+    """Check the command line arguments of python -m train and return the path of the run folder.
+
+    launch/job.sh calls this before it starts many processes. Returns None for a command line of several runs (-m), and
+    for --cfg job, which only prints the configuration. Raises ConfigError if training would refuse the arguments.
+    """
+    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.compose import compose_config, preview
+    from dyad.train.run_folder.folder import run_folder
+
+    line = read_line(arguments)
+    if line.show:
+        for own in line.runs():
+            preview(own)
+        return None
+    configs = [compose_config(own) for own in line.runs()]
+    check_sweep(line.words, configs)
+    return None if line.sweep else run_folder(configs[0])
+
+
+def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> None:
+    """Check all runs of a python -m train command line before the first run begins.
+
+    arguments: the texts of the command line, such as "steps=10"; configs: one configuration per run. Raises ConfigError
+    if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
+    data, or if two runs have the same run folder.
+    """
+    from dyad.train.cli.also import further_configs
+    from dyad.train.cli.unread_keys import refuse_unread
+    from dyad.train.run_folder.folder import run_folder
+
+    for config in configs:
+        check(config)
+    refuse_unread(arguments, configs)
+    for config in configs:
+        for own in () if config.planned else (config, *further_configs(config).values()):
+            _check_batch(own)
+    folders = [run_folder(config) for config in configs if not config.planned]
+    if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
+        raise ConfigError(f"-m: {folders.count(shared)} runs would share {shared}. Leave run.name out, or vary it too")
+
+
+def check(config: TrainConfig) -> None:
+    """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
+    from dyad.train.cli.also import further_configs
+    from dyad.train.config import check_values
+    from dyad.train.run_folder.folder import check_run
+    from dyad.train.tracking.trackers import check_tracking
+
+    if config.planned and config.plan.dry_run is None:  # without data, for other devices
+        check_values(config, config.plan.gpus or 1)
+        return
+    _check_loss(config)
+    for name, further in further_configs(config).items():
+        try:
+            _check_loss(further)
+        except ConfigError as error:
+            raise ConfigError(f"also.{name}: {error}") from error
+    check_tracking(config.tracking)
+    _check_paths(config)
+    check_run(config)
+
+
+def _check_loss(config: TrainConfig) -> None:
+    """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
+    from dyad.evaluate.suite import check_suite
+    from dyad.train.config import validate
+
+    _check_task(config)
+    validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
+    training_files(config)
+    check_suite(config)
+
+
+def training_files(config: TrainConfig) -> list[str]:
+    """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
+    from dyad.data.question_passage.questions import named_files
+    from dyad.data.shards.sources import parse_sources
+    from dyad.data.tables.prepare import checked_tables, table_options
+    from dyad.train.config import Task
+
+    if config.task is Task.question_passage:
+        return named_files(config.data.train, config.data)
+    if config.has_pictures:
+        options = table_options(config.data, captioned=config.task is Task.image_text)
+        sources = parse_sources(config.data.train, tables=checked_tables(options))
+    else:
+        from dyad.data.question_passage.views import text_sources  # loads torch
+
+        sources = text_sources(config.data.train, config.data, checked_tables)
+    return [file for source in sources for file in source.shards]
+
+
+def _check_batch(config: TrainConfig) -> None:
+    """Raise ConfigError if an epoch has no whole batch, as far as the number of samples is known at once."""
+    from dyad.data.cli.counts import most_samples
+    from dyad.data.config import Mode
+    from dyad.data.loading.order import Order
+    from dyad.data.shards.sources import written_sources
+
+    if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
+        return
+    if "RANK" in os.environ:  # launch/ has looked; each rank would read the files again, and none is indexed yet
+        return
+    written = written_sources(config.data.train or "", "data.train")
+    of_source = (replace(config, data=replace(config.data, train=source.path)) for source in written)
+    found = [most_samples(training_files(own), config.data.columns) for own in of_source]
+    sizes = [count for count in found if count]
+    if len(sizes) == len(found):  # no rows, or none that can be read, are named where they are read
+        Order(sizes, [each.weight for each in written], seed=0, global_batch_size=config.global_batch_size)
+
+
+def _check_task(config: TrainConfig) -> None:
+    """Raise ConfigError if data.train, with the command to type, or data.val holds data of the other task. Remote data,
+    and data of unknown fields, are not looked at."""
+    from dyad.data.cli.inputs import InputKind, recognised
+    from dyad.data.cli.outputs import command
+    from dyad.data.shards.sources import written_sources
+    from dyad.data.shards.storage import scheme_of
+    from dyad.data.tables.prepare import table_options
+    from dyad.train.config import ITEMS
+
+    wants_pictures = config.has_pictures
+    for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
+        if value is None or scheme_of(path := written_sources(value, key)[0].path):
+            continue
+        found, why = recognised([path], table_options(config.data))
+        if found is None or wants_pictures is (found is InputKind.pictures):
+            continue
+        other = (
+            "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
+        )
+        if config.task not in ITEMS:
+            other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
+        train = f". Type: {command('python -m train', {'data.train': Path(path)}, *other.split())}"
+        columns = ", or name its columns of pictures and captions: data.columns=[…]" * why.startswith("columns ")
+        raise ConfigError(
+            f"{key}={path} holds {found.value} ({why}), task={config.task.name} takes "
+            f"{'pictures' if wants_pictures else 'texts'}{columns * wants_pictures}{train * (key == 'data.train')}"
+        )
+
+
+def _check_paths(config: TrainConfig) -> None:
+    """Raise ConfigError if a path given as `resume`, `init_from` or `data.negatives.file` does not exist.
+
+    resume=auto and resume=never are no paths, and a URL as data.negatives.file is not checked.
+    """
+    from dyad.train.run_folder.folder import without_best
+
+    mode = config.resume.mode
+    if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():
+        hint = nearest(mode, ("auto", "never"))
+        choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder, RUN@best"
+        raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
+    if config.init_from is not None and not without_best(Path(config.init_from)).is_dir():
+        raise ConfigError(
+            f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
+        )
+    mined = config.data.negatives.file
+    if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
+        raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")

@@ -1,0 +1,29 @@
+"""Indexes the training data on all machines together, before rank 0 opens them: each scans its share of the shards."""
+
+from dyad.data.config import Mode
+from dyad.data.shards.index import index_shards
+from dyad.run.checks import training_files
+from dyad.train.cli.also import further_configs
+from dyad.train.config import TrainConfig
+from dyad.train.distributed.agreement import is_first_of_machine, machine, only_on
+from dyad.train.distributed.world import World
+
+LARGE = (".tar", ".jsonl")  # other formats are small, or are converted when they are opened
+
+
+def index_shares(config: TrainConfig, world: World) -> None:
+    """Index the shards of data.train that have no index: the first rank of machine k of n scans shards k, k + n, ….
+
+    Every rank must call it. On one machine it does nothing, as rank 0 indexes what it opens. Where machines do not
+    share a cache, each indexes the rest when it opens the data. Raises the errors of `index_shards` on all ranks.
+    """
+    number, count = machine(world)
+    own = (config, *further_configs(config).values())
+
+    def index() -> None:
+        files = [file for each in own if each.data.mode is not Mode.stream for file in training_files(each)]
+        for _ in index_shards([file for file in dict.fromkeys(files) if file.endswith(LARGE)][number::count]):
+            pass
+
+    if count > 1:
+        only_on(world, is_first_of_machine(), index)

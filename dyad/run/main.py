@@ -1,0 +1,89 @@
+"""The command python -m train key=value …: composes the configuration, checks it, and trains.
+
+See python -m train --help.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+from dyad.data.base.errors import printable
+from dyad.run.checks import check_sweep
+from dyad.train.distributed.signals import STARTUP
+
+if TYPE_CHECKING:
+    from dyad.train.config import TrainConfig
+
+
+def main() -> None:
+    from dyad.train.cli.usage import help_text
+
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return
+    STARTUP.begin()
+    from dyad.train.cli.command_line import read_line
+    from dyad.train.cli.compose import compose_config, preview
+
+    line = read_line(arguments)
+    runs = line.runs()
+    if line.show == "job":
+        print(printable("---\n".join(map(preview, runs))), end="")
+        return
+    configs = [compose_config(own) for own in runs]
+    check_sweep(line.words, configs)
+    if line.show:
+        print("\n".join(map(shlex.join, runs)))
+        return
+    for own, config in zip(runs, configs, strict=True):
+        if line.sweep and _is_rank_0():
+            print(printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
+        run(config)
+
+
+def run(config: TrainConfig) -> None:
+    """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
+
+    With a key of `plan`, print the plan, or take the step of a dry run, and train nothing.
+
+    Raises Preempted when a stop was requested (by a signal such as SIGTERM).
+    """
+    from dyad.train.distributed.compile_caches import use_local_caches
+    from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run
+
+    use_local_caches()
+    if config.planned:
+        if _is_rank_0():
+            from dyad.plan.summary import print_plan
+
+            print_plan(config)
+        return
+    if is_finished(config):
+        if _is_rank_0():
+            from dyad.eval.results.write import print_tables, saved_results
+
+            print(f"already finished: {run_folder(config)}")
+            print_tables(saved_results(run_folder(config)))
+        return
+    if _is_rank_0() and (shorter := shorter_run(config)):
+        print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
+    STARTUP.begin()  # again for each run of a sweep
+    from dyad.run.hardware import explained_device_errors
+    from dyad.run.run import train_run
+    from dyad.train.distributed.devices import chosen_kernels
+    from dyad.train.distributed.failures import process_group
+    from dyad.train.monitor.postmortem import name_flight_records
+
+    if config.tracking.postmortem:
+        name_flight_records(run_folder(config))
+    group = process_group(config.dist.seconds_to_start)
+    with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
+        train_run(world, config)
+
+
+def _is_rank_0() -> bool:
+    return os.environ.get("RANK", "0") == "0"

@@ -1,0 +1,284 @@
+"""Where a run begins: with fresh weights, with the weights of another run, or where a checkpoint was written.
+
+A resumed run continues at the same number of samples: its next step is the number of samples seen, divided by
+global_batch_size and rounded down. data/loading/order.py computes the epoch and the samples of that step. With another
+batch size (resume.allow_batch_change), `steps`, warm-up and all intervals count steps of the new size, `epochs` stay
+passes over the data, and at most (new batch size - 1) samples are seen a second time. With files added behind the old
+ones (resume.allow_more_data), an epoch is a pass over all of them. In both cases the rest of the current epoch is drawn
+anew, since the order of an epoch depends on its number of whole batches.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.files import writable
+from dyad.data.base.limits import MOST
+from dyad.data.shards import manifest
+from dyad.evaluate.load_run import read_config
+from dyad.run.calibrate import calibrate
+from dyad.run.components import Parts
+from dyad.train.config import TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.losses.objectives.base import Objective
+from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.train.run_folder.digests import once_a_machine
+from dyad.train.run_folder.folder import check_run, folder_of, run_of
+from dyad.train.run_folder.locate import locate
+from dyad.train.run_folder.named_tensors import restore_weights
+from dyad.train.run_folder.run_state import locked_folder
+from dyad.train.towers.calibration import Calibration
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+
+
+class StepFacts(TypedDict):
+    """What the training step keeps, by `TrainStep.state_dict`."""
+
+    scaler: dict[str, float]
+    skipped: Annotated[list[Count], Field(min_length=2, max_length=2)]
+    losses: list[float]
+    trust_from: NotRequired[Count]
+    averaged: NotRequired[Count]
+
+
+class Substituted(TypedDict):
+    """Counts and positions of samples that could not be used."""
+
+    total: Count
+    row: Count
+    last: Annotated[int, Field(ge=-1, le=MOST)]
+    recent: list[Count]
+
+
+class StreamFacts(TypedDict):
+    """How far a stream was read."""
+
+    first: Count
+    through: list[Count]
+    taken: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
+
+
+class ResumeFacts(TypedDict):
+    """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
+
+    seed: int
+    global_batch_size: Annotated[Count, Field(ge=1)]
+    samples_seen: Count
+    data_fingerprint: str
+    data: dict[str, Any]
+    evaluation_owed: bool
+    wandb_id: str | None
+    step_state: StepFacts
+    substituted: Substituted
+    stream: NotRequired[StreamFacts | None]
+    best: NotRequired[Best | None]
+
+
+OTHERWISE = "Use the same data and batch, or start another run.name with init_from"
+
+
+@dataclass(frozen=True)
+class ResumeSource:
+    """The checkpoint folder that a run starts from, if any; at most one of the two attributes is given.
+
+    resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
+    this checkpoint.
+    """
+
+    resume: Path | None = None
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class RestoredState:
+    """The state that a resumed run takes from its checkpoint; the default values are those of a new run.
+
+    step: the next optimiser step. facts: the entries of the checkpoint's state.json. batch_changed: whether the steps
+    before the checkpoint had another batch size. more_samples: how many training samples were added since the
+    checkpoint. notes: lines for the log on what the run takes from the weights of init_from.
+    """
+
+    step: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    batch_changed: bool = False
+    more_samples: int = 0
+    notes: Sequence[str] = ()
+
+
+def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
+    """Lock the run folder until `stack` closes, and find the checkpoint to start from. Rank 0 alone calls it.
+
+    The keys `resume` and `init_from` choose the checkpoint; a new run has none. Raises ConfigError if the folder is in
+    use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
+    checkpoints of the chosen run are damaged.
+    """
+    with writable(folder):
+        stack.enter_context(locked_folder(folder))
+        check_run(config)
+        checkpoint.tidy(folder)
+    mode, resume = config.resume.mode, None
+    if mode != "never":
+        resume = checkpoint.find(folder, print) if mode == "auto" else locate(Path(mode), print)
+    if resume or config.init_from is None:
+        return ResumeSource(resume)
+    return ResumeSource(weights=locate(Path(config.init_from), print))
+
+
+def verify_source(source: ResumeSource, world: World) -> None:
+    """Verify the checkpoint of `source` once on each machine, so that `restore_parts` need not on each rank.
+
+    Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
+    """
+
+    def verify() -> None:
+        if source.resume:
+            checkpoint.verify(source.resume)
+        elif source.weights:
+            checkpoint.verify(source.weights, checkpoint.OF_WEIGHTS)
+
+    once_a_machine(world, verify)
+
+
+def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+    """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
+
+    Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
+    of the towers are loaded, the objective starts at their temperature and bias as config.from_weights says, and the
+    run starts at step 0. Raises ConfigError, before any weight is changed, for a checkpoint of another model, seed or
+    data; DataError for a damaged one.
+    """
+    notes: list[str] = []
+    if source.weights:
+        try:
+            weights = checkpoint.load_weights(source.weights)
+            restore_weights(weights, {"towers": parts.modules["towers"]})
+        except ConfigError as error:
+            raise ConfigError(f"init_from={source.weights}: {error}") from error
+        if (run := run_of(source.weights)) is None:
+            notes = [f"init_from={source.weights}: no run is there, so its weights are taken to be of the model typed"]
+        else:
+            known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
+            notes = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
+        parts.step.target.load({})
+    if (folder := source.resume) is None:
+        return RestoredState(notes=notes)
+    state = checkpoint.load(folder)
+    facts = state.facts
+    check_facts(folder, state)
+    if facts["seed"] != config.seed:
+        raise ConfigError(
+            f"{folder} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
+            f"differ. {OTHERWISE}"
+        )
+    more_samples = _more_samples(folder, facts, parts, config)
+    step = _next_step(folder, state.step, facts, parts, config)
+    try:
+        if (parts.memory is None) != (not state.memory):
+            raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
+        if parts.memory:
+            parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
+        average, target = checkpoint.restore(state, parts.modules, parts.step.optimizer)
+    except ConfigError as error:
+        raise ConfigError(f"{folder}: {error}") from error
+    parts.step.load_state_dict(facts["step_state"])
+    parts.step.average.tensors = {} if config.optim.ema is None else average
+    parts.step.target.load(target)
+    return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
+
+
+def check_facts(folder: Path, state: CheckpointState) -> None:
+    """Raise DataError if the entries of state.json of a checkpoint have other types than ours, or contradict each
+    other. A foreign checkpoint may be typed as resume=."""
+    facts = state.facts
+    try:
+        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
+    except ValidationError as error:
+        (first, *_) = error.errors()
+        key = ".".join(map(str, first["loc"]))
+        raise DataError(f"{folder} is no checkpoint of ours: {key:.80}: {first['msg']}") from error
+    if (seen := facts["samples_seen"]) != state.step * facts["global_batch_size"]:
+        raise DataError(f"{folder} is no checkpoint of ours: samples_seen is {seen:,} after {state.step:,} steps")
+
+
+def best_of_resumed(
+    source: ResumeSource, restored: RestoredState, folder: Path, log: Callable[[str], None]
+) -> list[Best]:
+    """Return the best that the checkpoint of a resumed run knows, in a list; [] if there is none, or if it is lost: not
+    in the run folder, or counted in steps of another batch size. log: called with a line if it is lost.
+    """
+    best: Best | None = restored.facts.get("best")
+    if best is None or source.resume is None:
+        return []
+    is_here = source.resume.resolve().parent.parent == folder.resolve() and not restored.batch_changed
+    if is_here and folder_of(folder, best["step"]).is_dir():
+        return [best]
+    log(f"the best so far, step {best['step']}, is no checkpoint of this run any more: the best from here on is kept")
+    return []
+
+
+def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """Return the step at which the run continues, counted in batches of this run's size.
+
+    folder: the checkpoint; step: its count of finished steps, in batches of its own size; facts: the entries of its
+    state.json; parts: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
+    already. When the batch size has changed, raises ConfigError if
+    resume.allow_batch_change is not set, if the run ends at or before the returned step, or if hard negatives are mined
+    every data.negatives.refresh_every steps and the returned step is no multiple of that.
+    """
+    before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
+    if before == now and step > parts.total_steps:
+        raise ConfigError(
+            f"{folder} has {step:,} steps behind it, more than the {parts.total_steps:,} that steps or epochs asks "
+            "for. Ask for more, or choose another run.name; resume=never begins again"
+        )
+    if before == now:
+        return step
+    if not config.resume.allow_batch_change:
+        raise ConfigError(
+            f"{folder} was trained with global_batch_size={before}, now {now}.\n"
+            "resume.allow_batch_change=true goes on at the same number of samples; or use the old batch"
+        )
+    step = seen // now
+    counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
+    if step >= parts.total_steps:
+        raise ConfigError(f"{counted}, and the run ends after {parts.total_steps:,}. Set steps or epochs to go further")
+    if (every := config.data.negatives.refresh_every) and step % every:
+        raise ConfigError(
+            f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
+            "negatives are mined at its borders"
+        )
+    return step
+
+
+def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+    """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
+
+    folder: the checkpoint. facts: the entries of its state.json. parts: has the present data. Raises ConfigError if
+    something else in the data has changed, or if samples were added and resume.allow_more_data is not set; the message
+    says what differs.
+    """
+    if facts["data_fingerprint"] == parts.data.fingerprint:
+        return 0
+    changes = manifest.changes(facts["data"], parts.data.manifest)
+    if changes.different or not changes.added:
+        shown = "".join(f"\n  {key}: {difference}" for key, difference in changes.different.items())
+        raise ConfigError(
+            f"{folder} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
+            f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
+        )
+    if not config.resume.allow_more_data:
+        shown = ", ".join(f"{count:,} samples to {key}" for key, count in changes.added.items())
+        raise ConfigError(
+            f"{folder} was trained with less data: added behind it, {shown}.\n"
+            "resume.allow_more_data=true goes on with all of them; or use the old data"
+        )
+    return changes.added.get("data.train", 0)

@@ -1,0 +1,389 @@
+"""What python -m train.doctor finds, each finding provoked for real: folders, indexes, mounts, limits, packages."""
+
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import tiny_bert
+from helpers.cli import ROOT, Commands
+from helpers.shards import index_shard, pairs, picture, write_tar
+
+from dyad.data.base.errors import ExitCode
+from dyad.data.base.findings import Finding, Level, fail, ok, warn
+from dyad.doctor import group, machine, main as doctor, run
+from dyad.doctor.group import ProcessGroup
+from dyad.doctor.main import found
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import TrainConfig
+
+EMOJI = ROOT / "data/samples/emoji/fxemoji-trained.tar"
+UNSHARE = ["unshare", "--mount", "--map-root-user"]
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    return max(findings, key=lambda finding: list(Level).index(finding.level))
+
+
+def of(words: Sequence[str]) -> TrainConfig:
+    return compose_config(["tracking.wandb=disabled", *words])
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A copy of a small shard, indexed."""
+    copy = tmp_path / "a.tar"
+    shutil.copy(EMOJI, copy)
+    index_shard(str(copy))
+    return copy
+
+
+def data(shard: Path, *words: str) -> list[Finding]:
+    config = of(["experiment=emoji", f"data.train={shard}", *words])
+    return list(found("data", lambda: run.data(config)))
+
+
+def is_told(finding: Finding, level: Level, *parts: str) -> bool:
+    """The level, and what the line and its fix must name."""
+    return finding.level is level and not [part for part in parts if part not in str(finding)]
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
+    before = sorted(shard.parent.rglob("*"))
+    assert is_told(worst(data(shard)), Level.ok, "samples, indexed, first and last read")
+    shutil.rmtree(shard.parent / ".index")
+    assert is_told(worst(data(shard)), Level.ok, "read whole, indexed at the start")
+    assert sorted(shard.parent.rglob("*")) == [path for path in before if ".index" not in str(path)]
+
+
+@pytest.mark.parametrize("bad", [0, 2])
+def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
+    members = pairs(3)
+    members[2 * bad] = (members[2 * bad][0], picture()[:40])
+    finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
+    assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
+
+
+def test_a_missing_shard(tmp_path: Path) -> None:
+    finding = worst(data(tmp_path / "b.tar"))
+    assert is_told(finding, Level.fail, "no 'b.tar'") and finding.code is ExitCode.CONFIG
+
+
+def test_a_shard_whose_bytes_changed_under_its_index(shard: Path) -> None:
+    stamp = shard.stat()
+    content = bytearray(shard.read_bytes())
+    content[600:700] = bytes(100)
+    shard.write_bytes(content)
+    os.utime(shard, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    finding = worst(data(shard))
+    assert is_told(finding, Level.fail, "CRC32", str(shard)) and finding.code is ExitCode.DATA
+
+
+def test_a_shard_that_was_cut(shard: Path) -> None:
+    shutil.rmtree(shard.parent / ".index")
+    os.truncate(shard, 10_000)
+    finding = worst(data(shard))
+    assert is_told(finding, Level.fail, "offset", "python -m data check") and finding.code is ExitCode.DATA
+
+
+def test_an_index_of_an_earlier_state(shard: Path) -> None:
+    os.utime(shard)
+    assert is_told(worst(data(shard)), Level.warn, "changed since it was indexed", "python -m data index")
+
+
+def test_captions_that_are_not_there(shard: Path) -> None:
+    assert is_told(
+        worst(data(shard, "data.captions=[captain]", "data.caption_weights=null")), Level.fail, "'captain'", "'caption'"
+    )
+
+
+def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
+    config = of(["experiment=topics"])
+    assert is_told(worst(found("data", lambda: run.data(config))), Level.ok, "queries.jsonl")
+    rows = tmp_path / "train.jsonl"
+    rows.write_text('{"question": "a", "positive_ctxs": []}\n')
+    other = of(["experiment=topics", f"data.train={rows}"])
+    finding = worst(found("data", lambda: run.data(other)))
+    assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
+
+
+# Model ----------------------------------------------------------------------------------------------------------------
+
+
+def model(*words: str) -> list[Finding]:
+    config = of(["experiment=topics", *words])
+    return list(found("model", lambda: run.model(config)))
+
+
+def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "bert"
+    tiny_bert.write(folder)
+    assert worst(model(f"model.text.name={folder}")).level is Level.ok
+    (folder / "tokenizer.json").write_text('{"version": ')
+    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, f"model.text.name={folder}", "tokenizer")
+    tiny_bert.write(folder)
+    (folder / "model.safetensors").unlink()
+    assert is_told(worst(model(f"model.text.name={folder}")), Level.fail, "lacks weights", "model.safetensors")
+    assert worst(model(f"model.text.name={folder}", "model.text.from_scratch=true")).level is Level.ok
+    (folder / "tokenizer.json").unlink()
+    lacks = model(f"model.text.name={folder}", "model.text.from_scratch=true")
+    assert is_told(worst(lacks), Level.fail, "lacks a tokenizer", "tokenizer.json")
+    assert is_told(worst(model(f"model.text.name={tmp_path}/none")), Level.fail, "there is no folder")
+    assert is_told(worst(model("model.text.name=pkg:none/x")), Level.fail, "is not installed", "pip install")
+
+
+def test_a_published_model_that_is_not_here() -> None:
+    """The suite is offline: HF_HUB_OFFLINE=1."""
+    finding = worst(model("model.text.name=nobody/nothing"))
+    assert is_told(finding, Level.fail, "weights not on this machine", "hf download nobody/nothing")
+
+
+# Trackers and the run -------------------------------------------------------------------------------------------------
+
+
+def test_online_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
+    config = compose_config(["experiment=emoji", "tracking.wandb=online"])
+    assert is_told(worst(found("wandb", lambda: run.tracking(config))), Level.fail, "wandb login", "offline")
+
+
+def test_where_a_run_stands(tmp_path: Path) -> None:
+    words = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"]
+    config = of(words)
+    assert is_told(worst(run.run(words, config)), Level.ok, "is new; 1200 steps")
+    (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
+    assert is_told(worst(run.run(words, config)), Level.ok, "goes on from step_00000400")
+    unread = [*words, "eval.depth=200"]
+    refused = worst(found("run", lambda: run.run(unread, of(unread))))
+    assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_faiss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(tmp_path, "faiss_gpu", "1.7.2")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.faiss_kind())
+    assert is_told(finding, Level.fail, "faiss-gpu", "pip uninstall -y faiss-", "requirements.lock")
+
+
+def test_a_package_that_is_not_the_tested_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(tmp_path, "accelerate", "1.11.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.versions())
+    assert is_told(finding, Level.warn, "accelerate 1.11.0", "-c requirements.lock")
+
+
+def test_a_package_that_cannot_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(tmp_path, "transformers", "4.0.0")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = worst(machine.versions())
+    assert is_told(finding, Level.fail, "transformers 4.0.0 is not", ">=5") and finding.code is ExitCode.CONFIG
+
+
+@pytest.mark.parametrize("version", ["2.8.0a0+34c6371d24.nv25.08", "2.11.0+cu130"])
+def test_any_torch_that_is_new_enough(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also a container's, which is built before its release, and is not the one of requirements.lock."""
+    install(tmp_path, "torch", version)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert worst(machine.versions()).level is Level.ok
+
+
+def test_which_torch_runs_and_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    (finding,) = machine.torch_found()
+    assert is_told(finding, Level.ok, torch.__version__, str(Path(torch.__file__).parent))
+    monkeypatch.setattr("dyad.train.distributed.sharding.FINALIZED", False)
+    monkeypatch.setattr(torch, "__version__", "2.8.0")
+    (finding,) = machine.torch_found()
+    assert is_told(finding, Level.ok, "2.8.0, ", "; lacks the kernels of the loss (torch 2.11), one averaging of ")
+
+
+def test_the_metadata_of_a_wheel_serve_where_there_is_no_checkout(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Requirements of extras and of other systems do not count, and there is no lock file to compare with."""
+    monkeypatch.setattr(machine, "PROJECT", tmp_path / "none")
+    monkeypatch.setattr(machine, "LOCK", tmp_path / "none")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install(tmp_path, "accelerate", "1.11.0")
+    optional = ["nowhere; extra == 'cpu'", "nowhere; sys_platform == 'plan9'"]
+    info = install(tmp_path, "dyad", "0.1.0", "Requires-Python: >=3.11", *[f"Requires-Dist: {o}" for o in optional])
+    python, packages = machine.versions()
+    assert python.level is Level.ok and is_told(packages, Level.ok, "as required: transformers", "accelerate 1.11.0")
+    with (info / "METADATA").open("a") as file:
+        file.write("Requires-Dist: nowhere>=1\nRequires-Dist: accelerate>=2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))  # drops what was cached of the folder
+    problems = [finding.text for finding in machine.versions()][1:]
+    assert problems == ["nowhere is not installed", "accelerate 1.11.0 is not >=2"]
+
+
+def install(folder: Path, name: str, version: str, *fields: str) -> Path:
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir()
+    lines = ["Metadata-Version: 2.1", f"Name: {name.replace('_', '-')}", f"Version: {version}", *fields]
+    (info / "METADATA").write_text("\n".join([*lines, ""]))
+    return info
+
+
+def test_few_open_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        for limit, level in ((200, Level.fail), (512, Level.warn), (min(2048, hard), Level.ok)):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            assert is_told(worst(machine.open_files()), level, str(limit), *["ulimit -n"] * (level is not Level.ok))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "999")
+    assert is_told(worst(machine.threads()), Level.warn, "999 processes", "export OMP_NUM_THREADS=1")
+
+
+def test_a_place_for_runs_that_cannot_be_written() -> None:
+    finding = worst(machine.disk("run.dir", Path("/proc/self/runs"), "run.dir=FOLDER"))
+    assert is_told(finding, Level.fail, "/proc/self", "run.dir=FOLDER")
+
+
+def test_shared_memory_that_is_too_little_for_the_loaders() -> None:
+    assert is_told(worst(machine.shared_memory(4, 1 << 50)), Level.fail, "4 workers", "--shm-size=8g")
+
+
+@pytest.mark.mounts
+@pytest.mark.parametrize(
+    "call", ['shared_memory(2, 0, Path("PLACE"))', 'disk("run.dir", Path("PLACE/runs"), "elsewhere")']
+)
+def test_a_small_mount(call: str, tmp_path: Path) -> None:
+    code = (
+        f"from pathlib import Path\nfrom train.doctor.machine import *\nprint(*{call.replace('PLACE', str(tmp_path))})"
+    )
+    script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$0" -c "$1"'
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, sys.executable, code], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.startswith("fail") and "1 MiB free" in done.stdout and "→" in done.stdout, done
+
+
+def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    finding = next(group.gloo(ProcessGroup("gloo", 2)))
+    assert is_told(finding, Level.fail, "GLOO_SOCKET_IFNAME=nowhere0", "one of lo")
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_words_that_are_no_keys_are_the_first_finding() -> None:
+    finding = next(doctor.look(["stepz=3"]))
+    assert is_told(finding, Level.fail, "stepz", "'steps'") and finding.code is ExitCode.CONFIG
+
+
+def test_the_exit_code_is_that_of_the_least_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [ok("a", "good"), fail("b", "bad", code=ExitCode.HARDWARE), warn("c", "well", "do"), fail("b", "bad")]
+    assert doctor.report(findings, as_json=False) == 4
+    assert doctor.report([*findings, fail("d", "worse", code=ExitCode.CONFIG)], as_json=False) == 2
+    assert doctor.report(findings[:1], as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("bad") == 2 and "ready" in shown and "1 to mend, 1 to know of" in shown
+    doctor.report(findings, as_json=True)
+    assert [f["level"] for f in json.loads(capsys.readouterr().out)] == ["ok", "fail", "warn"]
+
+
+def test_the_command_from_a_folder_with_a_strangers_package(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").write_text("raise ImportError")
+    command = [sys.executable, "-m", "train.doctor", "stepz=3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "unknown key 'stepz'" in done.stdout and "ImportError" not in done.stdout
+
+
+def test_the_command_examines_this_machine(commands: Commands) -> None:
+    done = commands.run("train.doctor", "experiment=emoji", "tracking.wandb=disabled")
+    assert done.code == 0, done.out
+    assert {"gloo", "faiss", "data", "model", "run"} <= {*done.out.split()}
+    assert re.search(r"two processes met and agreed; 16 MiB summed at [\d.]+ GB/s \(usual: about 1 GB/s\)", done.out)
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    doctor.report([fail("data", "'https://me:canary@host/a.tar?sig=canary' is away")], as_json)
+    out = capsys.readouterr().out
+    assert "https://[redacted]@host/a.tar?[redacted]" in out and "canary" not in out
+
+
+def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
+    def told(*words: str) -> Finding:
+        return list(found("model", lambda: run.model(of(["experiment=emoji_scratch", *words]))))[-1]
+
+    assert is_told(told("model.name=RN50"), Level.ok, "55 batch norms", "statistics of the global batch")
+    failed = told("model.name=RN50", "chunk_size=8")
+    assert is_told(failed, Level.fail, "model.batch_norm=per_chunk") and failed.code is ExitCode.CONFIG
+    assert "batch norm" not in str(told())
+
+
+def test_each_process_of_a_group_writes_its_line_at_once() -> None:
+    """They share a pipe: two writes per line mix the lines. A datagram socket keeps the writes apart."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    command = [sys.executable, "-c", "from dyad.doctor import group; group.main('gloo', 2)"]
+    with here, there:
+        subprocess.run(
+            command, cwd=ROOT, stdout=there.fileno(), env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=True
+        )
+        here.setblocking(False)
+        written = []
+        with suppress(BlockingIOError):
+            while True:
+                written.append(here.recv(100))
+    lines = [each for each in written if b"agree" in each]  # gloo of torch 2.8 writes, too
+    assert len(lines) == 2 and all(re.fullmatch(rb"all agree at [\d.e+-]+\n", line) for line in lines), written
+
+
+def test_bandwidth_is_judged() -> None:
+    assert is_told(group._judged("", 1.5), Level.warn, "256 MiB summed at 1.5 GB/s", "NET/IB")
+    assert is_told(group._judged("", 180), Level.ok, "180 GB/s", "NVLink")
+    assert is_told(group._judged("", 0), Level.ok, "one process")
+    assert is_told(group._judged("unhandled system error", 0), Level.fail, "unhandled system error", "NCCL_DEBUG=WARN")
+
+
+def test_under_torchrun_one_line_speaks_for_all_ranks(commands: Commands) -> None:
+    ranks = commands.world(2, "train.doctor")
+    said = "".join(rank.out for rank in ranks)
+    assert not any(rank.code for rank in ranks), said
+    assert said.count("2 agreed; 16 MiB summed at ") == 1 and said.count("ready") == 1
+
+
+def test_kernels_that_cannot_be_compiled_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr(machine, "gpu_count", lambda: 1)
+    for error, fix in (
+        (RuntimeError("Failed to find C compiler. Please specify via CC\nmore"), "install gcc"),
+        (PermissionError(13, "Permission denied", "triton/cache"), "set TRITON_CACHE_DIR"),
+    ):
+
+        def ones(*_: object, error: Exception = error, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr("dyad.train.losses.sums.triton_setup.torch.ones", ones)
+        (finding,) = machine.kernels()
+        assert is_told(finding, Level.warn, str(error).splitlines()[0], fix) and "more" not in str(finding)
+
+
+def test_without_a_gpu_no_kernels_are_looked_at() -> None:
+    assert list(machine.kernels()) == []

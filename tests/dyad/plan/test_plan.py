@@ -1,0 +1,280 @@
+"""Plans of runs beside what real steps take: memory, bytes of collectives, FLOPs; and what people type."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.dist import launch
+from helpers.messages import raises
+from helpers.plan import measured_step, planned
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
+from dyad.plan.cluster import planned_devices
+from dyad.plan.measure import only_rank_0
+from dyad.plan.objective import nothing_kept, objective_cost, products, small_step, value
+from dyad.plan.plan import RunPlan, counted_samples
+from dyad.plan.speed import published_mfu, seconds_sent
+from dyad.plan.summary import plan_lines
+from dyad.run.checks import check
+from dyad.run.main import run
+from dyad.train.cli.command_line import read_line
+from dyad.train.cli.compose import compose_config
+from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
+from dyad.train.distributed.world import World
+from dyad.train.monitor.telemetry import peak_tflops
+from dyad.train.plan_config import GPUS
+
+pytestmark = pytest.mark.uniform_ranks
+FEW = ["small_cnn", "frozen in chunks, sharded"]  # of tests/jobs/plan_job.py: DDP, and a frozen tower in shards
+
+
+def config_of(*words: str) -> TrainConfig:
+    return compose_config(read_line(words).words)
+
+
+def sent_by(plan: RunPlan) -> Mapping[str, float]:
+    """The bytes of each kind of collective in a step."""
+    found = Counter[str]()
+    for what, (size, *_) in plan.sent().items():
+        found[what.partition(",")[0]] += round(size)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small steps on a machine that does other things too take seconds longer with several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["tiny_clip_gn", "minilm", "small_cnn"])
+def test_planned_memory_is_what_a_step_takes(name: str) -> None:
+    config = planned(name)
+    plan = RunPlan(config)
+    taken, _ = measured_step(config, World())
+    assert plan.peak(plan.pairs, plan.chunk) == pytest.approx(taken, rel=0.15)
+
+
+@pytest.mark.parametrize("runs", [FEW, pytest.param([], marks=pytest.mark.soak)], ids=["a few", "all"])
+def test_two_ranks_take_and_send_what_is_planned(runs: list[str]) -> None:
+    launch("plan_job.py", 2, *runs)
+
+
+@pytest.mark.filterwarnings("ignore:Importing from timm", "ignore:FSDP2-wrapped module")
+def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
+    """As rank 0 of two copies of three shards; three divides few of the weights' rows."""
+    words = ("dist=hsdp", "dist.shard_size=3")
+    with only_rank_0(6):
+        _, sent = measured_step(planned("frozen in chunks", *words), World(0, 6))
+    plan = RunPlan(planned("frozen in chunks", *words, "plan.gpus=6", "plan.gpu=t4"))
+    filled = plan.sent()["reduce-scatter, gradients"][0]
+    assert filled > sum(weight.nbytes for weight in plan.towers.trained)
+    assert sent_by(plan) == {kind: sent[kind] for kind in sent_by(plan)}
+
+
+@pytest.mark.parametrize("objective", ["siglip", "sogclr"])
+def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str) -> None:
+    config = config_of(f"objective={objective}")
+    cost, sizes = objective_cost(config, 16), (100, 16, 320)
+    with nothing_kept():
+        step = small_step(config, *sizes)
+    keeping, at = small_step(config, *sizes), products(*sizes)
+    assert {kind: value(formula, at) for kind, formula in cost.sent.items()} == {
+        kind: step.sent[kind] for kind in ("all-gather", "all-reduce", "reduce-scatter")
+    }
+    assert value(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
+    assert 100 * value(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
+    assert cost.keeps == (keeping.flops < step.flops) == (objective == "sogclr")
+    assert value(cost.memory, at) + cost.kept(100, 1600) == pytest.approx(keeping.peak, rel=0.25)
+
+
+def test_a_large_model_on_512_gpus_is_planned_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = time.process_time()
+    plan = RunPlan(
+        config_of("plan.gpus=512", "plan.gpu=h100", "model.name=ViT-L-14", "global_batch_size=32768", "steps=9")
+    )
+    lines = list(plan_lines(plan))
+    assert time.process_time() - start < 30
+    assert "512 × H100, bf16, ddp" in lines[0]
+    assert plan.towers.weights / 4e6 == pytest.approx(427.6, abs=0.1)  # millions, as open_clip's model profile says
+    flops = plan.time()["a step, towers"][0]
+    assert flops / 64 * 1e3 == pytest.approx(526, rel=0.01)  # of a pair, as shared by that profile
+    sent = plan.sent()
+    weights = sum(weight.nbytes for weight in plan.towers.trained)
+    assert sent["all-gather, objective"][0] == 32768 * 768 * 2 and sent["all-reduce, gradients"][0] == weights
+    assert not list(tmp_path.iterdir())
+
+
+LARGER = [pytest.param(name, marks=pytest.mark.soak) for name in ("ViT-B-16", "ViT-L-14", "ViT-g-14")]
+
+
+@pytest.mark.parametrize("name", ["ViT-B-32", *LARGER])
+@pytest.mark.parametrize("gpu", ["h100", pytest.param("a100-80", marks=pytest.mark.soak)])
+def test_towers_that_compute_layers_again_are_planned(name: str, gpu: str) -> None:
+    """All of a layer but its last product, a third of the layer's, is computed again: 2 + 2/3 of the forward pass."""
+    words = (f"model.name={name}", "plan.gpus=8", f"plan.gpu={gpu}", "steps=9")
+    plain, again = (RunPlan(config_of(*words, f"model.grad_checkpointing={on}")) for on in ("false", "true"))
+    assert again.towers.forward_flops == plain.towers.forward_flops
+    assert plain.towers.backward_flops / plain.towers.forward_flops == pytest.approx(2, rel=0.02)
+    assert again.towers.backward_flops / again.towers.forward_flops == pytest.approx(8 / 3, rel=0.03)
+    assert again.towers.graph < plain.towers.graph / 3
+    assert again.peak(again.pairs, again.chunk) < plain.peak(plain.pairs, plain.chunk)
+
+
+def test_shards_divide_weights_and_moments() -> None:
+    config = config_of("model=tiny_clip_gn", "plan.gpus=16", "plan.gpu=a100-40", "steps=9")
+    whole = RunPlan(config)
+    assert whole.cost.flops == {"B·D": pytest.approx(8)}  # for each pair: clip needs 8·b·B·D
+    assert whole.cost.keeps and whole.cost.kept(64, 1024) == 4 * 64 * 1024 and not whole.cost.kept(8192, 8192)
+    assert whole.peak(64, 8) < whole.peak(64, 16) < whole.peak(128, 16)
+    stays, _ = whole.memory(16, 16)
+    for name, shards in (("fsdp2", 16), ("hsdp", 8)):
+        dist = DistConfig(name=Parallel[name])
+        whole.devices = planned_devices(replace(config, dist=dist))
+        sharded, _ = whole.memory(16, 16)
+        assert whole.devices.shards == shards
+        assert [sharded[what][0] * shards for what in ("weights", "moments")] == [
+            stays["weights"][0],
+            stays["moments"][0],
+        ]
+        assert ("all-reduce, gradients" in whole.sent()) == (name == "hsdp")
+
+
+def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fake process group has no options."""
+    monkeypatch.setattr("torch._C._distributed_c10d.FakeProcessGroup.Options", object)
+    with raises(ConfigError, torch.__version__):
+        RunPlan(config_of("model=tiny_clip_gn", "plan.gpus=2", "plan.gpu=t4", "steps=9"))
+
+
+def test_every_gpu_has_peaks() -> None:
+    precisions = (Precision.fp32, Precision.fp16)
+    assert all(peak_tflops(name, precision) for _, name, _ in GPUS.values() for precision in precisions)
+    assert planned_devices(config_of("plan.gpu=t4", "plan.gpus=2")).precision is Precision.fp32
+
+
+def test_both_short_forms_are_read() -> None:
+    assert config_of("plan=true").planned and config_of("plan=true", "plan.gpus=64").plan.gpus == 64
+    assert config_of("plan.gpus=64").planned and not config_of("plan=false").planned
+    with raises(ConfigError, "plan.gpu=h10", "h100"):
+        config_of("plan.gpu=h10")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What `python -m train` prints for these words, which name a plan."""
+    config = config_of(*words)
+    check(config)
+    run(config)
+    return capsys.readouterr().out
+
+
+def test_a_plan_needs_no_data_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["model=tiny_clip_gn", f"run.dir={tmp_path}/runs", "steps=10"]
+    out = printed(capsys, *keys, "plan=true", "plan.gpus=8", "plan.gpu=h100", "data.train=not/there.tar")
+    assert "8 × H100" in out and "largest chunk_size" in out
+    assert not list(tmp_path.iterdir())
+    with raises(ConfigError, "plan.gpus=0"):
+        printed(capsys, *keys, "plan.gpus=0")
+    with raises(ConfigError, "global_batch_size=256"):
+        printed(capsys, *keys, "plan.gpus=512")
+
+
+def test_samples_are_counted_by_the_first_shard(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "frog"}\n' * 30)
+    here, away = config_of(f'data.train="{tmp_path}/{{a,b}}.jsonl"'), config_of("data.train=not/there.tar")
+    assert counted_samples(here) == (60, 17)
+    assert all(map(math.isnan, counted_samples(away)))
+
+
+# GFLOP of a pair forward (open_clip's model_profile.csv), forward passes of a step, GPUs, TFLOP/s of each, pairs
+# a second of all: open_clip's docs/PRETRAINED.md (GPU hours of 12.8 billion pairs), NVIDIA NeMo's page of CLIP
+PUBLISHED = {
+    "ViT-B-32": (14.78, 3, 128, 312, 12.8e9 / (4600 / 128 * 3600)),
+    "ViT-B-16": (41.09, 3, 176, 312, 12.8e9 / (10700 / 176 * 3600)),
+    "ViT-L-14, layers computed again": (175.33, 11 / 3, 400, 312, 12.8e9 / (50800 / 400 * 3600)),
+    "ViT-g-14 on A100": (581.15, 3, 8, 312, 559),
+    "ViT-g-14 on H100": (581.15, 3, 8, 989.4, 935),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
+    """… or less than 15 % beside it."""
+    forward, passes, gpus, peak, pairs = PUBLISHED[name]
+    least, most = published_mfu(forward * 1e9) * peak * gpus / (passes * forward / 1e3)
+    assert least / 1.15 < pairs < most * 1.15
+
+
+def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
+    """MFU, if its metrics have it; and what a core decodes of its own pictures, larger ones in more time."""
+    words = ("model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
+    least, most = RunPlan(config_of(*words)).time()["MFU"][0]
+    assert most == pytest.approx(2 * least)
+    (tmp_path / "a").mkdir()
+    lines = [f'{{"step": {step}, "train/mfu": {mfu}}}\n' for step, mfu in enumerate((0.1, 0.3, "null", 0.2, 7.0), 1)]
+    (tmp_path / "a" / "metrics.jsonl").write_text("".join(lines))
+    for keys, mfu in ((), 0.2), (("plan.mfu=0.5",), 0.5):
+        assert RunPlan(config_of(*words, *keys)).time()["MFU"][0].tolist() == [mfu, mfu]
+    shard = "data.train=data/samples/emoji/fxemoji-trained.tar"
+    small, large = (
+        RunPlan(config_of(*words, shard, "data=emoji", f"model.image.image_size={size}")) for size in (32, 512)
+    )
+    rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
+    assert (rates[0] > 1.5 * rates[1]).all()
+
+
+def test_the_hours_hold_what_is_sent() -> None:
+    words = ("model=tiny_clip_gn", "plan.gpus=16", "plan.gpu=h100", "steps=9")
+    fast, slow = (RunPlan(config_of(*words, f"plan.network={speed}")) for speed in (1e6, 1e-3))
+    assert fast.time()["a step"][0] == pytest.approx(fast.time()["a step, computing"][0], rel=1e-3)
+    sent = {row: size for row, (size, *_) in slow.sent().items()}
+    weights = seconds_sent("all-reduce", sent.pop("all-reduce, gradients"), 16, slow.devices)
+    rest = sum(seconds_sent(row.partition(",")[0], size, 16, slow.devices) for row, size in sent.items())
+    assert slow.time()["a step"][0].tolist() == pytest.approx([weights + rest] * 2)
+    assert weights == 2 * 15 / 16 * slow.sent()["all-reduce, gradients"][0] / 1e6
+    assert seconds_sent("all-gather", 450e9, 8, slow.devices) == 7 / 8  # within a node
+    short = "\n".join(plan_lines(slow)).partition("In short")[2]
+    assert "sending weights" in short and "GPU h" in short and "fits" in short
+    assert all(key in short for key in ("model.grad_checkpointing=true", "chunk_size=", "dist=fsdp2"))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_plan_needs_no_item_of_a_file_of_weights(ranks: int, tmp_path: Path) -> None:
+    """Its batches are random; further columns have weights too, and keys are sent."""
+    path = str(tmp_path / "w.safetensors")
+    write_log_weights(LogWeights(path, LOG_Q, np.array([10**9]), np.zeros(1)))
+    words = ["experiment=mnrl", "model.text.name=x", "data.train=x", "objective=one_sided_dpm"]
+    weighed = [f"objective.importance_file={path}", "objective.importance=log_q"]
+    with_weights, plain = (small_step(compose_config(each), 4, ranks, 8) for each in ([*words, *weighed], words))
+    assert with_weights.sent["all-reduce"] == plain.sent["all-reduce"]
+    keys = 2 * 8 * 4 * ranks  # of the pair and the hard negative of each row
+    assert with_weights.sent["all-gather"] - plain.sent["all-gather"] == (keys if ranks > 1 else 0)
+
+
+def test_a_dry_run_sends_what_is_planned(
+    tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = tiny({"plan.dry_run": 4, "global_batch_size": 256, "objective": "clip"})[1:]
+    out = printed(capsys, *words)
+    assert "rank 0 of 4, fp32: 64 of 256 pairs" in out
+    assert not (tmp_path / "runs").exists()
+    found = dict(line.split(": ") for line in out.splitlines() if line.startswith("  "))
+    loss = float(out.partition("loss ")[2].split()[0])
+    assert loss == pytest.approx(float(found["  expected"].split()[-1]), abs=0.03)
+    plan = RunPlan(config_of(*words, "plan.gpus=4", "plan.gpu=h100", "precision=fp32"))
+    for kind, size in sent_by(plan).items():
+        assert size == int(found[f"  {kind}"].replace(",", "")), kind

@@ -1,0 +1,68 @@
+"""What a run is made of: rules that need a model or its data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.messages import raises
+from torch import nn
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.image_text.stream import OneEpoch
+from dyad.data.loading.order import Order
+from dyad.run.components import TrainingData, _objective, batch_norms
+from dyad.train.cli.compose import compose_config
+from dyad.train.run_folder.folder import run_folder
+from dyad.train.towers.tower import Tower, TwoTower
+
+LABELLED = ["task=labelled", "model=small_cnn", "data.train=a.tar", "steps=1"]
+
+
+def test_batch_norms_would_hide_what_is_rare() -> None:
+    tower = Tower(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    config = compose_config([*LABELLED, "objective=partial_auc", "data.rare=a"])
+    with raises(ConfigError, "model.batch_norm=global", "data.rare", "model.batch_norm=frozen"):
+        batch_norms(config, TwoTower(tower, tower), 1)
+    assert batch_norms(replace(config, data=replace(config.data, rare=None)), TwoTower(tower, tower), 1)
+
+
+def test_a_uniform_density_is_over_the_classes() -> None:
+    config = compose_config([*LABELLED, "objective=nce", "objective.density=uniform"])
+    config.run.classes = ["a", "b", "c"]
+    data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=10), "", {})  # type: ignore[arg-type]
+    assert _objective(config, data).options.num_samples == 3
+
+
+def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:
+    data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=30), "", {})  # type: ignore[arg-type]
+
+    def gamma_epochs(*words: str) -> float | None:
+        run = compose_config(["experiment=emoji", "objective=nuclr", "global_batch_size=30", *words])
+        return _objective(run, data).options.gamma_epochs
+
+    passes = ("steps=null", "epochs=12")
+    assert gamma_epochs(*passes) == 12
+    assert gamma_epochs("steps=8") == pytest.approx(8 / 3)  # 3 steps an epoch
+    assert gamma_epochs(*passes, "objective.samples_per_epoch=45") == 24
+    assert gamma_epochs(*passes, "objective.gamma_epochs=5") == 5
+    assert gamma_epochs(*passes, "objective.gamma=0.8") is None
+    assert gamma_epochs(*passes, "objective.gamma=null") is None
+
+
+def test_gamma_auto_of_a_stream_counts_the_typed_samples() -> None:
+    words = ["objective=sogclr", "data.mode=stream", "data.id_key=id", "objective.num_samples=320", "steps=50"]
+    run = compose_config(["experiment=emoji", "data.train=a.tar", "global_batch_size=64", *words])
+    assert _objective(run, TrainingData(None, OneEpoch(50), "", {})).options.gamma_epochs == 10  # type: ignore[arg-type]
+
+
+def test_older_runs_of_an_estimator_keep_their_names() -> None:
+    """Their config.yaml says gamma: null."""
+    names = {"sogclr": "805e6545", "isogclr": "8e6e29cc", "fastclip_v0": "851b675c", "fastclip_v3": "d9a7d149"}
+    for objective, digits in {**names, "nuclr": "b631f384"}.items():
+        words = ["experiment=emoji", f"objective={objective}"]
+        assert run_folder(compose_config([*words, "objective.gamma=null"])).name == f"emoji-{digits}"
+        assert run_folder(compose_config(words)).name != f"emoji-{digits}"
+    words = ["experiment=emoji", "objective=sogclr"]
+    whole, fraction = (compose_config([*words, f"objective.gamma={one}"]) for one in ("1", "1.0"))
+    assert run_folder(whole) == run_folder(fraction)

@@ -1,6 +1,0 @@
-"""Entry point of `python -m train.doctor`, which checks this machine; see dyad/train/doctor/main.py."""
-
-from dyad.start import start
-
-if __name__ == "__main__":
-    start("dyad.train.doctor.main")
