@@ -8,11 +8,11 @@ from dyad.start import start
 
 COMMANDS = {
     "train": ("dyad.run.main", "train a run, or go on with it"),
-    "eval": ("dyad.evaluate.main", "evaluate a run"),
+    "eval": ("dyad.evaluation.main", "evaluate a run"),
     "data": ("dyad.data.cli.main", "index, check and pack data"),
     "doctor": ("dyad.doctor.main", "is this machine ready for that run?"),
     "export": ("dyad.export.main", "weights for other libraries"),
-    "mine": ("dyad.evaluate.mine", "mine hard negatives with a run"),
+    "mine": ("dyad.evaluation.mine", "mine hard negatives with a run"),
     "report": ("dyad.eval.report.main", "write the report of a run"),
 }
 

@@ -36,10 +36,10 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search import index as search
 from dyad.eval.search.index_spec import Spec
 from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
-from dyad.evaluate.load_model import find_model, settings
-from dyad.evaluate.load_run import LoadedModel
-from dyad.evaluate.main import with_command
-from dyad.evaluate.suite import build_evaluators, check_suite
+from dyad.evaluation.load_model import find_model, settings
+from dyad.evaluation.load_run import LoadedModel
+from dyad.evaluation.main import with_command
+from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.inputs import (
     PassageLike,
     count_of,

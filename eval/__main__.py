@@ -1,6 +1,6 @@
-"""The entry point of python -m eval, which evaluates a checkpoint. The command is in dyad/evaluate/main.py."""
+"""The entry point of python -m eval, which evaluates a checkpoint. The command is in dyad/evaluation/main.py."""
 
 from dyad.start import start
 
 if __name__ == "__main__":
-    start("dyad.evaluate.main")
+    start("dyad.evaluation.main")

@@ -66,7 +66,7 @@ def main() -> None:
 
     from dyad.eval.results.panels import scored
     from dyad.eval.results.write import saved_results
-    from dyad.evaluate.load_run import find_run, load_run, own_output
+    from dyad.evaluation.load_run import find_run, load_run, own_output
     from dyad.export.library import ExportSource
     from dyad.train.towers.build import representation
 
@@ -143,7 +143,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     that this export does not write; AssertionError when the embeddings differ. After an error `out` is as it was
     before.
     """
-    from dyad.evaluate.load_model import settings
+    from dyad.evaluation.load_model import settings
     from dyad.export.card import card
     from dyad.export.library import difference
     from dyad.train.towers.calibration import SETTINGS

@@ -79,7 +79,7 @@ def check(config: TrainConfig) -> None:
 
 def _check_loss(config: TrainConfig) -> None:
     """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
-    from dyad.evaluate.suite import check_suite
+    from dyad.evaluation.suite import check_suite
     from dyad.train.config import validate
 
     _check_task(config)

@@ -38,7 +38,7 @@ from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.search.index_spec import check_spec
-from dyad.evaluate.suite import build_evaluators
+from dyad.evaluation.suite import build_evaluators
 from dyad.run.best import refuse_unknown_metric
 from dyad.run.calibrate import calibrate
 from dyad.run.classes import class_inputs, open_labelled, with_classes

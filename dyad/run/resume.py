@@ -21,7 +21,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import writable
 from dyad.data.base.limits import MOST
 from dyad.data.shards import manifest
-from dyad.evaluate.load_run import read_config
+from dyad.evaluation.load_run import read_config
 from dyad.run.calibrate import calibrate
 from dyad.run.components import Parts
 from dyad.train.config import TrainConfig

@@ -1,6 +1,6 @@
-"""The command python -m eval.mine, which mines hard negatives. Its main function is in dyad/evaluate/mine.py."""
+"""The command python -m eval.mine, which mines hard negatives. Its main function is in dyad/evaluation/mine.py."""
 
 from dyad.start import start
 
 if __name__ == "__main__":
-    start("dyad.evaluate.mine")
+    start("dyad.evaluation.mine")

@@ -1,6 +1,6 @@
 """The kinds of results, one for each `task` of a result: how they are printed and shown, and labels of their metrics.
 
-To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of dyad/evaluate/suite.py, and
+To add an evaluator with a new kind of result: write the evaluator, name it in `KINDS` of dyad/evaluation/suite.py, and
 add a ResultKind to `KINDS` and labels of its metrics here.
 """
 

@@ -21,9 +21,9 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.auc import auc_values
 from dyad.eval.metrics.bootstrap import comparison
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
-from dyad.evaluate.load_run import find_run, load_run
-from dyad.evaluate.main import untrained
-from dyad.evaluate.suite import build_evaluators
+from dyad.evaluation.load_run import find_run, load_run
+from dyad.evaluation.main import untrained
+from dyad.evaluation.suite import build_evaluators
 from dyad.train.distributed.world import World
 from dyad.train.towers.tower import Tower, TwoTower
 

@@ -29,8 +29,8 @@ from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.embeddings import encode_corpus
 from dyad.eval.encode.encoder import Encoder
-from dyad.evaluate.load_run import find_run, load_run, read_config
-from dyad.evaluate.main import main as evaluate
+from dyad.evaluation.load_run import find_run, load_run, read_config
+from dyad.evaluation.main import main as evaluate
 from dyad.export.main import main as export
 from dyad.train.distributed.world import World
 

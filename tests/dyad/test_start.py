@@ -48,7 +48,8 @@ def test_another_python(version: tuple[int, ...], command: str) -> None:
 
 def test_older_pythons_can_read_what_they_reach() -> None:
     files = [ROOT / "dyad/__init__.py", ROOT / "dyad/start.py"]
-    files += [ROOT / name.replace(".", "/") / "__main__.py" for name in COMMANDS if name != "dyad"]
+    places = [ROOT / name.replace(".", "/") for name in COMMANDS if name != "dyad"]
+    files += [place / "__main__.py" if place.is_dir() else place.with_suffix(".py") for place in places]
     for file in files:
         tree = ast.parse(file.read_text(), feature_version=(3, 7))
         unions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)]

@@ -129,7 +129,7 @@ def digest(step: TrainStep) -> str:
 
 
 def stop_at_the_evaluators() -> None:
-    from dyad.evaluate import suite
+    from dyad.evaluation import suite
 
     def stopped(*_: Any, **__: Any) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -150,7 +150,7 @@ def busy_at_the_evaluators() -> None:
 
 
 def other_code() -> None:
-    dyad.train.distributed.consistency.ROOT = Path(os.environ["CODE"])
+    dyad.train.distributed.consistency.PACKAGE = Path(os.environ["CODE"])
 
 
 def other_data() -> None:

@@ -7,7 +7,7 @@ from helpers.messages import raises
 from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
-from dyad.evaluate.load_run import read_config
+from dyad.evaluation.load_run import read_config
 from dyad.run.checks import check_arguments
 from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS

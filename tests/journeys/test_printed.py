@@ -140,7 +140,7 @@ def help_examples() -> list[list[str]]:
         usage,
         *(
             import_module(f"dyad.{name}")
-            for name in ("evaluate.main", "evaluate.mine", "eval.report.main", "export.main")
+            for name in ("evaluation.main", "evaluation.mine", "eval.report.main", "export.main")
         ),
     ]
     listed = [shlex.split(command) for page in pages for command in page.EXAMPLES.values()]

@@ -53,7 +53,7 @@ COMMANDS = {
     "data/tables": [(TRAINING, DATA), (EVAL, DATA)],
     "data/question_passage": [(TRAINING, DATA)],
     "eval/mine": [(MINE,)],
-    "dyad/evaluate": [(EVAL,)],
+    "dyad/evaluation": [(EVAL,)],
     "eval/tasks": [(EVAL,)],
     "dyad/export": [(EXPORT, TRAINING)],
     "": [(TRAINING, EVAL, MINE, EXPORT)],

@@ -50,7 +50,7 @@ eval/mine
 eval/results
 eval/tasks
 eval/report
-dyad dyad/evaluate dyad/run dyad/plan
+dyad dyad/evaluation dyad/run dyad/plan
 dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
@@ -276,8 +276,8 @@ def test_commands_start_without_heavy_imports() -> None:
     """They choose before torch loads how its threads wait, and refuse a mistake before they wait for torch."""
     modules = """dyad dyad.__main__ dyad.train.losses dyad.train.config dyad.train.cli.compose dyad.train.cli.usage
         dyad.train.run_folder.folder dyad.data.config dyad.data.base.errors dyad.data.shards.sources dyad.eval.config
-        dyad.data.cli.main dyad.run.main dyad.doctor.main dyad.export.main dyad.evaluate.main
-        dyad.evaluate.mine dyad.eval.report.main""".split()
+        dyad.data.cli.main dyad.run.main dyad.doctor.main dyad.export.main dyad.evaluation.main
+        dyad.evaluation.mine dyad.eval.report.main""".split()
     check = "dyad.run.checks.check_arguments(['experiment=emoji'])"
     code = f"import sys, {', '.join(modules)}; {check}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

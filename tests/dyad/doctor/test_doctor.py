@@ -271,7 +271,7 @@ def test_shared_memory_that_is_too_little_for_the_loaders() -> None:
 )
 def test_a_small_mount(call: str, tmp_path: Path) -> None:
     code = (
-        f"from pathlib import Path\nfrom train.doctor.machine import *\nprint(*{call.replace('PLACE', str(tmp_path))})"
+        f"from pathlib import Path\nfrom dyad.doctor.machine import *\nprint(*{call.replace('PLACE', str(tmp_path))})"
     )
     script = f'mount -t tmpfs -o size=1m none "{tmp_path}" && exec "$0" -c "$1"'
     done = subprocess.run(

@@ -21,8 +21,8 @@ from torch.nn.functional import normalize
 import dyad
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.config import DataConfig
-from dyad.evaluate.load_run import LoadedRun, find_run, load_run
-from dyad.evaluate.main import main as evaluate
+from dyad.evaluation.load_run import LoadedRun, find_run, load_run
+from dyad.evaluation.main import main as evaluate
 from dyad.export import reload
 from dyad.export.library import ExportSource, in_a_clean_process
 from dyad.export.main import export, main

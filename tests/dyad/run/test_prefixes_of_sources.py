@@ -15,7 +15,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards.manifest import changes, summary
 from dyad.doctor import run as doctor
-from dyad.evaluate.suite import build_evaluators, check_suite
+from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.run.components import TrainingData, build_data
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig

@@ -19,7 +19,7 @@ from dyad.eval.report.main import write_report
 from dyad.eval.report.run_folder import read_run
 from dyad.eval.results.panels import panels
 from dyad.eval.results.write import saved_results
-from dyad.evaluate.load_run import read_config
+from dyad.evaluation.load_run import read_config
 from dyad.train.panels import Picture
 from dyad.train.run_folder.checkpoint import FORMAT, step_of
 from dyad.train.towers.published import read_json

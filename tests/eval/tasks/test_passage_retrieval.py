@@ -20,9 +20,9 @@ from dyad.eval.encode.encoder import Encoder, Evaluator
 from dyad.eval.metrics.bootstrap import interval
 from dyad.eval.metrics.trec import Run, measures, ranked
 from dyad.eval.tasks.passage_metrics import chance
-from dyad.evaluate.load_run import load_run, read_config
-from dyad.evaluate.main import main
-from dyad.evaluate.suite import build_evaluators
+from dyad.evaluation.load_run import load_run, read_config
+from dyad.evaluation.main import main
+from dyad.evaluation.suite import build_evaluators
 from dyad.train.towers.build import build_model
 
 OURS = {"nDCG@10": "nDCG@10", "Recall@100": "R@100", "MRR@10": "RR@10", "MAP@100": "AP@100", "Success@5": "Success@5"}

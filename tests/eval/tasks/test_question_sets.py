@@ -16,8 +16,8 @@ from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.eval.metrics import matches
 from dyad.eval.tasks.question_sets import RowPassages, open_beir, open_dpr
-from dyad.evaluate.main import main
-from dyad.evaluate.suite import check_suite
+from dyad.evaluation.main import main
+from dyad.evaluation.suite import check_suite
 from dyad.run.checks import check
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig

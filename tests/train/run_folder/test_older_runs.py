@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import CaptionPer
-from dyad.evaluate.load_run import read_config
+from dyad.evaluation.load_run import read_config
 from dyad.train.cli.compose import compose_config
 from dyad.train.losses.options.choices import Density, Noise
 from dyad.train.run_folder.folder import CONFIG, check_run, open_run, recorded_caption_per, run_folder

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, T5Config, T5Encod
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder
-from dyad.evaluate.load_run import read_config
+from dyad.evaluation.load_run import read_config
 from dyad.export import sentence_transformers as export_sentence_transformers
 from dyad.export.library import ExportSource
 from dyad.export.main import export

@@ -26,8 +26,8 @@ from torch import Tensor
 
 import dyad
 from dyad.data.base.errors import ConfigError
-from dyad.evaluate.load_model import find_model
-from dyad.evaluate.load_run import find_run, load_run, read_config
+from dyad.evaluation.load_model import find_model
+from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.export.library import ExportSource
 from dyad.export.main import _default_format, export, library_of
 from dyad.run.calibrate import calibrate

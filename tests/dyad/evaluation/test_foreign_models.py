@@ -21,10 +21,10 @@ import dyad
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig
 from dyad.eval.encode.encoder import Encoder
-from dyad.evaluate.load_model import find_model
-from dyad.evaluate.load_run import read_config
-from dyad.evaluate.main import main as evaluate, untrained
-from dyad.evaluate.suite import _entries, build_evaluators
+from dyad.evaluation.load_model import find_model
+from dyad.evaluation.load_run import read_config
+from dyad.evaluation.main import main as evaluate, untrained
+from dyad.evaluation.suite import _entries, build_evaluators
 from dyad.export.main import main as export
 from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.world import World

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its weights: of a training run, or of another library (dyad/evaluate/load_model.py).
+    """A model with its weights: of a training run, or of another library (dyad/evaluation/load_model.py).
 
     source: its name for results: the checkpoint folder, or the name that the user wrote. calibration: the learnt scale
     and bias of its logits; None if they are not known.

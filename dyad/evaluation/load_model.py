@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dyad.data.base.errors import ConfigError
-from dyad.evaluate.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
+from dyad.evaluation.load_run import LoadedModel, find_run, load_on_all, load_run, read_config, run_folder_of
 from dyad.train.cli.compose import typed
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES

@@ -18,9 +18,9 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.image_text.transforms import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
-from dyad.evaluate.load_run import find_run, load_run, own_output, read_config
-from dyad.evaluate.main import main
-from dyad.evaluate.suite import KINDS, check_suite
+from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
+from dyad.evaluation.main import main
+from dyad.evaluation.suite import KINDS, check_suite
 from dyad.train.config import Task, TrainConfig
 from dyad.train.eval_config import EvalConfig, Truth
 

@@ -70,7 +70,7 @@ def main() -> None:
     command = command_options(MineCommand, "python -m eval.mine", PURPOSE, EXAMPLES, lambda: NOTES)
 
     from dyad.eval.search.index_spec import check_spec
-    from dyad.evaluate.load_run import read_config, run_folder_of
+    from dyad.evaluation.load_run import read_config, run_folder_of
 
     run = run_folder_of(command.run)
     config = with_command(read_config(run), command)
@@ -106,7 +106,7 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
     from dyad.eval.mine.pair_scores import read_pair_scores
-    from dyad.evaluate.load_run import load_on_all, own_output
+    from dyad.evaluation.load_run import load_on_all, own_output
     from dyad.train.distributed.agreement import raise_on_all, rank_0_first
     from dyad.train.distributed.failures import process_group
     from dyad.train.distributed.world import set_timeout

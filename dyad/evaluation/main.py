@@ -11,7 +11,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
-    from dyad.evaluate.load_model import FoundModel
+    from dyad.evaluation.load_model import FoundModel
     from dyad.train.config import TrainConfig
     from dyad.train.towers.build import TwoTowerModel
 
@@ -61,8 +61,8 @@ wrong pairs are spread, what is confused, and examples= cases; .pictures/ has sm
 
 def _notes() -> str:
     from dyad.eval.tasks.prompts import FORMAT
-    from dyad.evaluate.load_model import FORMS
-    from dyad.evaluate.suite import forms_help
+    from dyad.evaluation.load_model import FORMS
+    from dyad.evaluation.suite import forms_help
 
     return f"{FORMS}\n{forms_help()}{FORMAT}\n{NOTES}"
 
@@ -72,8 +72,8 @@ def main() -> None:
     if len(given := [*filter(None, (command.run, command.checkpoint, command.model))]) != 1:
         raise ConfigError("give one of run=, such as runs/NAME, checkpoint= and model=. See: python -m eval --help")
 
-    from dyad.evaluate.load_model import find_model, find_trained
-    from dyad.evaluate.suite import check_suite
+    from dyad.evaluation.load_model import find_model, find_trained
+    from dyad.evaluation.suite import check_suite
 
     found = find_model(command.model) if command.model else find_trained(given[0])
     config = with_command(found.config, command)
@@ -126,8 +126,8 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write
-    from dyad.evaluate.load_run import LoadedRun, own_output
-    from dyad.evaluate.suite import build_evaluators
+    from dyad.evaluation.load_run import LoadedRun, own_output
+    from dyad.evaluation.suite import build_evaluators
     from dyad.run.evaluation import written_report
     from dyad.train.distributed.agreement import rank_0_first, rank_0_only
     from dyad.train.distributed.failures import process_group
