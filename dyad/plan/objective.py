@@ -84,7 +84,7 @@ def planned_objective(config: TrainConfig, samples: int) -> Objective:
 
 
 def first_step(
-    towers: TwoTower, objective: nn.Module, config: TrainConfig, world: World, batch: Batch
+    towers: TwoTower, objective: Objective, config: TrainConfig, world: World, batch: Batch
 ) -> tuple[TrainStep, Measured]:
     """Take the first step as rank 0 of a `world` whose ranks all hold `batch`; return what took it, and its measures.
 

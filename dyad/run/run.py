@@ -120,11 +120,10 @@ def train_run(world: World, config: TrainConfig) -> None:
         hosts = gather_objects(socket.gethostname(), world)
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
         log = logger.print
-        for line in (*describe_hardware(config, world, asked), *run.describe()):
+        for line in (*describe_hardware(config, world, asked), *run.describe(), *run.begin_stream()):
             log(line)
         run_state = stack.enter_context(RunState(folder, plan.first_step, plan.total_steps, world.rank, hosts))
         stop = stack.enter_context(StopRequest())
-        parts.step.stop_requested, parts.step.logs = lambda: stop.requested, plan.logs
 
         def before_save() -> None:  # a checkpoint must never know more than the logs
             logger.flush()
@@ -142,7 +141,9 @@ def train_run(world: World, config: TrainConfig) -> None:
         # Train
         copies = LocalTimer(world.device)
         telemetry = Telemetry(parts.whole, config.precision, copies, world)
-        take_step = parts.step
+        take_step = partial(
+            parts.step, stop_requested=lambda: stop.requested, logs=plan.logs, on_skip=monitor.record_skipped
+        )
         if config.profile:
             of_profile = (folder / "profile", world.rank, telemetry.once.update, log)
             take_step = stack.enter_context(traced(take_step, config.profile, *of_profile))
@@ -219,11 +220,8 @@ class TrainingRun:
             return build_logger(self.folder, tracking, self.plan, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
-        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data.
-
-        Every rank must iterate to the end: a stream of samples begins where the last line is made.
-        """
-        config, restored, dataset = self.config, self.restored, self.parts.data.dataset
+        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data."""
+        config, restored = self.config, self.restored
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
             seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
@@ -266,9 +264,14 @@ class TrainingRun:
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
                 "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
             )
-        if isinstance(dataset, Stream):
-            workers = worker_count(config.data.workers, self.world.device)
-            yield dataset.begin(self.world.rank, self.world.size, workers, restored.facts.get("stream"))
+
+    def begin_stream(self) -> list[str]:
+        """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
+        stream, world = self.parts.data.dataset, self.world
+        if not isinstance(stream, Stream):
+            return []
+        workers = worker_count(self.config.data.workers, world.device)
+        return [stream.begin(world.rank, world.size, workers, self.restored.facts.get("stream"))]
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
@@ -290,7 +293,6 @@ class TrainingRun:
         )
         if self.source.resume:
             bad_samples.load_state_dict(self.restored.facts["substituted"])
-        step.on_skip = monitor.record_skipped
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:

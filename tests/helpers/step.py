@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,9 @@ from dyad.data.batch import Batch, Extra
 from dyad.train.config import OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
+from dyad.train.losses.objectives.base import Objective, TemperatureObjective
+from dyad.train.losses.options.common import TemperatureOptions
+from dyad.train.losses.options.registry import configure
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -66,7 +69,7 @@ def rows(of: Batch, start: int, stop: int) -> Batch:
     return Batch(of.x[part], of.y[part], of.sample_ids[part], of.x_keys[part], of.y_keys[part], extra)
 
 
-class OverAllColumns(nn.Module):
+class OverAllColumns(TemperatureObjective):
     """L = mean_i [log Σ_{j∈C_i} e^a_ij − log Σ_{p∈P_i} e^a_ip] over the columns y of all ranks, then the further ones.
 
     P_i: the own y and the further positives of row i; C_i: all columns but those that have the key of y_i and are not
@@ -74,10 +77,12 @@ class OverAllColumns(nn.Module):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(cast(TemperatureOptions, configure("clip")))
         self.logit_scale = nn.Parameter(torch.tensor(0.5))
 
-    def forward(self, x: Tensor, y: Tensor, sample_ids: Tensor, negatives: Any, x_keys: Tensor, y_keys: Tensor) -> Any:
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, x: Tensor, y: Tensor, sample_ids: Tensor, negatives: Any, x_keys: Tensor, y_keys: Tensor
+    ) -> Any:
         pairs, extras = Layout.of(x, negatives.embeddings_kD)
         columns = torch.cat([pairs.gather(y), extras.gather(negatives.embeddings_kD)])
         keys = torch.cat([pairs.gather(y_keys), extras.gather(negatives.keys_k)])
@@ -101,15 +106,15 @@ def train_step(
     *,
     world: World = LOCAL,
     optim: OptimConfig | None = None,
-    objective: nn.Module | None = None,
+    objective: Objective | None = None,
     pairs: tuple[int, ...] | None = None,
     **options: Any,
 ) -> TrainStep:
     """A step of the clip objective, or another, for global batches of `count` pairs; `pairs` of each rank."""
     dtype = next(model.parameters()).dtype
-    objective = (objective or build_objective("clip")).to(dtype)
+    of_step = (objective or build_objective("clip")).to(dtype)
     config = TrainConfig(seed=1, global_batch_size=count, optim=optim or OptimConfig(lr=1e-2), **options)
-    return TrainStep([LossTerm(model, objective, config, 100, world, pairs)])
+    return TrainStep([LossTerm(model, of_step, config, 100, world, pairs)])
 
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -42,52 +42,43 @@ def fit(
     its checkpoint is written, so each step is logged once over restarts.
     """
     done, owed = plan.first_step, plan.evaluation_owed
-    stopwatch = Stopwatch(plan)
-
-    def evaluate_now() -> bool:
-        nonlocal owed
-        if results := evaluate(done):
-            logger.log(done, results)
-        owed = False  # not if evaluate raised Stopped: then the checkpoint says that the evaluation is still due
-        return is_best(done, results)
-
-    def save_now(last: bool) -> None:
-        start = perf_counter()
-        save(done, owed, last)
-        stopwatch.saving += perf_counter() - start
-
+    save_due = owed  # so that a start which is stopped right after this evaluation does not owe it
+    stopwatch, batches = Stopwatch(plan), iter(batches)
     try:
-        if owed:
-            evaluate_now()
-            save_now(last=done == plan.total_steps)
-        if done == plan.total_steps:
-            return "finished", done
-        asked = perf_counter()
-        # strict: an iterator of batches that is too long or too short is an error; one that fits is read to its end
-        for index, batch in zip(range(done, plan.total_steps), batches, strict=True):
+        while True:
+            if done > plan.first_step and should_stop():  # before an evaluation: it may outlast a preempted job
+                raise Stopped
+            if owed:
+                results = evaluate(done)  # if it raises Stopped, the checkpoint says that the evaluation is still due
+                if results:
+                    logger.log(done, results)
+                owed = False
+                save_due |= is_best(done, results)
+            if save_due:
+                start = perf_counter()
+                save(done, owed, done == plan.total_steps)
+                stopwatch.saving += perf_counter() - start
+            asked = perf_counter()
+            batch = next(batches, None) if plan.first_step < plan.total_steps else None
+            if (batch is None) != (done == plan.total_steps):
+                raise ValueError(f"{done} steps are done of {plan.total_steps}, and the batches end elsewhere")
+            if batch is None:
+                return "finished", done
             start = perf_counter()
-            waited = start - asked
-            scalars = step(batch, index)
-            done = index + 1
-            monitor.observe(batch, waited, done)
-            stopwatch.add(waited, perf_counter() - start)
+            scalars = step(batch, done)
+            done += 1
+            monitor.observe(batch, start - asked, done)
+            stopwatch.add(start - asked, perf_counter() - start)
             if plan.logs(done):
                 steps, times = stopwatch.steps, stopwatch.read()
                 of_device = telemetry(batch, steps, times["batch_time"])
                 everything = {**scalars, **diagnose(), **monitor.check(), **times, **of_device}
                 logger.log(done, {f"train/{name}": value for name, value in everything.items()})
-            owed = plan.due(done, plan.evaluate_every)
-            if should_stop():  # before the evaluation, which may take longer than a preempted job has
-                raise Stopped
-            best_now = owed and evaluate_now()
-            if best_now or plan.due(done, plan.save_every):
-                save_now(last=done == plan.total_steps)
-            asked = perf_counter()
+            owed, save_due = plan.due(done, plan.evaluate_every), plan.due(done, plan.save_every)
     except Stopped:
-        save_now(last=True)
+        save(done, owed, True)
         logger.print(f"Stopped on request at step {done}; the same command goes on from there")
         return "preempted", done
-    return "finished", plan.total_steps
 
 
 @dataclass

@@ -14,6 +14,7 @@ checkpoint.
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.data_parallel import backward
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.sharding import shard, shard_size
 from dyad.train.distributed.world import World
+from dyad.train.losses.objectives.base import Objective, TemperatureObjective
 from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
@@ -36,6 +39,35 @@ from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.tower import TwoTower, tf32_products
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
+RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_scale"}  # names of a step's own numbers
+
+
+@dataclass(frozen=True)
+class StepRun:
+    """How a step runs one of its losses.
+
+    towers: those of x and y, as they are run: wrapped for data parallelism, say. memory: the budget of kept graphs.
+    scaled: scales the loss before backward. timer: stopped when the embeddings are there.
+    """
+
+    towers: Sequence[nn.Module]
+    memory: MemoryBudget
+    scaled: Callable[[Tensor], Tensor]
+    timer: LocalTimer
+
+
+@dataclass(frozen=True)
+class TermResult:
+    """What a loss gives its step: 0-d tensors of this rank, whose means over ranks are those of the global batch.
+
+    loss: weight · loss. violated: how many of the assumed conditions do not hold. metrics: by the names under which
+    they are logged. checks: the conditions, and what is still to be summed over ranks.
+    """
+
+    loss: Tensor
+    violated: Tensor
+    metrics: dict[str, Tensor]
+    checks: Checks
 
 
 class LossTerm:
@@ -44,19 +76,16 @@ class LossTerm:
     config: of the run, or of a further loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank has,
     if in every step; None: side y has items of its own, or the numbers change. name: of a further loss. Attributes:
     modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x and of y in
-    the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each. A TrainStep sets
-    parallel, the towers as they are run (wrapped for data parallelism, say), and memory, the budget of its graphs.
+    the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
     """
 
     embeddings: tuple[Tensor, Tensor]
     keys: tuple[Tensor, Tensor]
-    parallel: Sequence[nn.Module]
-    memory: MemoryBudget
 
     def __init__(
         self,
         towers: TwoTower,
-        objective: nn.Module,
+        objective: Objective,
         config: TrainConfig,
         total_steps: int,
         world: World,
@@ -66,7 +95,9 @@ class LossTerm:
         self.towers, self.objective, self.world = towers.train(), objective, world
         self.config, self.total_steps, self.pairs = config, total_steps, pairs
         self._prefix, self._key = (f"{name}/", (name,)) if name else ("", ())
-        self.modules = {f"{name}.{part}".lstrip("."): m for part, m in (("towers", towers), ("objective", objective))}
+        self.modules: dict[str, nn.Module] = {
+            f"{name}.{part}".lstrip("."): m for part, m in (("towers", towers), ("objective", objective))
+        }
         self._dtype = AUTOCAST[chosen_precision(config.precision, world.device)]
         copy = towers.frozen_copy() if config.target.kind is not TargetKind.none else None
         every = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
@@ -88,12 +119,12 @@ class LossTerm:
 
     def undo(self) -> None:
         """Restore the objective's state and the running statistics of before `begin`."""
-        self.objective.undo()  # pyright: ignore[reportCallIssue]
+        self.objective.undo()
         self.statistics.write(self._before)
 
     def after(self, step: int) -> None:
         """Clamp the objective's parameters and update the target, after optimiser step `step` (from 0) was taken."""
-        self.objective.clamp_()  # pyright: ignore[reportCallIssue]
+        self.objective.clamp_()
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,31 +132,23 @@ class LossTerm:
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
-        self,
-        batch: Batch,
-        step: int,
-        of_ranks: Callable[[], Sizes],
-        trusting: bool,
-        scaled: Callable[[Tensor], Tensor],
-        timer: LocalTimer,
-        logged: bool,
-    ) -> tuple[dict[str, Tensor], Checks]:
+        self, batch: Batch, step: int, run: StepRun, of_ranks: Callable[[], Sizes], trusting: bool, logged: bool
+    ) -> TermResult:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
-        Returns scalars by name ("loss": weighted; "broken": how many conditions do not hold), and the conditions under
-        which they are right, which are assumed if `trusting`. step: index of the optimiser step, which seeds dropout.
-        of_ranks: a function that waits for the sizes of the global batch. scaled: scales the loss before backward.
-        timer: stopped when the embeddings are there. logged: whether costly metrics are wanted, the same on all ranks.
+        The result is right under its conditions, which are assumed if `trusting`. step: index of the optimiser step,
+        which seeds dropout. of_ranks: a function that waits for the sizes of the global batch. logged: whether costly
+        metrics are wanted, the same on all ranks.
 
         On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; those of other
         towers and of the objective's parameters (e.g. temperature) are not.
         """
         self.statistics.begin(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)
-        graphs = GraphCache(self._keep_graphs, self.memory)
+        graphs = GraphCache(self._keep_graphs, run.memory)
         # with a graph even where the cache drops it: some kernels are chosen by whether there is one
         embed = partial(self._embed, step=step)
-        pairs = [[e.detach() for e in graphs.add(partial(embed, c, self.parallel), c.inputs)] for c in chunks]
+        pairs = [[e.detach() for e in graphs.add(partial(embed, c, run.towers), c.inputs)] for c in chunks]
         statistics = self.statistics.read()  # the target and the second pass must not count the rows again
         parts = zip(*pairs, strict=True)
         x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
@@ -133,7 +156,7 @@ class LossTerm:
         self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
         related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
         # only some objectives can leave columns out of a row's negatives
-        if batch.known_positives is not None and "excluded" in getattr(self.objective, "takes", ()):
+        if batch.known_positives is not None and "excluded" in self.objective.takes:
             related["known_positives"] = batch.known_positives
         if batch.y_log_q is not None:
             related["importance"] = batch.y_log_q
@@ -143,28 +166,30 @@ class LossTerm:
             rows = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([rows, batch.positives], 1)
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
-        timer.stop()  # the objective begins with a collective
+        run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
             with checked(trusting, of_ranks(), logged) as checks:
                 result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
-            scaled(self.config.weight * result.loss).backward()
+            run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
         gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
         for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
-            embeddings = graphs.pop() if graphs else embed(chunk, self.parallel)
+            embeddings = graphs.pop() if graphs else embed(chunk, run.towers)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
             with record_function("towers backward"), tf32_products(self.world.device):
-                backward(self.parallel, [e for e, _ in trained], [g for _, g in trained], last=chunk.index == 0)
+                backward(run.towers, [e for e, _ in trained], [g for _, g in trained], last=chunk.index == 0)
             del embeddings, trained  # frees the graph before the next chunk is embedded
         self.statistics.write(statistics)
-        weighted = {"loss": self.config.weight * result.loss.detach(), "broken": checks.broken(result.loss.detach())}
-        metrics = dict(result.metrics)
-        if (scale := getattr(self.objective, "logit_scale", None)) is not None:
-            metrics["logit_scale"] = scale.detach().exp()  # 1/τ of this step, before the optimiser moves it
+        loss, metrics = result.loss.detach(), dict(result.metrics)
+        if taken := RESERVED & metrics.keys():
+            name = self.config.objective.name
+            raise ConfigError(f"objective={name}: a metric named {min(taken)} is the step's own. Choose another name")
+        if isinstance(self.objective, TemperatureObjective):
+            metrics["logit_scale"] = self.objective.logit_scale.detach().exp()  # 1/τ, before the optimiser moves it
         if self._prefix:
-            metrics["loss"] = result.loss.detach()
-        return {**weighted, **self.named(metrics)}, checks
+            metrics["loss"] = loss
+        return TermResult(self.config.weight * loss, checks.violated(loss), self.named(metrics), checks)
 
     @record_function("towers forward")
     def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:

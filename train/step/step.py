@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, 
 from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.sharding import apart, total_norm
 from dyad.train.distributed.world import all_reduce_sum
-from dyad.train.losses.sums.conditions import Finish, Sizes
+from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.averaging import WeightAverage
 from dyad.train.step.graph_cache import MemoryBudget
-from dyad.train.step.loss_term import LossTerm
+from dyad.train.step.loss_term import LossTerm, StepRun
 from dyad.train.step.optim import build_optimizer, learning_rate, learning_rate_scales
 from dyad.train.step.sizes import exchange_sizes
 
@@ -35,10 +36,7 @@ class TrainStep:
     if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes: towers,
     objective, target: those of the run's own loss. local_timer: measures the time from a step's start to this rank's
     first communication with other ranks.
-    on_skip(batch, steps, reason, scalars): a function called on all ranks when a step is skipped; steps: the number of
-    finished steps, including the skipped one. stop_requested(): whether this process was asked to stop; stopping:
-    whether a rank was when its last step ended. logs(steps): whether metrics are logged after so many finished
-    steps, the same on all ranks; costly ones are left out if not. average: the moving average of the weights.
+    stopping: whether a rank was asked to stop when its last step ended. average: the moving average of the weights.
     """
 
     scalars: Mapping[str, float]
@@ -56,25 +54,37 @@ class TrainStep:
         self.optimizer = build_optimizer(named, config.optim, scales)
         # one rank has no others to be compared with: events of a GPU would never be read
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
-        self.stop_requested: Callable[[], bool] = lambda: False
-        self.logs: Callable[[int], bool] = lambda steps: True
-        self.on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
         pairs_of_terms, self._parallel = wrap_losses([term.towers for term in terms], config.compile, world)
-        for term, term.parallel in zip(terms, pairs_of_terms, strict=True):
-            term.memory = MemoryBudget(term.towers, world.device, self.optimizer)
         precision = chosen_precision(config.precision, world.device)
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
+        self._runs = [
+            StepRun(
+                wrapped, MemoryBudget(term.towers, world.device, self.optimizer), self._scaler.scale, self.local_timer
+            )
+            for term, wrapped in zip(terms, pairs_of_terms, strict=True)
+        ]
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
         self._trust_from = 0
 
-    def __call__(self, batch: Batch, step: int) -> Mapping[str, float]:
+    def __call__(
+        self,
+        batch: Batch,
+        step: int,
+        *,
+        stop_requested: Callable[[], bool] = lambda: False,
+        logs: Callable[[int], bool] = lambda steps: True,
+        on_skip: Callable[[Batch, int, str, Mapping[str, float]], None] = lambda *_: None,
+    ) -> Mapping[str, float]:
         """Take optimiser step `step` (from 0) and return its scalars by name; or skip it, which changes no weight.
 
-        A step is skipped if its loss or gradient is not finite, or its loss is a spike. Raises UserError after
-        optim.max_skipped skipped steps in a row.
+        A step is skipped if its loss or gradient is not finite, or its loss is a spike. stop_requested(): whether this
+        process was asked to stop. logs(steps): whether metrics are logged after so many finished steps, the same on
+        all ranks; costly ones are left out if not. on_skip(batch, steps, reason, scalars): called on all ranks when a
+        step is skipped; steps: finished steps, with the skipped one. Raises UserError after optim.max_skipped skipped
+        steps in a row.
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
@@ -84,27 +94,35 @@ class TrainStep:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         batches = [term.begin(own, step) for term, own in terms]
-        scalars, norm = self._attempt(batches, step, sizes, trusting=step >= self._trust_from)
-        if scalars is None:  # what was assumed does not hold: again, from the same state
+        attempt = partial(self._attempt, batches, step, sizes, stop_requested=stop_requested, logged=logs(step + 1))
+        scalars, norm = attempt(trusting=step >= self._trust_from)
+        if scalars is None:  # a condition is violated: retry the step without assumptions
             self._trust_from = step + BACK_OFF
             scaler = self._scaler.state_dict()
             self._scaler.update()  # forgets that the gradients were unscaled
             self._scaler.load_state_dict(scaler)
             self._undo()
             self.local_timer.start()  # the first attempt has stopped it
-            scalars, norm = self._attempt(batches, step, sizes, trusting=False)
+            scalars, norm = attempt(trusting=False)
             assert scalars is not None
         self._apply_or_skip(step, scalars["loss"], scalars["grad_norm"], norm)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
         if self.skip_reason:
-            self.on_skip(batch, step + 1, self.skip_reason, scalars)
+            on_skip(batch, step + 1, self.skip_reason, scalars)
         if self._skipped_in_a_row >= self._config.optim.max_skipped:
             raise UserError(f"step {step + 1}: {self._skip_message(scalars['loss'])}")
-        self.stage = f"what follows step {step + 1}"
+        self.stage = f"after step {step + 1}"
         return self.scalars
 
     def _attempt(
-        self, batches: Sequence[Batch], step: int, sizes: Sequence[Callable[[], Sizes]], trusting: bool
+        self,
+        batches: Sequence[Batch],
+        step: int,
+        sizes: Sequence[Callable[[], Sizes]],
+        *,
+        stop_requested: Callable[[], bool],
+        logged: bool,
+        trusting: bool,
     ) -> tuple[dict[str, float] | None, Tensor]:
         """Fill .grad of the trained parameters; return the step's scalars and the norm of the gradient.
 
@@ -112,22 +130,23 @@ class TrainStep:
         if `trusting` (see train/losses/sums/conditions.py). The scalars are None if they do not.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        tensors: dict[str, Tensor] = {}
-        later: list[tuple[LossTerm, Tensor, Finish]] = []
         # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them
         # from chunk to chunk, so that each weight is cast once. Backward is outside of autocast, as torch wants it.
         casts = torch.autocast(self.world.device.type, enabled=False)
         with casts, no_gradient_sync(self._parallel):
-            for term, batch, of_ranks in zip(self.terms, batches, sizes, strict=True):
-                how = of_ranks, trusting, self._scaler.scale, self.local_timer, self.logs(step + 1)
-                scalars, checks = term.gradient(batch, step, *how)
-                if len(self.terms) > 1 and term is self.terms[0]:
-                    scalars[f"{self._config.task}/loss"] = scalars["loss"] / self._config.weight
-                tensors |= {name: tensors.get(name, 0.0) + value for name, value in scalars.items()}
-                later += [(term, *sum_and_finish) for sum_and_finish in checks.later]
+            own = zip(self.terms, batches, self._runs, sizes, strict=True)
+            results = [term.gradient(batch, step, run, size, trusting, logged) for term, batch, run, size in own]
             if len(self.terms) > 1:
                 average_now(self._parallel)
-        tensors["stop"] = torch.full_like(tensors["loss"], self.stop_requested())
+        loss, violated = results[0].loss, results[0].violated
+        for result in results[1:]:
+            loss, violated = loss + result.loss, violated + result.violated
+        tensors = {"loss": loss, "violated": violated, "stop": torch.full_like(loss, stop_requested())}
+        if len(results) > 1:
+            tensors[f"{self._config.task}/loss"] = results[0].loss / self._config.weight
+        for result in results:
+            tensors |= result.metrics
+        later = [(term, *of_term) for term, r in zip(self.terms, results, strict=True) for of_term in r.checks.later]
         tensors, sums = self._averaged(tensors, [values for _, values, _ in later])
         for (term, _, finish), of_all in zip(later, sums, strict=True):
             tensors |= term.named(finish(of_all))
@@ -135,8 +154,8 @@ class TrainStep:
         norm = total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
         scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
-        self.stopping, broken = scalars.pop("stop") > 0, scalars.pop("broken") > 0
-        return (None if trusting and broken else scalars), norm
+        self.stopping, violated = scalars.pop("stop") > 0, scalars.pop("violated") > 0
+        return (None if trusting and violated else scalars), norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.

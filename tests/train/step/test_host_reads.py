@@ -151,6 +151,5 @@ def test_a_stop_request_is_seen_at_the_end_of_its_step() -> None:
     step = train_step(towers(), 8)
     step(batch(8), 0)
     assert not step.stopping
-    step.stop_requested = lambda: True
-    step(batch(8), 1)
+    step(batch(8), 1, stop_requested=lambda: True)
     assert step.stopping

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import Precision, TargetConfig, TargetKind
 from dyad.train.losses import build_objective
+from dyad.train.losses.objectives.base import Objective
 from dyad.train.run_folder import checkpoint
 from dyad.train.step.step import TrainStep
 from dyad.train.step.target import momentum
@@ -28,15 +29,15 @@ COPY = TargetConfig(TargetKind.copy, every=3)
 FIXED = TargetConfig(TargetKind.ema, momentum=0.5, momentum_end=1.0)
 
 
-class Recorded(nn.Module):
+class Recorded(Objective):
     """spectral_alternating, and what it was given."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.given = build_objective("spectral_alternating"), {}
-        self.takes = self.inner.takes
+        inner = build_objective("spectral_alternating")
+        super().__init__(inner.options)
+        self.inner, self.given = inner, {}
 
-    def forward(self, x: Tensor, y: Tensor, *args: Any, **given: Any) -> Any:
+    def forward(self, x: Tensor, y: Tensor, *args: Any, **given: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.given = {"x": x.detach(), "y": y.detach(), **given}
         return self.inner(x, y, *args, **given)
 

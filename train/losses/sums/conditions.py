@@ -44,7 +44,7 @@ class Checks:
     conditions: list[Tensor] = field(default_factory=list)
     later: list[tuple[Tensor, Finish]] = field(default_factory=list)
 
-    def broken(self, like: Tensor) -> Tensor:
+    def violated(self, like: Tensor) -> Tensor:
         """Return how many conditions do not hold on this rank, 0-d, in the type and on the device of `like`."""
         if not self.conditions:
             return torch.zeros_like(like)
