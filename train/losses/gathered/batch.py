@@ -1,7 +1,7 @@
 """The global batch (of all ranks) as an objective sees it: this rank's rows, the gathered columns, their relations.
 
 Rows are x items, columns are y items. By default row i and column i are a pair, and column i is called the row's own
-column. Further columns are y items beside the pairs, such as hard negatives.
+column. Further columns are y items beside the pairs, such as hard negatives; further rows are such x items.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
+from dyad.train.losses.gathered.further_rows import FurtherRows
 from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
-from dyad.train.losses.sums.tiles import KnownPairs, Pairs
+from dyad.train.losses.sums.tiles import Exclusion, KnownPairs, Pairs
 
 Index = slice | Tensor
 
@@ -78,6 +79,31 @@ class Columns:
         return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Further x items of this rank, k ≥ 0 in total, any number per row. They are negatives of the y of every pair.
+
+    embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
+    equal for equal items.
+    """
+
+    embeddings_kD: Tensor
+    row_k: Tensor
+    keys_k: Tensor | None = None
+
+    def checked(self) -> Rows:
+        """Return these x items with row indices and keys in int64. Raises ValueError for a wrong shape or type."""
+        e_kD, row_k, keys_k = self.embeddings_kD, self.row_k, self.keys_k
+        row_k = as_int64("x_negatives.row_k", row_k, e_kD.device)
+        keys_k = as_int64("x_negatives.keys_k", keys_k, e_kD.device)
+        for name, values_k in (("row_k", row_k), ("keys_k", keys_k)):
+            if values_k is not None and len(values_k) != len(e_kD):
+                raise ValueError(
+                    f"x_negatives.{name} must be ({len(e_kD)},), one for each item, not ({len(values_k)},)"
+                )
+        return Rows(e_kD, row_k, keys_k)
+
+
 @overload
 def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
 @overload
@@ -122,7 +148,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 class GatheredBatch:
     """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
+    Further columns are y items beside the pairs, see Columns; further_rows: such x items of this rank, see Rows. rows,
+    columns: how x and y of the pairs are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. relevance: w in (0, 1] of each positive pair, (P,) in
     the order of `positives`, without gradient; None: all 1. keys: for x and for y, if given, (keys of this rank's
@@ -148,6 +175,7 @@ class GatheredBatch:
     log_q_M: Tensor | None = None
     y_keys_M: Tensor | None = None
     relevance: Tensor | None = None
+    further_rows: FurtherRows | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -222,6 +250,7 @@ def gather_batch(
     gathers_ids: bool = False,
     own_lists: bool = False,
     relevance: Tensor | None = None,
+    x_negatives: Rows | None = None,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
@@ -237,7 +266,8 @@ def gather_batch(
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
     are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
     columns of other rows, own and further, are left out of a row's sums. relevance: that of each row's own pair, (b,),
-    or of each pair in `positives`, (P,).
+    or of each pair in `positives`, (P,). x_negatives: x items beside the pairs, which only columns have as candidates,
+    except those whose key is that of the column's own x, and with own_lists those of other rows.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -284,9 +314,28 @@ def gather_batch(
         _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
+    further_rows = None
+    if x_negatives is not None:
+        of_pairs = every.get("x"), None if owners is None else owners[1][: columns.total]
+        further_rows = _further_rows(x_negatives, rows, *of_pairs)
     of_columns = every.get("log_q"), every.get("y")
     of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
-    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance)
+    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance, further_rows=further_rows)
+
+
+def _further_rows(given: Rows, rows: Layout, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
+    """Return the further rows of this rank with the pairs that their sums leave out.
+
+    x_keys_B: the content keys of the x of all pairs; None: x items are not compared. owner_B: the row to whose list the
+    column of each pair belongs; None: there are no lists. Raises ValueError if there are keys of the pairs alone.
+    """
+    _check_indices("x_negatives.row_k: no row", given.row_k, rows.sizes[rows.rank])
+    if x_keys_B is not None and given.keys_k is None:
+        raise ValueError("x_keys are given and further rows have none: give Rows(…, keys_k) too")
+    keys_k = None if x_keys_B is None else given.keys_k
+    keys = () if x_keys_B is None or keys_k is None else ((keys_k, x_keys_B),)
+    owners = None if owner_B is None else (given.row_k + rows.own.start, owner_B)
+    return FurtherRows(given.embeddings_kD, keys_k, Exclusion(keys, owners=owners) if keys or owners else None)
 
 
 def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:

@@ -15,7 +15,15 @@ from dyad.train.losses.options.choices import (
     Setting,
     Similarity,
 )
-from dyad.train.losses.options.common import DIRECTIONS, RELATED, ExpectedBatch, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import (
+    DIRECTIONS,
+    RELATED,
+    X_NEGATIVES,
+    ExpectedBatch,
+    TemperatureOptions,
+    number,
+    preset,
+)
 
 
 @dataclass
@@ -76,7 +84,7 @@ class CoceOptions(RobustOptions):
     """
 
     formula: ClassVar[str] = "robust:Coce"
-    takes: ClassVar[frozenset[str]] = RELATED
+    takes: ClassVar[frozenset[str]] = RELATED | X_NEGATIVES
 
     setting: Setting = described(
         Setting.self,
