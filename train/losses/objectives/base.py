@@ -115,7 +115,6 @@ class Objective(nn.Module):
             "targets": targets or None,
             "relevance": weighs or None,
             "negatives": negatives,
-            "x_negatives": x_negatives,
             "positives": positives,
             "excluded": excluded if known_positives is None else known_positives,  # these become excluded pairs
             **more,

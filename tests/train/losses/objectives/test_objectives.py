@@ -25,7 +25,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
-from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.batch import Columns, Rows
 from dyad.train.losses.options.choices import PairLoss
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
@@ -137,7 +137,9 @@ def test_nothing_quadratic_is_allocated(
     for negatives in (None, columns) if classes > 2 or duplicates != "positive" else (None,):
         with LargestTensor() as seen:
             objective = build_objective("clip", duplicates=duplicates, **options)
-            keys = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
+            keys: dict[str, Any] = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
+            if negatives and duplicates != "positive":
+                keys["x_negatives"] = Rows(further[:50], torch.arange(50), torch.arange(50))
             objective(x, y, negatives=negatives, excluded=excluded, **keys).loss.backward()
         assert seen.elements <= (2 if duplicates != "positive" else 8) * n * width  # n² is 85 · n · width
 
@@ -185,6 +187,17 @@ REFUSED_INPUTS: list[tuple[str, dict[str, Any], dict[str, Any], tuple[object, ..
         ("negatives.row_k", 9),
     ),
     ("clip", {}, {"negatives": torch.ones(9, 5)}, ("negatives", "(9, 5)")),
+    ("simclr", {}, {"x_negatives": Rows(torch.ones(1, 5), torch.zeros(1).long())}, ("simclr", "clip")),
+    ("dpr", {}, {"x_negatives": Rows(torch.ones(1, 5), torch.zeros(1).long())}, ("directions=x", "clip")),
+    ("clip", {}, {"x_negatives": Rows(torch.ones(1, 4), torch.zeros(1).long())}, ("x_negatives", 5, "(1, 4)")),
+    ("clip", {}, {"x_negatives": Rows(torch.ones(1, 5), torch.tensor([9]))}, ("x_negatives.row_k", 9)),
+    ("clip", {}, {"x_negatives": Rows(torch.ones(1, 5), torch.arange(2))}, ("x_negatives.row_k", "(1,)", "(2,)")),
+    (
+        "clip",
+        {"duplicates": "mask"},
+        {"x_keys": X_KEYS, "x_negatives": Rows(torch.ones(1, 5), torch.zeros(1).long())},
+        ("keys_k",),
+    ),
     ("clip", {}, {"negatives": torch.ones(9, 1, 4)}, (5, "(9, 4)")),
     (
         "clip",
@@ -372,6 +385,7 @@ def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) 
             ExpectedBatch(4, further=True),
             ExpectedBatch(4, further=True, several=True),
             ExpectedBatch(1, further=True),
+            ExpectedBatch(4, further_x=True),
         ]
     for options, batch in product(variants(name), batches):
         with suppress(ConfigError):
@@ -390,6 +404,7 @@ def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool
         given: dict[str, Any] = {"negatives": columns} if batch.further else {}
         if objective.options.draws and not batch.further:  # as a run does
             given = {"negatives": replace(columns, importance_k=torch.zeros(2)), "importance": torch.zeros(batch.pairs)}
+        given |= {"x_negatives": Rows(torch.randn(2, 4), torch.zeros(2).long(), keys[:2])} if batch.further_x else {}
         objective(x, y, keys, x_keys=keys, y_keys=keys, **given)
     except ConfigError:
         return True
