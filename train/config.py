@@ -302,6 +302,8 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
     rules = {
         f"data.negatives.per_row={per_row}: task={config.task.value} has no hard negatives. Set it to 0": per_row > 0
         and config.task not in (Task.image_text, Task.question_passage),
+        f"data.negatives.pictures={negatives.pictures}: task={config.task.value} has no pictures that are wrong for a "
+        "text. Set it to 0": negatives.pictures > 0 and config.task is not Task.image_text,
         f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
         "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
         and config.task is not Task.question_passage,
@@ -355,11 +357,12 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
-    further = listed or config.data.negatives.per_row > 0 or classes
+    further, further_x = listed or config.data.negatives.per_row > 0 or classes, config.data.negatives.pictures > 0
     inputs = "scores" if config.task is Task.labelled and rare else "pairs"
     has_catalogue = config.task in ITEMS and config.data.mode is Mode.indexed
     graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
-    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded)
+    of_data = further, listed, classes, inputs, has_catalogue, graded, further_x
+    expected = ExpectedBatch(config.global_batch_size, *of_data)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     own_lists = getattr(objective, "candidates", None) is CandidateSet.list
@@ -392,6 +395,9 @@ def _stream_rules(config: TrainConfig) -> dict[str, bool]:
         f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does not "
         "have one. Set data.id_key to the json field that holds it, 0 … N - 1": data.id_key is None
         and getattr(objective, "by_sample_id", False),
+        f"data.negatives.picture_file={data.negatives.picture_file}: names pictures by content, and data.mode=stream "
+        "reads none out of turn. Take data.mode=indexed, or data.negatives.picture_fields": data.negatives.picture_file
+        is not None,
         "data.batches=by_source: data.mode=stream mixes all sources; leave it out": data.batches is Batches.by_source,
         "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out": data.shuffle
         is Shuffle.full,

@@ -11,6 +11,7 @@ Shape letters: b pictures of a batch; S side of the tower's input in pixels; L t
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -19,11 +20,18 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError
-from dyad.data.batch import BadSample, Batch, Extra, lengths_by
+from dyad.data.batch import BadSample, Batch, Extra, ExtraX, Noise, lengths_by
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
-from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
-from dyad.data.image_text.noise import stacked
+from dyad.data.image_text.negatives import (
+    MinedPictures,
+    MinedTexts,
+    draw_pictures,
+    draw_texts,
+    wrong_pictures,
+    wrong_texts,
+)
+from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
@@ -34,6 +42,11 @@ from dyad.data.shards.shards import Shards
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
 LOOKED_AT = 100  # samples, for hard negatives
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
+WHERE = {  # key of how many negatives are drawn → keys that say where they are
+    "per_row": "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none",
+    "pictures": "data.negatives.picture_fields or .picture_file says where they are; python -m eval.mine mine=pictures "
+    "finds some; pictures=0: none",
+}
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
@@ -48,7 +61,7 @@ class TrainingPair(NamedTuple):
     x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
     the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
     (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
-    wrong for the picture.
+    wrong for the picture. wrong: pictures that are wrong for the caption: each like x with its draws, and its key.
     """
 
     x: Tensor
@@ -59,22 +72,35 @@ class TrainingPair(NamedTuple):
     draws: np.ndarray
     relevance: float | None
     negatives: tuple[str, ...]
+    wrong: tuple[tuple[Cropped, int], ...]
 
 
 class PairMaker:
     """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
 
     def __init__(
-        self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, mined: MinedTexts | None = None
+        self,
+        spec: ImageSpec,
+        tokenize: Tokenize,
+        config: DataConfig,
+        seed: int,
+        mined: MinedTexts | None = None,
+        mined_pictures: MinedPictures | None = None,
     ) -> None:
         """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend. mined: hard negatives mined before; None if there are none.
+        of the run, on which all random draws depend. mined, mined_pictures: hard negatives mined before; None if there
+        are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
         """
-        if config.negatives.per_row and NegativeList.mined in config.negatives.lists and mined is None:
-            raise ConfigError("data.negatives.lists has 'mined': set data.negatives.file.")
-        self.mined = mined
+        negatives = config.negatives
+        for count, found, key in (
+            (negatives.per_row, mined, MinedTexts.key),
+            (negatives.pictures, mined_pictures, MinedPictures.key),
+        ):
+            if count and NegativeList.mined in negatives.lists and found is None:
+                raise ConfigError(f"data.negatives.lists has 'mined': set {key}.")
+        self.mined, self.mined_pictures = mined, mined_pictures
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
@@ -86,7 +112,9 @@ class PairMaker:
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
         config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
-        draws = transforms.uniforms(self.seed, epoch, position, count + config.negatives.per_row)
+        texts_end = count + config.negatives.per_row
+        all_draws = texts_end + config.negatives.pictures * (1 + transforms.DRAWS)
+        draws = transforms.uniforms(self.seed, epoch, position, all_draws)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
@@ -94,8 +122,9 @@ class PairMaker:
         of_picture, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
         x = transforms.training_size(decoded, self.spec, config.augment, of_picture)
         x_key = content_key(sample.picture(config.image_key))
-        negatives = self.negatives(sample, x_key, draws[count:]) if config.negatives.per_row else ()
-        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives)
+        negatives = self.negatives(sample, x_key, draws[count:texts_end]) if config.negatives.per_row else ()
+        wrong = self.wrong(sample, text, x_key, draws[texts_end:]) if config.negatives.pictures else ()
+        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives, wrong)
 
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
         """Draw texts that are wrong for the picture of a sample, at most one for each random number in `draws`.
@@ -104,6 +133,31 @@ class PairMaker:
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
+
+    def wrong(self, sample: ShardSample, text: str, x_key: int, draws: np.ndarray) -> tuple[tuple[Cropped, int], ...]:
+        """Draw pictures that are wrong for the caption `text` of a sample, as TrainingPair.wrong, at most
+        data.negatives.pictures; not its own picture.
+
+        draws: a random number to choose each of them, then DRAWS for the augmentation of each. Errors as of `pair`.
+        """
+        which, of_pictures = np.split(draws, [self.config.negatives.pictures])
+        pictures = wrong_pictures(sample, text, self.config, self.mined_pictures)
+        drawn = zip(draw_pictures(pictures, x_key, which), of_pictures.reshape(-1, transforms.DRAWS), strict=False)
+        size = partial(transforms.training_size, spec=self.spec, augment=self.config.augment)
+        return tuple(((size(picture.decoded(), draws=own), own), picture.key) for picture, own in drawn)
+
+    def has_pictures(self, sample: ShardSample) -> bool:
+        """Whether a caption of a sample has pictures that are wrong for it, or was mined, with what result ever. One of
+        them is decoded. Errors as of `pair`."""
+        x_key = content_key(sample.picture(self.config.image_key))
+        for text in (text for name in self.config.captions for text in self.texts(sample, name)):
+            pictures = wrong_pictures(sample, text, self.config, self.mined_pictures)
+            if drawn := draw_pictures(pictures, x_key, np.zeros(1)):
+                drawn[0].decoded()
+                return True
+            if self.mined_pictures and content_key(text.encode()) in self.mined_pictures:
+                return True
+        return False
 
     def has_negatives(self, sample: ShardSample) -> bool:
         """Whether a sample has texts that are wrong for its picture, or was mined, with what result ever. Errors as of
@@ -115,7 +169,7 @@ class PairMaker:
         """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
         tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
         lists them."""
-        pictures, texts, *numbers, draws, relevance, negatives = zip(*pairs, strict=True)
+        pictures, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
         more = [(row, text) for row, drawn in enumerate(negatives) for text in drawn]
@@ -129,6 +183,7 @@ class PairMaker:
             y_lengths=lengths,
             x_noise=x_noise,
             relevance=weights,
+            extra_x=self._extra_x(x, x_noise, wrong) if self.config.negatives.pictures else None,
         )
 
     def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
@@ -140,6 +195,15 @@ class PairMaker:
             positive=torch.zeros(len(negatives), dtype=torch.bool),
             lengths=lengths_by(self.tokenize, y),
         )
+
+    def _extra_x(self, x: Tensor, noise: Noise, drawn: Sequence[Sequence[tuple[Cropped, int]]]) -> ExtraX:
+        """Return the wrong pictures of all rows as further items. x, noise: of the batch. drawn: those of each row."""
+        row = torch.tensor([row for row, own in enumerate(drawn) for _ in own], dtype=torch.int64)
+        keys = torch.tensor([key for own in drawn for _, key in own], dtype=torch.int64)
+        if not len(row):
+            return ExtraX(x[:0], row, keys, noise[row])
+        more, more_noise = stacked((cropped for own in drawn for cropped, _ in own), self.config.augment)
+        return ExtraX(more, row, keys, more_noise)
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
@@ -187,20 +251,22 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        if maker.config.negatives.per_row:
-            self._check_negatives()
+        for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_pictures)):
+            if getattr(maker.config.negatives, name):
+                self._check_negatives(name, has_any)
 
-    def _check_negatives(self) -> None:
-        """Raise ConfigError if none of LOOKED_AT samples, evenly spaced, has hard negatives: it would train without."""
+    def _check_negatives(self, name: str, has_any: Callable[[ShardSample], bool]) -> None:
+        """Raise ConfigError if none of LOOKED_AT samples, evenly spaced, has hard negatives: it would train without.
+
+        name: the key of data.negatives that says how many are drawn. has_any: whether a sample has some.
+        """
         looked = np.unique(np.linspace(0, len(self.shards) - 1, LOOKED_AT).astype(np.int64)).tolist()
         for i in looked:
             with suppress(SampleError):  # bad samples are replaced
-                if self._maker.has_negatives(ShardSample.read(self.shards, i)):
+                if has_any(ShardSample.read(self.shards, i)):
                     return
-        raise ConfigError(
-            f"data.negatives.per_row: none of {len(looked):,} samples, evenly spaced in data.train, has negatives. "
-            "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none"
-        )
+        problem = f"none of {len(looked):,} samples, evenly spaced in data.train, has negatives"
+        raise ConfigError(f"data.negatives.{name}: {problem}. {WHERE[name]}")
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).

@@ -27,11 +27,12 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
     return left[: len(draws)]
 
 
-def open_mined(path: str) -> Rows:
-    """Open the one file that data.negatives.file names. Raises ConfigError for several, or one with a weight."""
-    source, *others = parse_sources([path], "data.negatives.file")
+def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
+    """Open the one file that the configuration key `key` names. Raises ConfigError for several, or one with a
+    weight."""
+    source, *others = parse_sources([path], key)
     if others or source.weight != 1:
-        raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
+        raise ConfigError(f"{key}={path}: write one file, without a weight.")
     return open_rows(source.shards)
 
 

@@ -24,19 +24,24 @@ def shard(tmp_path: Path) -> Path:
 
 
 def with_negatives(path: Path, count: int | None = None) -> Path:
-    """Write the first emoji to a shard; every third has no negatives, the others one or two captions of others."""
+    """Write the first emoji to a shard; every third has no negatives, the others one or two captions of others, and as
+    many pictures of others."""
     with tarfile.open(SHARD) as source, tarfile.open(path, "w") as out:
         members = [(m.name, source.extractfile(m).read()) for m in source][: count and 2 * count]  # type: ignore[union-attr]
         captions = [caption_of(data) for name, data in members if name.endswith(".json")]
+        pictures = [data for name, data in members if not name.endswith(".json")]
         number = 0
         for name, data in members:
+            files = {name: data}
             if name.endswith(".json"):
-                others = [captions[(number + far) % len(captions)] for far in (7, 31)]
-                data = json.dumps({**json.loads(data), "wrong": others[: number % 3]}).encode()
+                others = [(number + far) % len(captions) for far in (7, 31)][: number % 3]
+                files[name] = json.dumps({**json.loads(data), "wrong": [captions[i] for i in others]}).encode()
+                files |= {name.replace(".json", f".neg{k}.webp"): pictures[i] for k, i in enumerate(others)}
                 number += 1
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            out.addfile(info, io.BytesIO(data))
+            for own, content in files.items():
+                info = tarfile.TarInfo(own)
+                info.size = len(content)
+                out.addfile(info, io.BytesIO(content))
     return path
 
 

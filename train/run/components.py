@@ -17,7 +17,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
-from dyad.data.image_text.negatives import MinedTexts
+from dyad.data.image_text.negatives import MinedPictures, MinedTexts
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
@@ -297,15 +297,20 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
-    mined = MinedTexts(file) if (file := config.data.negatives.file) else None
-    maker = PairMaker(model.image, model.tokenize, config.data, config.seed, mined)
+    negatives = config.data.negatives
+    texts, pictures = MinedTexts(negatives.file) if negatives.file else None, None
+    make = partial(PairMaker, model.image, model.tokenize, config.data, config.seed, texts)
     if config.data.mode is Mode.stream:
-        data = _stream(config, maker)
+        data = _stream(config, make())
     else:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
+        pictures = MinedPictures(path, shards, config.data) if (path := negatives.picture_file) else None
+        maker = make(pictures)
         data = _of_shards(config, shards, ImageText(shards, maker))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    return data if mined is None else _with_file(data, "data.negatives.file", mined.files, mined.fingerprint)
+    for mined in (texts, pictures):
+        data = data if mined is None else _with_file(data, mined.key, mined.files, mined.fingerprint)
+    return data
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
