@@ -15,6 +15,7 @@ DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 Truth = StrEnum("Truth", ["keys", "pairs"])
 EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
 ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
+MinedItems = StrEnum("MinedItems", ["captions", "pictures"])
 Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
 
 
@@ -110,7 +111,16 @@ class MineCommand:
     queries: str | None = described(
         None, "questions with what is right for them, or pictures with captions, as data.train; null: the run's"
     )
-    out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
+    mine: MinedItems | None = described(
+        None, "pictures: what is wrong, captions for a picture (null), or pictures for a caption"
+    )
+    captions: list[str] | None = run_option(DataConfig, "captions")
+    caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
+    image_key: str | None = run_option(DataConfig, "image_key")
+    text_key: str | None = run_option(DataConfig, "text_key")
+    out: str | None = described(
+        None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ or mined_pictures/ of the run"
+    )
     first_rank: int | None = run_option(MiningConfig, "first_rank")
     last_rank: int | None = run_option(MiningConfig, "last_rank")
     keep: int | None = run_option(MiningConfig, "keep")

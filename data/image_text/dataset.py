@@ -93,13 +93,12 @@ class PairMaker:
 
         Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
         """
-        negatives = config.negatives
-        for count, found, key in (
-            (negatives.per_row, mined, MinedTexts.key),
-            (negatives.pictures, mined_pictures, MinedPictures.key),
-        ):
-            if count and NegativeList.mined in negatives.lists and found is None:
-                raise ConfigError(f"data.negatives.lists has 'mined': set {key}.")
+        negatives, files = config.negatives, {MinedTexts.key: mined, MinedPictures.key: mined_pictures}
+        counts = {MinedTexts.key: negatives.per_row, MinedPictures.key: negatives.pictures}
+        without = [key for key, count in counts.items() if count and files[key] is None]
+        only_mined = {*negatives.lists} == {NegativeList.mined} or not any(files.values())
+        if without and NegativeList.mined in negatives.lists and only_mined:
+            raise ConfigError(f"data.negatives.lists has 'mined': set {without[0]}.")
         self.mined, self.mined_pictures = mined, mined_pictures
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
         weights = config.caption_weights or [1.0] * len(config.captions)
