@@ -6,6 +6,7 @@ Does not import torch, so that --help answers at once.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -307,6 +308,9 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
         "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
         and config.task is not Task.question_passage,
+        f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME": Path(
+            config.run.name or ""
+        ).is_absolute(),
         f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
         "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none

@@ -35,12 +35,12 @@ from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
-LOOKED_AT = 100  # samples, for hard negatives
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
 WHERE = {  # key of how many negatives are drawn → keys that say where they are
     "per_row": "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none",
@@ -255,11 +255,11 @@ class ImageText:
                 self._check_negatives(name, has_any)
 
     def _check_negatives(self, name: str, has_any: Callable[[ShardSample], bool]) -> None:
-        """Raise ConfigError if none of LOOKED_AT samples, evenly spaced, has hard negatives: it would train without.
+        """Raise ConfigError if none of the samples of `looked_at` has hard negatives: it would train without.
 
         name: the key of data.negatives that says how many are drawn. has_any: whether a sample has some.
         """
-        looked = np.unique(np.linspace(0, len(self.shards) - 1, LOOKED_AT).astype(np.int64)).tolist()
+        looked = looked_at(len(self.shards))
         for i in looked:
             with suppress(SampleError):  # bad samples are replaced
                 if has_any(ShardSample.read(self.shards, i)):

@@ -161,6 +161,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
+    if isinstance(data.dataset, QuestionPassage):
+        notes += raise_on_all(world, data.dataset.notes)
     data = raise_on_all(world, lambda: with_weights(data, objective))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
