@@ -161,9 +161,9 @@ def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: T
 def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
     """Return whether a row of the training data has hard negatives that training draws.
 
-    Raises DataError if the row is not a valid question, or not a text for two views of it. In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
-    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
-    error message.
+    Raises DataError if the row is not a valid question, or not a text for two views of it. In the queries of a folder
+    of BEIR or MS MARCO it must be a valid query, in other files a question with its passages, under the field names
+    that `config` gives. fields: the row. where: its file and line, which begin the error message.
     """
     try:
         if config.task is not Task.question_passage:
