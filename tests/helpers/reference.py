@@ -96,10 +96,11 @@ def reference_loss(
     own = {(i, i) for i in range(pairs)} if listed is None else set(listed)
 
     def positive(i: int, j: int) -> bool:
-        return (i, j) in own or (duplicates == "positive" and same(i, j))
+        return (i, j) in own or (duplicates == "positive" and i < pairs and same(i, j))
 
     def left_out(i: int, j: int) -> bool:
-        return (i, j) in excluded or (duplicates == "mask" and same(i, j) and (i, j) not in own)
+        compared = duplicates == "mask" or (duplicates == "positive" and i >= pairs)
+        return (i, j) in excluded or (compared and same(i, j) and (i, j) not in own)
 
     core: dict[str, Any] = dict(candidates=candidates, positives=positives, partition=partition, rho=rho)
     row_weight, column_weight = (lambda i, j: weight_of.get((i, j), 1.0)), (lambda j, i: weight_of.get((i, j), 1.0))

@@ -83,6 +83,7 @@ def cases() -> list[Case]:
     weighed.append(Case("gcl", {"rho": 0.3, "positives": "exclude"}, of_lists))
     both = {"directions": "mean", "duplicates": "mask"}
     wrong = [Case(name, both, ("wrong", "further", "keys")) for name in ("clip", "gcl", "coce")]
+    wrong += [Case("symmetric_dpm", {"duplicates": "positive"}, ("wrong", "further", "keys"))]
     wrong += [Case(name, {"duplicates": "mask"}, ("wrong", "keys")) for name in ("siglip", "binary_nce")]
     wrong += [Case("clip", {"candidates": "list", "partition": "mean"}, ("wrong", "further"))]
     return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong]

@@ -16,10 +16,12 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.cli import ROOT, Commands
+from helpers.rows import dpr_row, write_lines
 from helpers.shards import index_shard, pairs, picture, write_tar
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
+from dyad.data.shards.rows import open_rows
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.doctor import group, machine, main as doctor, run
@@ -117,6 +119,20 @@ def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
     other = of(["experiment=topics", f"data.train={rows}"])
     finding = worst(found("data", lambda: run.data(other)))
     assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
+
+
+def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
+    """With and without an index. One of the rows read with some is enough."""
+    rows = tmp_path / "train.jsonl"
+    words = ["experiment=mnrl", "model.text.name=x", f"data.train={rows}"]
+    write_lines(rows, (dpr_row(i, hard=0) for i in range(5)))
+    for _ in range(2):
+        finding = worst(run.data(of(words)))
+        assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "python -m eval.mine", "per_row=0")
+        assert worst(run.data(of([*words, "data.negatives.per_row=0"]))).level is Level.ok
+        open_rows([str(rows)])
+    some = write_lines(tmp_path / "some.jsonl", (dpr_row(i, hard=i == 3) for i in range(5)))
+    assert worst(run.data(of([*words[:2], f"data.train={some}"]))).level is Level.ok
 
 
 # Model ----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Further rows: x items beside the pairs, such as wrong pictures, which are negatives of the y of all pairs.
 
-They have no positive and are no anchors. So only the sums of columns, y→x, run over them too: X̂_j, the sample of x for
-y_j, need not be the x of the pairs alone. A rank computes its own further rows against the y of all ranks.
+They have no positive and are no anchors, so only the sums of columns, y→x, run over them too: X̂_j, the sample of x for
+y_j, need not be the x of the pairs alone. One that is equal to the x of a pair is no negative of its y, unless
+duplicates=keep. A rank computes its own further rows against the y of all ranks.
 
 Legend: k further rows of this rank, any number on other ranks; B columns of the pairs of all ranks, the first of M ≥ B
 columns; D width.

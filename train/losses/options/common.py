@@ -152,11 +152,6 @@ class ObjectiveOptions:
             return f"objective={self.name}: has no sum over the x of a y. {TAKE_BOTH}"
         if getattr(self, "directions", None) is Directions.x:
             return f"objective.directions=x: sums run over the y of an x, and never over the x of a y. {TAKE_BOTH}"
-        if getattr(self, "duplicates", Duplicates.keep) is Duplicates.positive:
-            return (
-                "objective.duplicates=positive: a wrong x that equals an x of the batch would be right for its y. Set "
-                "objective.duplicates=mask or keep"
-            )
         return ""
 
     def broken_rules(self) -> Iterator[str]:

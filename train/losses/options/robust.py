@@ -96,6 +96,15 @@ class CoceOptions(RobustOptions):
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
 
+    @property
+    def without_x_negatives(self) -> str:
+        if self.duplicates is Duplicates.positive:
+            return (
+                "objective=coce with duplicates=positive: a wrong x equal to the x of a pair would be right for its y. "
+                "Set objective.duplicates=mask or keep"
+            )
+        return super().without_x_negatives
+
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
         if self.candidates is CandidateSet.negatives:

@@ -74,14 +74,15 @@ def test_further_columns_and_lists_of_pairs(name: str, duplicates: str, monkeypa
 
 
 @pytest.mark.parametrize("name", ["siglip", "binary_nce"])
-@pytest.mark.parametrize("duplicates", ["keep", "mask"])
+@pytest.mark.parametrize("duplicates", ["keep", "mask", "positive"])
 def test_wrong_x_make_noise_pairs_with_the_y_of_all_pairs(name: str, duplicates: str) -> None:
-    """One of them is the x of rows 3 and 4, whose y are then no noise with it."""
+    """One of them is the x of rows 3 and 4, whose y are then neither noise nor data with it."""
     x, y = embeddings()
     wrong, keys = embeddings(3, seed=1)[0], torch.tensor([90, 4, 91])
     objective, all_x = build(name, duplicates=duplicates), torch.cat([x, wrong])
-    own = {(i, i) for i in range(N)}
-    want = reference(name, objective, all_x, y, (torch.cat([KEYS[0], keys]),), own)
+    own, alike = {(i, i) for i in range(N)}, {(N + 1, 3), (N + 1, 4)}
+    excluded = set() if duplicates == "keep" else alike
+    want = reference(name, objective, all_x, y, (torch.cat([KEYS[0], keys]),), own, excluded)
     want = want * len(all_x) / N if name == "siglip" else want  # its mean is one over pairs
     rows = Rows(wrong, torch.tensor([0, 0, 7]), keys)
     loss = objective(x, y, x_negatives=rows, x_keys=KEYS[0]).loss

@@ -126,8 +126,6 @@ SIMPLE_COMBINATIONS = [dict(zip(SIMPLE, values, strict=True)) for values in iter
 
 
 def has_sense(made: Case, positives: str, duplicates: str) -> bool:
-    if "x_negatives" in made.given and duplicates == "positive":
-        return False
     if positives == "single" and (made.lists_positives or duplicates == "positive"):
         return False
     return duplicates == "keep" or "x_keys" in made.given or "y_keys" in made.given
