@@ -11,7 +11,6 @@ Shape letters: b pictures of a batch; S side of the tower's input in pixels; L t
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -20,20 +19,14 @@ import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, SampleError
-from dyad.data.batch import BadSample, Batch, Extra, ExtraX, Noise, lengths_by
+from dyad.data.batch import BadSample, Batch, Extra, lengths_by
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
-from dyad.data.image_text.negatives import (
-    MinedPictures,
-    MinedTexts,
-    draw_pictures,
-    draw_texts,
-    wrong_pictures,
-    wrong_texts,
-)
-from dyad.data.image_text.noise import Cropped, stacked
+from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
+from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.image_text.wrong_pictures import Drawn, MinedPictures, WrongPictures
 from dyad.data.loading.classes import ClassNumbers
 from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
@@ -72,7 +65,7 @@ class TrainingPair(NamedTuple):
     draws: np.ndarray
     relevance: float | None
     negatives: tuple[str, ...]
-    wrong: tuple[tuple[Cropped, int], ...]
+    wrong: Drawn
 
 
 class PairMaker:
@@ -99,8 +92,8 @@ class PairMaker:
         only_mined = {*negatives.lists} == {NegativeList.mined} or not any(files.values())
         if without and NegativeList.mined in negatives.lists and only_mined:
             raise ConfigError(f"data.negatives.lists has 'mined': set {without[0]}.")
-        self.mined, self.mined_pictures = mined, mined_pictures
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
+        self.mined, self.wrong = mined, WrongPictures(self.spec, config, mined_pictures)
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
 
@@ -112,8 +105,7 @@ class PairMaker:
         """
         config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
         texts_end = count + config.negatives.per_row
-        all_draws = texts_end + config.negatives.pictures * (1 + transforms.DRAWS)
-        draws = transforms.uniforms(self.seed, epoch, position, all_draws)
+        draws = transforms.uniforms(self.seed, epoch, position, texts_end + self.wrong.draws)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
@@ -122,7 +114,7 @@ class PairMaker:
         x = transforms.training_size(decoded, self.spec, config.augment, of_picture)
         x_key = content_key(sample.picture(config.image_key))
         negatives = self.negatives(sample, x_key, draws[count:texts_end]) if config.negatives.per_row else ()
-        wrong = self.wrong(sample, text, x_key, draws[texts_end:]) if config.negatives.pictures else ()
+        wrong = self.wrong.drawn(sample, text, x_key, draws[texts_end:])
         return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives, wrong)
 
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
@@ -133,30 +125,11 @@ class PairMaker:
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
-    def wrong(self, sample: ShardSample, text: str, x_key: int, draws: np.ndarray) -> tuple[tuple[Cropped, int], ...]:
-        """Draw pictures that are wrong for the caption `text` of a sample, as TrainingPair.wrong, at most
-        data.negatives.pictures; not its own picture.
-
-        draws: a random number to choose each of them, then DRAWS for the augmentation of each. Errors as of `pair`.
-        """
-        which, of_pictures = np.split(draws, [self.config.negatives.pictures])
-        pictures = wrong_pictures(sample, text, self.config, self.mined_pictures)
-        drawn = zip(draw_pictures(pictures, x_key, which), of_pictures.reshape(-1, transforms.DRAWS), strict=False)
-        size = partial(transforms.training_size, spec=self.spec, augment=self.config.augment)
-        return tuple(((size(picture.decoded(), draws=own), own), picture.key) for picture, own in drawn)
-
     def has_pictures(self, sample: ShardSample) -> bool:
-        """Whether a caption of a sample has pictures that are wrong for it, or was mined, with what result ever. One of
-        them is decoded. Errors as of `pair`."""
+        """Whether a sample has pictures that are wrong for a caption of it, or was mined. Errors as of `pair`."""
         x_key = content_key(sample.picture(self.config.image_key))
-        for text in (text for name in self.config.captions for text in self.texts(sample, name)):
-            pictures = wrong_pictures(sample, text, self.config, self.mined_pictures)
-            if drawn := draw_pictures(pictures, x_key, np.zeros(1)):
-                drawn[0].decoded()
-                return True
-            if self.mined_pictures and content_key(text.encode()) in self.mined_pictures:
-                return True
-        return False
+        texts = (text for name in self.config.captions for text in self.texts(sample, name))
+        return self.wrong.any_for(sample, texts, x_key)
 
     def has_negatives(self, sample: ShardSample) -> bool:
         """Whether a sample has texts that are wrong for its picture, or was mined, with what result ever. Errors as of
@@ -182,7 +155,7 @@ class PairMaker:
             y_lengths=lengths,
             x_noise=x_noise,
             relevance=weights,
-            extra_x=self._extra_x(x, x_noise, wrong) if self.config.negatives.pictures else None,
+            extra_x=self.wrong.extra(x, x_noise, wrong) if self.config.negatives.pictures else None,
         )
 
     def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
@@ -194,15 +167,6 @@ class PairMaker:
             positive=torch.zeros(len(negatives), dtype=torch.bool),
             lengths=lengths_by(self.tokenize, y),
         )
-
-    def _extra_x(self, x: Tensor, noise: Noise, drawn: Sequence[Sequence[tuple[Cropped, int]]]) -> ExtraX:
-        """Return the wrong pictures of all rows as further items. x, noise: of the batch. drawn: those of each row."""
-        row = torch.tensor([row for row, own in enumerate(drawn) for _ in own], dtype=torch.int64)
-        keys = torch.tensor([key for own in drawn for _, key in own], dtype=torch.int64)
-        if not len(row):
-            return ExtraX(x[:0], row, keys, noise[row])
-        more, more_noise = stacked((cropped for own in drawn for cropped, _ in own), self.config.augment)
-        return ExtraX(more, row, keys, more_noise)
 
     def check(self, sample: ShardSample) -> None:
         """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or

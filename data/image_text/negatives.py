@@ -1,22 +1,18 @@
-"""Hard negatives of pictures: texts that are wrong for a picture, and pictures that are wrong for a caption.
+"""Hard negatives of pictures: texts that are wrong for a picture, and files of mined negatives by content.
 
-Both are in the sample itself (data.negatives.fields, picture_fields), or were mined by `python -m eval.mine`. A file of
-mined texts has one line per picture, one of mined pictures one line per caption: {"query_id": name of its content key,
-"negatives": [texts, or names of content keys of pictures, best ranked first], "scores": [...]}. Items of equal content
-have the same negatives.
+The texts are in a json field of the sample (data.negatives.fields), or were mined by `python -m eval.mine`. A file of
+mined ones has a line per item: {"query_id": name of its content key, "negatives": [best ranked first], "scores":
+[...]}. Items of equal content have the same. Pictures that are wrong for a caption: data/image_text/wrong_pictures.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
-from dyad.data.base.errors import DataError, SampleError
-from dyad.data.base.progress import tracked
+from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
 from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
@@ -24,7 +20,6 @@ from dyad.data.shards.content_keys import Int64s, content_key, key_of_name
 from dyad.data.shards.index_cache import MemmapArray, cached_array
 from dyad.data.shards.manifest import file_entries
 from dyad.data.shards.rows import Rows
-from dyad.data.shards.shards import Shards
 
 FORMAT = "1"
 
@@ -87,49 +82,6 @@ class MinedTexts(Mined):
         return [text[:MAX_LETTERS] for text in self.negatives(x_key)]
 
 
-class WrongPicture(NamedTuple):
-    """A picture that is wrong for a caption: its content key, and what decodes it, uint8 (3, H, W)."""
-
-    key: int
-    decoded: Callable[[], Tensor]
-
-
-class MinedPictures(Mined):
-    """The mined pictures of each caption. They are pictures of the training data."""
-
-    key = "data.negatives.picture_file"
-    line = '{"query_id": content key of a caption, "negatives": [content keys of pictures]}'
-
-    def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined pictures of `shards`. Errors as of Mined.
-
-        The first call for some shards reads all of their pictures to find them by their content, and stores where they
-        are.
-        """
-        super().__init__(path)
-        self._shards, self._config = shards, config
-        first, *others = [index.path for index in shards.indexes]
-        made_of = [FORMAT, shards.fingerprint, config.image_key]
-        self._samples = cached_array([first], "pictures", others, made_of, lambda: _samples_by_key(shards, config))
-
-    @staticmethod
-    def is_negative(value: object) -> bool:
-        return key_of_name(value) is not None
-
-    def pictures(self, text: str) -> list[WrongPicture]:
-        """Return the mined pictures of a caption, best ranked first; none if it has no line."""
-        keys = (key_of_name(name) or 0 for name in self.negatives(content_key(text.encode())))
-        return [WrongPicture(key, partial(self._decoded, key)) for key in keys]
-
-    def _decoded(self, key: int) -> Tensor:
-        """Decode the picture with this content key. Raises DataError where no sample of the data has it."""
-        if (sample_id := place_of(key, self._samples)) is None:
-            problem = f"{self.key}={self.path}: no sample of data.train has its picture {key & (1 << 64) - 1:016x}"
-            raise DataError(f"{problem}. Mine these data: python -m eval.mine run=… mine=pictures")
-        found = ShardSample.read(self._shards, sample_id)
-        return found.decoded(self._config.image_key, self._config.max_image_pixels)
-
-
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
     """Return the texts that are wrong for a picture, of the first list in data.negatives.lists that has any.
 
@@ -145,35 +97,10 @@ def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTe
     return next((texts for name in config.negatives.lists if name in lists and (texts := lists[name]())), ())
 
 
-def wrong_pictures(
-    own: ShardSample, text: str, config: DataConfig, mined: MinedPictures | None
-) -> Sequence[WrongPicture]:
-    """Return the pictures that are wrong for a caption, of the first list in data.negatives.lists that has any.
-
-    own: the sample of the caption `text`.
-    """
-    names, most = config.negatives.picture_fields, config.max_image_pixels
-    lists = {
-        NegativeList.hard_negatives: lambda: [
-            WrongPicture(content_key(own.members[name]), partial(own.decoded, name, most))
-            for name in names
-            if name in own.members
-        ],
-        NegativeList.mined: lambda: mined.pictures(text) if mined else [],
-    }
-    return next((found for name in config.negatives.lists if name in lists and (found := lists[name]())), ())
-
-
 def draw_texts(texts: Sequence[str], right: Sequence[str], draws: np.ndarray) -> tuple[str, ...]:
     """Draw at most one of `texts` for each random number in `draws`, all in [0, 1); none twice, and none of `right`."""
     keys, excluded = ([content_key(text.encode()) for text in some] for some in (texts, right))
     return tuple(texts[i] for i in sample(distinct(keys, set(excluded)), draws))
-
-
-def draw_pictures(pictures: Sequence[WrongPicture], x_key: int, draws: np.ndarray) -> list[WrongPicture]:
-    """Draw at most one of `pictures` for each random number in `draws`, all in [0, 1); none twice, and not the picture
-    with the content key `x_key`."""
-    return [pictures[i] for i in sample(distinct([picture.key for picture in pictures], {x_key}), draws)]
 
 
 def sorted_table(found: dict[int, int]) -> Int64s:
@@ -186,14 +113,3 @@ def place_of(key: int, table: MemmapArray) -> int | None:
     keys_n, numbers_n = table.array
     place = int(np.searchsorted(keys_n, key))
     return int(numbers_n[place]) if place < len(keys_n) and keys_n[place] == key else None
-
-
-def _samples_by_key(shards: Shards, config: DataConfig) -> Int64s:
-    """Return the content keys of all pictures, ascending, and the first sample of each, (2, n). Reads all samples."""
-    found: dict[int, int] = {}
-    for i in tracked(range(len(shards)), "Content keys of pictures", len(shards)):
-        try:
-            found.setdefault(content_key(ShardSample.read(shards, i).picture(config.image_key)), i)
-        except SampleError:  # training replaces it
-            continue
-    return sorted_table(found)

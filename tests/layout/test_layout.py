@@ -78,8 +78,11 @@ the best checkpoint by a metric | train/run/best.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
 what is in a checkpoint | train/run_folder/checkpoint.py | capture
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
+the pictures that are wrong for a caption | data/image_text/wrong_pictures.py | WrongPictures
+wrong x among the candidates of a y | train/losses/gathered/further_rows.py | FurtherRows
 the noise of NCE is drawn | data/loading/drawn_items.py | DrawnItems
 the rules of mining | eval/mine/mining.py | mine
+the pictures mined for a caption | eval/mine/pictures.py | CaptionsAndPictures
 the captions mined for a picture | eval/mine/pictures.py | PicturesAndCaptions
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 BM25 | data/question_passage/bm25.py | build_bm25

@@ -17,9 +17,10 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
-from dyad.data.image_text.negatives import MinedPictures, MinedTexts
+from dyad.data.image_text.negatives import MinedTexts
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
+from dyad.data.image_text.wrong_pictures import MinedPictures
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
@@ -161,8 +162,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
-    if isinstance(data.dataset, QuestionPassage):
-        notes += raise_on_all(world, data.dataset.notes)
+    notes += raise_on_all(world, getattr(data.dataset, "notes", list))
     data = raise_on_all(world, lambda: with_weights(data, objective))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)

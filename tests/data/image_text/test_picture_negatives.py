@@ -18,8 +18,9 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.batch import ExtraX
 from dyad.data.config import AugmentConfig, DataConfig, NegativeList, NegativesConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
-from dyad.data.image_text.negatives import MinedPictures, MinedTexts
+from dyad.data.image_text.negatives import MinedTexts
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.image_text.wrong_pictures import MinedPictures
 from dyad.data.shards.content_keys import content_key, key_name
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources

@@ -206,6 +206,10 @@ class Nce(LogisticObjective):
     With any other options.noise the caller draws y items from q and gives them as further columns, with log q of these
     and of its own columns (importance). Every row is paired with all K of them, and with none of the batch: k_n/k_d =
     K, and log u models log p(y|x), normalised at the optimum (Mnih & Teh 2012, who draw k for each data point).
+
+    There is no options.noise=learnt. That the optimum is the normalised data density is proved for a fixed q, known at
+    all data and noise points (Gutmann & Hyvärinen 2012, theorem 1). A q that learns beside u needs a loss of its own,
+    and none is defined here. A q that was learnt before is fixed: its log q in a file is noise=file.
     """
 
     options: NceOptions
