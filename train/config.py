@@ -20,6 +20,7 @@ from dyad.train.checkpoint_config import CheckpointConfig, best_rules
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
+from dyad.train.negatives_rules import negatives_rules
 from dyad.train.plan_config import PlanConfig
 
 Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
@@ -298,21 +299,11 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
     world_size: as for `validate`. broken: messages about further mistakes.
     """
-    steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
-    per_row, is_epr = negatives.per_row, getattr(config.objective, "name", "") == "epr"
+    steps, size, optim = config.steps, config.global_batch_size, config.optim
     rules = {
-        f"data.negatives.per_row={per_row}: task={config.task.value} has no hard negatives. Set it to 0": per_row > 0
-        and config.task not in (Task.image_text, Task.question_passage),
-        f"data.negatives.pictures={negatives.pictures}: task={config.task.value} has no pictures that are wrong for a "
-        "text. Set it to 0": negatives.pictures > 0 and config.task is not Task.image_text,
-        f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
-        "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
-        and config.task is not Task.question_passage,
         f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME": Path(
             config.run.name or ""
         ).is_absolute(),
-        f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
-        "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
         and config.model.embed_dim is None,
         "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, or "
@@ -331,6 +322,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}": not {*config.from_weights}
         <= {*KNOWN_BY_WEIGHTS},
         **best_rules(config.checkpoint, config.eval.every, bool(config.data.val or config.eval.suite or config.also)),
+        **negatives_rules(config.data, config.task, getattr(config.objective, "name", "")),
         **_stream_rules(config),
         **_sharding_rules(config),
         **_objective_rules(config),
@@ -399,9 +391,6 @@ def _stream_rules(config: TrainConfig) -> dict[str, bool]:
         f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does not "
         "have one. Set data.id_key to the json field that holds it, 0 … N - 1": data.id_key is None
         and getattr(objective, "by_sample_id", False),
-        f"data.negatives.picture_file={data.negatives.picture_file}: names pictures by content, and data.mode=stream "
-        "reads none out of turn. Take data.mode=indexed, or data.negatives.picture_fields": data.negatives.picture_file
-        is not None,
         "data.batches=by_source: data.mode=stream mixes all sources; leave it out": data.batches is Batches.by_source,
         "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out": data.shuffle
         is Shuffle.full,

@@ -22,7 +22,7 @@ from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import BadSample, Batch, Extra, lengths_by
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
-from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
+from dyad.data.image_text.negatives import Mined, MinedTexts, draw_texts, wrong_texts
 from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
@@ -96,6 +96,11 @@ class PairMaker:
         self.mined, self.wrong = mined, WrongPictures(self.spec, config, mined_pictures)
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
+
+    @property
+    def mined_files(self) -> list[Mined]:
+        """The files of mined negatives that pairs are made with."""
+        return [mined for mined in (self.mined, self.wrong.mined) if mined is not None]
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
         """Return a training pair (picture and one caption) of the sample. Random parts (caption, augmentation) depend
@@ -183,6 +188,21 @@ class PairMaker:
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
         return sample.captions(name, self.config.caption_per)
+
+
+def maker_with_mined(
+    spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, shards: Shards | None = None
+) -> PairMaker:
+    """Return what makes pairs, with the mined negatives of the files that data.negatives names.
+
+    shards: the data, of which mined pictures are; None: a stream, which has none. Errors as of these files.
+    """
+    texts, pictures = config.negatives.file, config.negatives.picture_file
+    mined = MinedTexts(texts) if texts else None
+    return PairMaker(
+        *(spec, tokenize, config, seed, mined),
+        mined_pictures=MinedPictures(pictures, shards, config) if pictures and shards else None,
+    )
 
 
 class LabelMaker(PairMaker):

@@ -13,7 +13,8 @@ from helpers.collectives import counted
 from helpers.dist import share
 from torch import Tensor
 
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 from tests.train.losses.objectives.test_estimators import KEYS, NAMES, STEPS, B, build, embeddings, state
 

@@ -26,7 +26,8 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import Scales, log_partition

@@ -16,11 +16,9 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
-from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
-from dyad.data.image_text.negatives import MinedTexts
+from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker, maker_with_mined
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
-from dyad.data.image_text.wrong_pictures import MinedPictures
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
@@ -241,10 +239,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data that the configuration names, for its task and `model`.
-
-    Raises ConfigError or DataError for options or data that cannot be used.
-    """
+    """Open the training data of a configuration. Raises ConfigError or DataError for what cannot be used."""
     return DATA[config.task][config.data.items](config, model)
 
 
@@ -299,19 +294,15 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
-    negatives = config.data.negatives
-    texts, pictures = MinedTexts(negatives.file) if negatives.file else None, None
-    make = partial(PairMaker, model.image, model.tokenize, config.data, config.seed, texts)
+    make = partial(maker_with_mined, model.image, model.tokenize, config.data, config.seed)
     if config.data.mode is Mode.stream:
-        data = _stream(config, make())
+        data = _stream(config, maker := make())
     else:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-        pictures = MinedPictures(path, shards, config.data) if (path := negatives.picture_file) else None
-        maker = make(pictures)
-        data = _of_shards(config, shards, ImageText(shards, maker))
+        data = _of_shards(config, shards, ImageText(shards, maker := make(shards)))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    for mined in (texts, pictures):
-        data = data if mined is None else _with_file(data, mined.key, mined.files, mined.fingerprint)
+    for mined in maker.mined_files:
+        data = _with_file(data, mined.key, mined.files, mined.fingerprint)
     return data
 
 

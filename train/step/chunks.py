@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from dyad.data.batch import Batch, Extra, ExtraX, Lengths
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.towers.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y

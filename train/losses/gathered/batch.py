@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import overload
 
 import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.further_rows import FurtherRows
+from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
+from dyad.train.losses.gathered.further_rows import FurtherRows, Rows
 from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
-from dyad.train.losses.sums.tiles import Exclusion, KnownPairs, Pairs
+from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 
 Index = slice | Tensor
 
@@ -77,71 +77,6 @@ class Columns:
             of_positives_k = torch.as_tensor(self.relevance_k, device=device).masked_fill(~self.positive_k, 1)
             relevance_k = as_relevance("negatives.relevance_k", of_positives_k, count, self.embeddings_kD)
         return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Further x items of this rank, k ≥ 0 in total, any number per row. They are negatives of the y of every pair.
-
-    embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
-    equal for equal items.
-    """
-
-    embeddings_kD: Tensor
-    row_k: Tensor
-    keys_k: Tensor | None = None
-
-    def checked(self) -> Rows:
-        """Return these x items with row indices and keys in int64. Raises ValueError for a wrong shape or type."""
-        e_kD, row_k, keys_k = self.embeddings_kD, self.row_k, self.keys_k
-        row_k = as_int64("x_negatives.row_k", row_k, e_kD.device)
-        keys_k = as_int64("x_negatives.keys_k", keys_k, e_kD.device)
-        for name, values_k in (("row_k", row_k), ("keys_k", keys_k)):
-            if values_k is not None and len(values_k) != len(e_kD):
-                raise ValueError(
-                    f"x_negatives.{name} must be ({len(e_kD)},), one for each item, not ({len(values_k)},)"
-                )
-        return Rows(e_kD, row_k, keys_k)
-
-
-@overload
-def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
-@overload
-def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
-def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """Convert `values` (a tensor, list or array of integers, or None) to int64 (n,), or to (P, 2) if `pairs`.
-
-    Raises ValueError for other shapes and types; its message names the argument `name`.
-    """
-    if values is None:
-        return None
-    tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
-    fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
-    if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
-        raise ValueError(f"{name} must be int64 {shape}, not {dtype_name(tensor.dtype)} {tuple(tensor.shape)}")
-    return tensor.long()
-
-
-def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
-    """Convert the relevance of `count` positive pairs, or None, to float (count,) without gradient, float32 or better.
-
-    like: embeddings, of the device and precision wanted. Raises ValueError for another shape and for a relevance
-    outside (0, 1]; its message names the argument `name`.
-    """
-    if values is None:
-        return None
-    weights = torch.as_tensor(values, device=like.device).detach()
-    if weights.shape != (count,):
-        raise ValueError(f"{name} must be ({count},), one for each positive pair, not {tuple(weights.shape)}")
-    weights = weights.to(torch.promote_types(like.dtype, torch.float32))
-    inside = (weights > 0) & (weights <= 1)
-    if not holds(inside.all()):
-        raise ValueError(f"{name} must be above 0 and at most 1, not {float(weights[~inside][0]):g}")
-    return weights
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -317,25 +252,11 @@ def gather_batch(
     further_rows = None
     if x_negatives is not None:
         of_pairs = every.get("x"), None if owners is None else owners[1][: columns.total]
-        further_rows = _further_rows(x_negatives, rows, *of_pairs)
+        _check_indices("x_negatives.row_k: no row", x_negatives.row_k, len(x_bD))
+        further_rows = FurtherRows.of(x_negatives, rows.own.start, *of_pairs)
     of_columns = every.get("log_q"), every.get("y")
     of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
     return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance, further_rows=further_rows)
-
-
-def _further_rows(given: Rows, rows: Layout, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
-    """Return the further rows of this rank with the pairs that their sums leave out.
-
-    x_keys_B: the content keys of the x of all pairs; None: x items are not compared. owner_B: the row to whose list the
-    column of each pair belongs; None: there are no lists. Raises ValueError if there are keys of the pairs alone.
-    """
-    _check_indices("x_negatives.row_k: no row", given.row_k, rows.sizes[rows.rank])
-    if x_keys_B is not None and given.keys_k is None:
-        raise ValueError("x_keys are given and further rows have none: give Rows(…, keys_k) too")
-    keys_k = None if x_keys_B is None else given.keys_k
-    keys = () if x_keys_B is None or keys_k is None else ((keys_k, x_keys_B),)
-    owners = None if owner_B is None else (given.row_k + rows.own.start, owner_B)
-    return FurtherRows(given.embeddings_kD, keys_k, Exclusion(keys, owners=owners) if keys or owners else None)
 
 
 def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:

@@ -15,15 +15,9 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.batch import (
-    Columns,
-    GatheredBatch,
-    Rows,
-    as_int64,
-    as_relevance,
-    dtype_name,
-    gather_batch,
-)
+from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
+from dyad.train.losses.gathered.batch import Columns, GatheredBatch, gather_batch
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions

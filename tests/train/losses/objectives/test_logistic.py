@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.objectives.logistic import nce_from_log_u
 from dyad.train.losses.sums import tiles
 

@@ -25,7 +25,8 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.options.choices import PairLoss
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure

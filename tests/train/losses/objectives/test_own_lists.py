@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 
 B, D, TEMPERATURE = 6, 5, 0.25  # a power of two: its logarithm is kept in float32

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.objectives import oce
 from dyad.train.losses.sums import tiles
 

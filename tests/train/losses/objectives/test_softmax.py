@@ -20,7 +20,8 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
-from dyad.train.losses.gathered.batch import Columns, Rows
+from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 
 B, D = 7, 4
