@@ -112,8 +112,7 @@ def test_captions_that_are_not_there(shard: Path) -> None:
 
 
 def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
-    config = of(["experiment=topics"])
-    assert is_told(worst(found("data", lambda: run.data(config))), Level.ok, "queries.jsonl")
+    assert is_told(worst(run.data(of(["experiment=topics"]))), Level.ok, "queries.jsonl")
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "a", "positive_ctxs": []}\n')
     other = of(["experiment=topics", f"data.train={rows}"])
@@ -122,17 +121,13 @@ def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
 
 
 def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
-    """With and without an index. One of the rows read with some is enough."""
-    rows = tmp_path / "train.jsonl"
-    words = ["experiment=mnrl", "model.text.name=x", f"data.train={rows}"]
-    write_lines(rows, (dpr_row(i, hard=0) for i in range(5)))
-    for _ in range(2):
-        finding = worst(run.data(of(words)))
-        assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "python -m eval.mine", "per_row=0")
-        assert worst(run.data(of([*words, "data.negatives.per_row=0"]))).level is Level.ok
-        open_rows([str(rows)])
-    some = write_lines(tmp_path / "some.jsonl", (dpr_row(i, hard=i == 3) for i in range(5)))
-    assert worst(run.data(of([*words[:2], f"data.train={some}"]))).level is Level.ok
+    none, some = (write_lines(tmp_path / f"{n}.jsonl", [dpr_row(i, hard=n) for i in range(5)]) for n in (0, 1))
+    words = ["experiment=mnrl", "model.text.name=x"]
+    for _ in range(2):  # the second time with an index
+        finding = worst(run.data(of([*words, f"data.train={none}"])))
+        assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "eval.mine", "per_row=0")
+        open_rows([str(none)])
+    assert worst(run.data(of([*words, f"data.train={some}"]))).level is Level.ok
 
 
 # Model ----------------------------------------------------------------------------------------------------------------
