@@ -105,9 +105,7 @@ def test_directions(divergence: str) -> None:
 @pytest.mark.parametrize(("divergence", "pair_loss"), [*itertools.product(DIVERGENCES, ["identity", "logistic"])])
 def test_listed_pairs_and_further_columns(divergence: str, pair_loss: str, setting: str) -> None:
     """Several positives, none, excluded pairs, and columns and rows of no pair, in both directions."""
-    x, y = embeddings(7, m=9)
-    further = torch.randn(3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
-    wrong = torch.randn(2, 5, generator=torch.Generator().manual_seed(4), dtype=torch.float64).requires_grad_()
+    leaves = x, y, further, wrong = *embeddings(7, m=9), *embeddings(3, m=2, seed=3)
     positives = [(0, 1), (0, 8), (0, 4), (1, 0), (2, 2), (2, 4), (3, 3), (5, 7), (5, 5), (6, 1)]  # row 4 has none
     excluded = [(0, 2), (2, 0), (1, 9), (6, 11), (4, 4), *((3, j) for j in range(12) if j != 3)]
     left_out = set(excluded) | (set(positives) if setting == "supervised" else set())
@@ -120,7 +118,6 @@ def test_listed_pairs_and_further_columns(divergence: str, pair_loss: str, setti
         anchors, others = (x, torch.cat([y, further])) if a == 0 else (y, torch.cat([x, wrong]))
         tau = torch.tensor(TAU, dtype=torch.float64)
         sides.append(reference_coce(anchors, others, tau, chosen, own, divergence=divergence, pair_loss=pair_loss))
-    leaves = x, y, further, wrong
     wanted = torch.autograd.grad(sides[0] + sides[1], leaves)
     objective = build(divergence=divergence, pair_loss=pair_loss, setting=setting, directions="sum")
     columns = Columns(further, torch.tensor([0, 2, 2]))

@@ -383,3 +383,20 @@ def test_further_columns_of_which_none_is_positive_leave_own_pairs_single() -> N
     columns = Columns(more, torch.arange(4), positive_k=torch.zeros(4, dtype=torch.bool))
     single = build_objective("dpr", positives="single")(x, y, negatives=columns)
     torch.testing.assert_close(single.loss, build_objective("dpr")(x, y, negatives=more[:, None]).loss)
+
+
+REFUSED: list[tuple[str, Rows, dict[str, Any], tuple[object, ...]]] = [
+    ("simclr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("simclr", "clip")),
+    ("dpr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("directions=x", "clip")),
+    ("clip", Rows(torch.ones(1, 5), torch.tensor([0])), {}, ("x_negatives", D, "(1, 5)")),
+    ("clip", Rows(torch.ones(1, D), torch.tensor([B])), {}, ("x_negatives.row_k", B)),
+    ("clip", Rows(torch.ones(1, D), torch.arange(2)), {}, ("x_negatives.row_k", "(1,)", "(2,)")),
+    ("clip", Rows(torch.ones(1, D), torch.tensor([0])), {"x_keys": X_KEYS}, ("keys_k",)),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "keys", "named"), REFUSED, ids=str)
+def test_wrong_x_that_cannot_be_are_refused(name: str, rows: Rows, keys: Any, named: tuple[object, ...]) -> None:
+    x, y, options = torch.ones(B, D), torch.ones(B, D), {"duplicates": "mask"} if keys else {}
+    with raises((ConfigError, ValueError), *named):
+        build_objective(name, **options)(x, y, x_negatives=rows, **keys)
