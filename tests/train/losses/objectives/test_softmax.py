@@ -30,18 +30,7 @@ Y_KEYS = torch.tensor([1, 1, 2, 3, 5, 5, 5])  # with X_KEYS: 3~4~5 but not 3~5, 
 FURTHER_KEYS = torch.tensor([1, 9, 5, 3, 8])
 FURTHER_ROWS = torch.tensor([0, 0, 1, 4, 6])
 WRONG_KEYS = torch.tensor([9, 4, 8, 2])  # of x: the second is x of rows 3 and 4, the last that of row 1
-LISTED = [
-    (0, 0),
-    (0, 3),
-    (1, 1),
-    (2, 5),
-    (2, 2),
-    (4, 4),
-    (5, 5),
-    (6, 0),
-    (6, 6),
-    (6, 4),
-]  # row 3 and column 3…: none own
+LISTED = [(0, 0), (0, 3), (1, 1), (2, 5), (2, 2), (4, 4), (5, 5), (6, 0), (6, 6), (6, 4)]  # row, column 3: none own
 EXCLUDED = [(0, 1), (1, 0), (2, 3), (2, 4), (5, 6), (6, 5), (3, 2)]
 WIDE = [(0, 9), (0, 2), (1, 4), (2, 9), (3, 0), (4, 7), (5, 5), (5, 6), (6, 8)]
 
