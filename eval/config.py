@@ -112,7 +112,7 @@ class MineCommand:
         None, "questions with what is right for them, or pictures with captions, as data.train; null: the run's"
     )
     mine: MinedItems | None = described(
-        None, "pictures: what is wrong, captions for a picture (null), or pictures for a caption"
+        None, "of pictures: captions that are wrong for a picture (null), or pictures that are for a caption"
     )
     captions: list[str] | None = run_option(DataConfig, "captions")
     caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
