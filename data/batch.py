@@ -47,6 +47,24 @@ class Extra:
 
 
 @dataclass
+class ExtraX:
+    """Further items of the x side in a batch, which are wrong for the y of their row (such as pictures, for a text): k
+    ≥ 0 items in all, any number per row.
+
+    x (k, …): tower inputs, like those of Batch.x. row (k,) int64: the row of the local batch that each item belongs to.
+    keys (k,) int64: content keys. noise: what is still to be added to x.
+    """
+
+    x: Tensor
+    row: Tensor
+    keys: Tensor
+    noise: "Noise | None" = None
+
+    def with_noise(self) -> "ExtraX":
+        return self if self.noise is None else replace(self, x=self.noise.added(self.x), noise=None)
+
+
+@dataclass
 class KnownPositives:
     """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row. The item
     may lie outside the batch.
@@ -98,7 +116,7 @@ class Batch:
     have m items of its own, y (m, …), such as classes. positives (b,) int64: then the item of each sample, counted over
     side y of all ranks in rank order; None: sample i has item i, or no sample has one. sample_ids (b,) int64: ids 0, 1,
     … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
-    keys (64-bit hashes); equal keys are the same item on any rank. extra: further items of side y.
+    keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further items of side y and of x.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
     on the host; None for a side that is no text, or whose tokenizer does not tell. x_noise, y_noise: what is still to
@@ -122,6 +140,7 @@ class Batch:
     y_noise: Noise | None = None
     y_log_q: Tensor | None = None
     relevance: Tensor | None = None
+    extra_x: ExtraX | None = None
 
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
@@ -133,7 +152,8 @@ class Batch:
         """Return the batch with its noise added, on the device where it is."""
         sides = (self.x, self.x_noise), (self.y, self.y_noise)
         x, y = (inputs if noise is None else noise.added(inputs) for inputs, noise in sides)
-        return replace(self, x=x, y=y, x_noise=None, y_noise=None)
+        extra_x = self.extra_x and self.extra_x.with_noise()
+        return replace(self, x=x, y=y, x_noise=None, y_noise=None, extra_x=extra_x)
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator of a GPU that `stream` reads the batch, which another stream has filled."""

@@ -150,6 +150,15 @@ class NegativesConfig:
         ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the picture, for hard_negatives"
     )
     file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
+    pictures: int = described(
+        0, "task=image_text: pictures drawn for a row each time, at most, that are wrong for its caption", least=0
+    )
+    picture_fields: list[str] = described(
+        ["negative.jpg", "negative.png", "negative.webp"], "members of a sample that are such pictures"
+    )
+    picture_file: str | None = described(
+        None, "file of mined pictures that python -m eval.mine mine=pictures wrote, for the list 'mined'"
+    )
     refresh_every: int = described(
         0, "steps after which negatives are mined anew with the present weights; 0: never", least=0
     )
@@ -159,11 +168,13 @@ class NegativesConfig:
         if not self.lists:
             raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
         draws_mined = self.per_row > 0 and NegativeList.mined in self.lists
-        if self.file is not None and not draws_mined:
-            raise ConfigError(
-                f"data.negatives.file={self.file}: nothing draws from it. Add data.negatives.lists=[mined] "
-                "data.negatives.per_row=1, or leave it out"
-            )
+        for name, count in (("file", "per_row"), ("picture_file", "pictures")):
+            path, draws = getattr(self, name), getattr(self, count) > 0 and NegativeList.mined in self.lists
+            if path is not None and not draws:
+                raise ConfigError(
+                    f"data.negatives.{name}={path}: nothing draws from it. Add data.negatives.lists=[mined] "
+                    f"data.negatives.{count}=1, or leave it out"
+                )
         if self.refresh_every and not draws_mined:
             raise ConfigError(
                 f"data.negatives.refresh_every={self.refresh_every}: nothing would use what is mined. Add "

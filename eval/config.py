@@ -9,6 +9,7 @@ from dyad.data.base.command_line import run_option
 from dyad.data.config import AnswerMatch, CaptionPer, DataConfig, MiningConfig, PassageConfig, described
 from dyad.train.eval_config import EmbeddingType, EvalConfig, ProbeFeatures, Truth, check_search
 
+MinedItems = StrEnum("MinedItems", ["captions", "pictures"])
 Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
 
 
@@ -64,7 +65,16 @@ class MineCommand:
     queries: str | None = described(
         None, "questions with what is right for them, or pictures with captions, as data.train; null: the run's"
     )
-    out: str | None = described(None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ of the run")
+    mine: MinedItems | None = described(
+        None, "of pictures: captions that are wrong for a picture (null), or pictures that are for a caption"
+    )
+    captions: list[str] | None = run_option(DataConfig, "captions")
+    caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
+    image_key: str | None = run_option(DataConfig, "image_key")
+    text_key: str | None = run_option(DataConfig, "text_key")
+    out: str | None = described(
+        None, "folder for mined.jsonl, its summary and the embeddings; null: mined/ or mined_pictures/ of the run"
+    )
     first_rank: int | None = run_option(MiningConfig, "first_rank")
     last_rank: int | None = run_option(MiningConfig, "last_rank")
     keep: int | None = run_option(MiningConfig, "keep")

@@ -6,6 +6,7 @@ Does not import torch, so that --help answers at once.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -19,6 +20,7 @@ from dyad.train.eval_config import EvalConfig
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
+from dyad.train.negatives_rules import negatives_rules
 from dyad.train.plan_config import PlanConfig
 
 Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
@@ -297,16 +299,11 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
 
     world_size: as for `validate`. broken: messages about further mistakes.
     """
-    steps, size, optim, negatives = config.steps, config.global_batch_size, config.optim, config.data.negatives
-    per_row, is_epr = negatives.per_row, getattr(config.objective, "name", "") == "epr"
+    steps, size, optim = config.steps, config.global_batch_size, config.optim
     rules = {
-        f"data.negatives.per_row={per_row}: task={config.task.value} has no hard negatives. Set it to 0": per_row > 0
-        and config.task not in (Task.image_text, Task.question_passage),
-        f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
-        "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0
-        and config.task is not Task.question_passage,
-        f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
-        "data.negatives.per_row=1, or take objective=dpr": is_epr and per_row != 1,
+        f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME": Path(
+            config.run.name or ""
+        ).is_absolute(),
         f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
         and config.model.embed_dim is None,
         "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, or "
@@ -325,6 +322,7 @@ def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str]
         f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}": not {*config.from_weights}
         <= {*KNOWN_BY_WEIGHTS},
         **best_rules(config.checkpoint, config.eval.every, bool(config.data.val or config.eval.suite or config.also)),
+        **negatives_rules(config.data, config.task, getattr(config.objective, "name", "")),
         **_stream_rules(config),
         **_sharding_rules(config),
         **_objective_rules(config),
@@ -355,11 +353,12 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     objective = config.objective
     listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
     classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
-    further = listed or config.data.negatives.per_row > 0 or classes
+    further, further_x = listed or config.data.negatives.per_row > 0 or classes, config.data.negatives.pictures > 0
     inputs = "scores" if config.task is Task.labelled and rare else "pairs"
     has_catalogue = config.task in ITEMS and config.data.mode is Mode.indexed
     graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
-    expected = ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded)
+    of_data = further, listed, classes, inputs, has_catalogue, graded, further_x
+    expected = ExpectedBatch(config.global_batch_size, *of_data)
     by_key = getattr(objective, "duplicates", None) is Duplicates.positive
     supervised = getattr(objective, "setting", None) is Setting.supervised
     own_lists = getattr(objective, "candidates", None) is CandidateSet.list

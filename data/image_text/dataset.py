@@ -22,18 +22,24 @@ from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import BadSample, Batch, Extra, lengths_by
 from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text import transforms
-from dyad.data.image_text.negatives import MinedTexts, draw_texts, wrong_texts
+from dyad.data.image_text.negatives import Mined, MinedTexts, draw_texts, wrong_texts
 from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.image_text.wrong_pictures import Drawn, MinedPictures, WrongPictures
 from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
-LOOKED_AT = 100  # samples, for hard negatives
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
+WHERE = {  # key of how many negatives are drawn → keys that say where they are
+    "per_row": "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none",
+    "pictures": "data.negatives.picture_fields or .picture_file says where they are; python -m eval.mine mine=pictures "
+    "finds some; pictures=0: none",
+}
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
@@ -48,7 +54,7 @@ class TrainingPair(NamedTuple):
     x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
     the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
     (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
-    wrong for the picture.
+    wrong for the picture. wrong: pictures that are wrong for the caption: each like x with its draws, and its key.
     """
 
     x: Tensor
@@ -59,25 +65,42 @@ class TrainingPair(NamedTuple):
     draws: np.ndarray
     relevance: float | None
     negatives: tuple[str, ...]
+    wrong: Drawn
 
 
 class PairMaker:
     """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
 
     def __init__(
-        self, spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, mined: MinedTexts | None = None
+        self,
+        spec: ImageSpec,
+        tokenize: Tokenize,
+        config: DataConfig,
+        seed: int,
+        mined: MinedTexts | None = None,
+        mined_pictures: MinedPictures | None = None,
     ) -> None:
         """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend. mined: hard negatives mined before; None if there are none.
+        of the run, on which all random draws depend. mined, mined_pictures: hard negatives mined before; None if there
+        are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
         """
-        if config.negatives.per_row and NegativeList.mined in config.negatives.lists and mined is None:
-            raise ConfigError("data.negatives.lists has 'mined': set data.negatives.file.")
-        self.mined = mined
+        negatives, files = config.negatives, {MinedTexts.key: mined, MinedPictures.key: mined_pictures}
+        counts = {MinedTexts.key: negatives.per_row, MinedPictures.key: negatives.pictures}
+        without = [key for key, count in counts.items() if count and files[key] is None]
+        only_mined = {*negatives.lists} == {NegativeList.mined} or not any(files.values())
+        if without and NegativeList.mined in negatives.lists and only_mined:
+            raise ConfigError(f"data.negatives.lists has 'mined': set {without[0]}.")
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
+        self.mined, self.wrong = mined, WrongPictures(self.spec, config, mined_pictures)
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
+
+    @property
+    def mined_files(self) -> list[Mined]:
+        """The files of mined negatives that pairs are made with."""
+        return [mined for mined in (self.mined, self.wrong.mined) if mined is not None]
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
         """Return a training pair (picture and one caption) of the sample. Random parts (caption, augmentation) depend
@@ -86,7 +109,8 @@ class PairMaker:
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
         config, count = self.config, CAPTION_DRAWS + transforms.DRAWS
-        draws = transforms.uniforms(self.seed, epoch, position, count + config.negatives.per_row)
+        texts_end = count + config.negatives.per_row
+        draws = transforms.uniforms(self.seed, epoch, position, texts_end + self.wrong.draws)
         number = int(np.searchsorted(self._thresholds, draws[0], side="right"))
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
@@ -94,8 +118,9 @@ class PairMaker:
         of_picture, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
         x = transforms.training_size(decoded, self.spec, config.augment, of_picture)
         x_key = content_key(sample.picture(config.image_key))
-        negatives = self.negatives(sample, x_key, draws[count:]) if config.negatives.per_row else ()
-        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives)
+        negatives = self.negatives(sample, x_key, draws[count:texts_end]) if config.negatives.per_row else ()
+        wrong = self.wrong.drawn(sample, text, x_key, draws[texts_end:])
+        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives, wrong)
 
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
         """Draw texts that are wrong for the picture of a sample, at most one for each random number in `draws`.
@@ -104,6 +129,12 @@ class PairMaker:
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
+
+    def has_pictures(self, sample: ShardSample) -> bool:
+        """Whether a sample has pictures that are wrong for a caption of it, or was mined. Errors as of `pair`."""
+        x_key = content_key(sample.picture(self.config.image_key))
+        texts = (text for name in self.config.captions for text in self.texts(sample, name))
+        return self.wrong.any_for(sample, texts, x_key)
 
     def has_negatives(self, sample: ShardSample) -> bool:
         """Whether a sample has texts that are wrong for its picture, or was mined, with what result ever. Errors as of
@@ -115,7 +146,7 @@ class PairMaker:
         """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
         tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
         lists them."""
-        pictures, texts, *numbers, draws, relevance, negatives = zip(*pairs, strict=True)
+        pictures, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
         more = [(row, text) for row, drawn in enumerate(negatives) for text in drawn]
@@ -129,6 +160,7 @@ class PairMaker:
             y_lengths=lengths,
             x_noise=x_noise,
             relevance=weights,
+            extra_x=self.wrong.extra(x, x_noise, wrong) if self.config.negatives.pictures else None,
         )
 
     def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
@@ -156,6 +188,21 @@ class PairMaker:
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
         return sample.captions(name, self.config.caption_per)
+
+
+def maker_with_mined(
+    spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, shards: Shards | None = None
+) -> PairMaker:
+    """Return what makes pairs, with the mined negatives of the files that data.negatives names.
+
+    shards: the data, of which mined pictures are; None: a stream, which has none. Errors as of these files.
+    """
+    texts, pictures = config.negatives.file, config.negatives.picture_file
+    mined = MinedTexts(texts) if texts else None
+    return PairMaker(
+        *(spec, tokenize, config, seed, mined),
+        mined_pictures=MinedPictures(pictures, shards, config) if pictures and shards else None,
+    )
 
 
 class LabelMaker(PairMaker):
@@ -187,20 +234,22 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        if maker.config.negatives.per_row:
-            self._check_negatives()
+        for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_pictures)):
+            if getattr(maker.config.negatives, name):
+                self._check_negatives(name, has_any)
 
-    def _check_negatives(self) -> None:
-        """Raise ConfigError if none of LOOKED_AT samples, evenly spaced, has hard negatives: it would train without."""
-        looked = np.unique(np.linspace(0, len(self.shards) - 1, LOOKED_AT).astype(np.int64)).tolist()
+    def _check_negatives(self, name: str, has_any: Callable[[ShardSample], bool]) -> None:
+        """Raise ConfigError if none of the samples of `looked_at` has hard negatives: it would train without.
+
+        name: the key of data.negatives that says how many are drawn. has_any: whether a sample has some.
+        """
+        looked = looked_at(len(self.shards))
         for i in looked:
             with suppress(SampleError):  # bad samples are replaced
-                if self._maker.has_negatives(ShardSample.read(self.shards, i)):
+                if has_any(ShardSample.read(self.shards, i)):
                     return
-        raise ConfigError(
-            f"data.negatives.per_row: none of {len(looked):,} samples, evenly spaced in data.train, has negatives. "
-            "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none"
-        )
+        problem = f"none of {len(looked):,} samples, evenly spaced in data.train, has negatives"
+        raise ConfigError(f"data.negatives.{name}: {problem}. {WHERE[name]}")
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).

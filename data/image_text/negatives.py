@@ -1,12 +1,14 @@
-"""Hard negatives of pictures: texts that are wrong for a picture, in its json member or mined by `python -m eval.mine`.
+"""Hard negatives of pictures: texts that are wrong for a picture, and files of mined negatives by content.
 
-The file mined.jsonl has one line per picture: {"query_id": name of its content key, "negatives": [texts, best ranked
-first], "scores": [...]}. Pictures of equal content have the same negatives.
+The texts are in a json field of the sample (data.negatives.fields), or were mined by `python -m eval.mine`. A file of
+mined ones has a line per item: {"query_id": name of its content key, "negatives": [best ranked first], "scores":
+[...]}. Items of equal content have the same. Pictures that are wrong for a caption: data/image_text/wrong_pictures.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,42 +17,69 @@ from dyad.data.config import DataConfig, NegativeList
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
 from dyad.data.loading.negatives import distinct, is_text, open_mined, sample
 from dyad.data.shards.content_keys import Int64s, content_key, key_of_name
-from dyad.data.shards.index_cache import cached_array
+from dyad.data.shards.index_cache import MemmapArray, cached_array
 from dyad.data.shards.manifest import file_entries
 from dyad.data.shards.rows import Rows
 
 FORMAT = "1"
-LINE = '{"query_id": content key of a picture, "negatives": [texts]}'
 
 
-class MinedTexts:
-    """The mined texts of each picture, read from their file by the content key of the picture. Can be pickled.
+class Mined:
+    """The mined negatives of each item, read from their file by the content key of the item. Can be pickled.
 
-    files: the description of the file for the manifest of a run.
+    key: the configuration key that names the file. line: what a line of it is. files: the description of the file for
+    the manifest of a run.
     """
 
+    key: ClassVar[str]
+    line: ClassVar[str]
+
     def __init__(self, path: str) -> None:
-        """Open the file `path` of mined texts.
+        """Open the file `path` of mined negatives.
 
         Raises ConfigError when it is missing, and DataError, naming the line, when a line is not of the form
-        {"query_id": content key, "negatives": [texts]}, or repeats a picture.
+        {"query_id": content key, "negatives": […]}, or repeats an item.
         """
-        self._rows = rows = open_mined(path)
-        self.fingerprint, self.files = rows.fingerprint, file_entries(rows.shards.indexes)
-        self._mapped = cached_array(rows.files, "mined texts", [], [FORMAT, rows.fingerprint], lambda: _by_key(rows))
+        self._rows = rows = open_mined(path, self.key)
+        self.path, self.fingerprint, self.files = path, rows.fingerprint, file_entries(rows.shards.indexes)
+        kind = f"mined {self.key}"
+        self._mapped = cached_array(rows.files, kind, [], [FORMAT, rows.fingerprint], lambda: self._by_key(rows))
+
+    def negatives(self, key: int) -> Sequence[str]:
+        """Return the mined negatives of an item as its line has them; none if it has no line."""
+        line = place_of(key, self._mapped)
+        return () if line is None else self._rows.fields(line)["negatives"]
+
+    def __contains__(self, key: int) -> bool:
+        return place_of(key, self._mapped) is not None
+
+    @staticmethod
+    def is_negative(value: object) -> bool:
+        """Whether a value may stand in the list of a line."""
+        return is_text(value)
+
+    def _by_key(self, rows: Rows) -> Int64s:
+        """Return the content keys of the items of all n lines, ascending, and their lines, (2, n)."""
+        found = {}
+        for i in range(len(rows)):
+            fields = rows.fields(i)
+            key, negatives = key_of_name(fields.get("query_id")), fields.get("negatives")
+            if key is None or not isinstance(negatives, list) or not all(map(self.is_negative, negatives)):
+                raise DataError(f"{rows.where(i)} is not {self.line}. python -m eval.mine makes such files")
+            if found.setdefault(key, i) != i:
+                raise DataError(f"{rows.where(i)}: its query_id is there already, {rows.where(found[key])}")
+        return sorted_table(found)
+
+
+class MinedTexts(Mined):
+    """The mined texts of each picture."""
+
+    key = "data.negatives.file"
+    line = '{"query_id": content key of a picture, "negatives": [texts]}'
 
     def texts(self, x_key: int) -> Sequence[str]:
         """Return the mined texts of a picture, best ranked first, cut to MAX_LETTERS; none if it has no line."""
-        line = self._line(x_key)
-        return [] if line is None else [text[:MAX_LETTERS] for text in self._rows.fields(line)["negatives"]]
-
-    def __contains__(self, x_key: int) -> bool:
-        return self._line(x_key) is not None
-
-    def _line(self, x_key: int) -> int | None:
-        keys_n, lines_n = self._mapped.array
-        place = int(np.searchsorted(keys_n, x_key))
-        return int(lines_n[place]) if place < len(keys_n) and keys_n[place] == x_key else None
+        return [text[:MAX_LETTERS] for text in self.negatives(x_key)]
 
 
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
@@ -74,14 +103,13 @@ def draw_texts(texts: Sequence[str], right: Sequence[str], draws: np.ndarray) ->
     return tuple(texts[i] for i in sample(distinct(keys, set(excluded)), draws))
 
 
-def _by_key(rows: Rows) -> Int64s:
-    """Return the content keys of the pictures of all n lines, ascending, and their lines, (2, n)."""
-    found = {}
-    for i in range(len(rows)):
-        fields = rows.fields(i)
-        key, negatives = key_of_name(fields.get("query_id")), fields.get("negatives")
-        if key is None or not isinstance(negatives, list) or not all(map(is_text, negatives)):
-            raise DataError(f"{rows.where(i)} is not {LINE}. python -m eval.mine makes one from a run of pictures")
-        if found.setdefault(key, i) != i:
-            raise DataError(f"{rows.where(i)}: its picture is there already, {rows.where(found[key])}")
+def sorted_table(found: dict[int, int]) -> Int64s:
+    """Return n keys, ascending, and the number of each, (2, n)."""
     return np.array(sorted(found.items()), np.int64).reshape(-1, 2).T
+
+
+def place_of(key: int, table: MemmapArray) -> int | None:
+    """Return the number of a key in a stored table (see sorted_table); None for a key that it lacks."""
+    keys_n, numbers_n = table.array
+    place = int(np.searchsorted(keys_n, key))
+    return int(numbers_n[place]) if place < len(keys_n) and keys_n[place] == key else None

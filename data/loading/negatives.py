@@ -1,4 +1,4 @@
-"""Draws hard negatives from a list of candidates, and opens a file of mined ones."""
+"""Draws hard negatives from a list of candidates, opens a file of mined ones, and says where to look for any."""
 
 import re
 from collections.abc import Sequence
@@ -8,6 +8,8 @@ import numpy as np
 from dyad.data.base.errors import ConfigError
 from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
+
+LOOKED_AT = 100  # samples, for hard negatives
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
@@ -27,11 +29,17 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
     return left[: len(draws)]
 
 
-def open_mined(path: str) -> Rows:
-    """Open the one file that data.negatives.file names. Raises ConfigError for several, or one with a weight."""
-    source, *others = parse_sources([path], "data.negatives.file")
+def looked_at(count: int) -> list[int]:
+    """Return at most LOOKED_AT positions, evenly spaced over `count` samples, that show whether data have negatives."""
+    return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
+
+
+def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
+    """Open the one file that the configuration key `key` names. Raises ConfigError for several, or one with a
+    weight."""
+    source, *others = parse_sources([path], key)
     if others or source.weight != 1:
-        raise ConfigError(f"data.negatives.file={path}: write one file, without a weight.")
+        raise ConfigError(f"{key}={path}: write one file, without a weight.")
     return open_rows(source.shards)
 
 

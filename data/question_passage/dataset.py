@@ -9,20 +9,21 @@ Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch, Extra, KnownPositives, lengths_by
 from dyad.data.config import DataConfig, DrawnPositives, NegativeList, PassageConfig, QuestionConfig
 from dyad.data.image_text.transforms import uniforms
-from dyad.data.loading.negatives import distinct
+from dyad.data.loading.negatives import distinct, looked_at
 from dyad.data.loading.replacement import Replacements
 from dyad.data.question_passage.corpus import Corpus
-from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives
+from dyad.data.question_passage.negatives import MinedNegatives, draw_negatives, without_negatives
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRows
 from dyad.data.shards.content_keys import Int64s
@@ -127,6 +128,18 @@ class QuestionPassage:
 
     def where(self, sample_id: int) -> str:
         return f"row {sample_id} of data.train"
+
+    def notes(self) -> list[str]:
+        """Return lines for the log, at most one: that no row has hard negatives, and data.negatives.per_row wants
+        some."""
+        negatives, looked = self.config.negatives, looked_at(len(self.questions))
+        if not negatives.per_row or negatives.refresh_every:
+            return []
+        for i in looked:
+            with suppress(SampleError):  # bad rows are replaced
+                if draw_negatives(self.questions.row(i), i, self.mined, negatives, (0.0,)):
+                    return []
+        return [f"data.negatives.per_row={negatives.per_row}: {without_negatives(len(looked))}"]
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
         """Draw the passages that row i of the training data gives in an epoch: one positive, up to

@@ -50,6 +50,12 @@ def draw_negatives(
     return []
 
 
+def without_negatives(rows: int) -> str:
+    """Say what it means that none of so many rows, evenly spaced in the data, has hard negatives."""
+    count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
+    return f"{count} has hard negatives, so those of the batch are all there are. python -m eval.mine finds some"
+
+
 # ---- mined negatives -----------------------------------------------------------------------------------------------
 
 

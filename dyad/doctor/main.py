@@ -139,4 +139,5 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
     side = (config.model.image.image_size or USUAL_SIDE) if config.has_pictures else 0
-    return workers, config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * 3 * side * side
+    pictures = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * (1 + config.data.negatives.pictures)
+    return workers, pictures * 3 * side * side

@@ -5,7 +5,7 @@ The public functions yield findings: lines marked ok, warn or fail, with a fix.
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,13 @@ from torch import nn
 from dyad.data.base.errors import BadRow, ConfigError, DataError, ExitCode
 from dyad.data.base.findings import Finding, fail, ok, warn
 from dyad.data.base.json_text import parse_json
-from dyad.data.config import Mode
+from dyad.data.config import Mode, NegativeList
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.stream import first_of
+from dyad.data.loading.negatives import looked_at
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
+from dyad.data.question_passage.negatives import without_negatives
 from dyad.data.question_passage.views import text_of
 from dyad.data.shards.index import has_index, scan_stream, stored_index
 from dyad.data.shards.rows import Rows
@@ -116,16 +118,19 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
         _refuse(path, index.problems)
         samples = Shards([ShardSource((path,))], [index])
         rows = Rows(samples)
-        for i in {0, index.samples - 1} if index.samples else ():
-            if config.has_pictures:
+        if config.has_pictures:
+            for i in {0, index.samples - 1} if index.samples else ():
                 _check_picture(ShardSample.read(samples, i), config)
-            else:
-                _check_row(rows.fields(i), rows.where(i), config)
+        else:
+            found = ((rows.fields(i), rows.where(i)) for i in looked_at(index.samples))
+            yield from _check_rows(found, path, config)
         yield ok("data", f"{path}: {index.samples} samples, indexed, first and last read ({total} in all)")
     elif length > SCANNED or scheme_of(path):
         yield ok("data", f"{path}: {size(length)}, indexed at the start ({total} in all)")
     else:
-        yield ok("data", f"{path}: {_scan(path, config)} samples, read whole, indexed at the start ({total} in all)")
+        count, findings = _scan(path, config)
+        yield from findings
+        yield ok("data", f"{path}: {count} samples, read whole, indexed at the start ({total} in all)")
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
@@ -143,12 +148,22 @@ def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
             sample.captions(name, config.data.caption_per)
 
 
-def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
-    """Raise DataError if a row of the training data is not a valid question, or not a text for two views of it.
+def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: TrainConfig) -> Iterator[Finding]:
+    """Check rows of a file of texts, each with its place; yield a warning if none has the hard negatives wanted."""
+    found, negatives = [_check_row(*row, config) for row in rows], config.data.negatives
+    is_drawn = config.task is Task.question_passage and negatives.per_row and NegativeList.mined not in negatives.lists
+    if is_drawn and found and not any(found):
+        fix = "or leave them out: data.negatives.per_row=0"
+        key = f"data.negatives.per_row={negatives.per_row}"
+        yield warn("data", f"{path}: {key}: {without_negatives(len(found))}", fix)
 
-    In the queries of a folder of BEIR or MS MARCO it must be a valid query, in other files a question with its
-    passages, under the field names that `config` gives. fields: the row. where: its file and line, which begin the
-    error message.
+
+def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
+    """Return whether a row of the training data has hard negatives that training draws.
+
+    Raises DataError if the row is not a valid question, or not a text for two views of it. In the queries of a folder
+    of BEIR or MS MARCO it must be a valid query, in other files a question with its passages, under the field names
+    that `config` gives. fields: the row. where: its file and line, which begin the error message.
     """
     try:
         if config.task is not Task.question_passage:
@@ -156,13 +171,15 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> None:
         elif QUERIES in where:
             query_of(fields)
         else:
-            record_of(fields, config.data.passage, config.data.relevance)
+            record = record_of(fields, config.data.passage, config.data.relevance)
+            return any(getattr(record, name, ()) for name in config.data.negatives.lists)
     except BadRow as bad:
         raise DataError(f"{where}: {bad}") from bad
+    return False
 
 
-def _scan(path: str, config: TrainConfig) -> int:
-    """Read a whole shard that has no index, check its first and last sample, and return its number of samples.
+def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
+    """Read a whole shard that has no index, check some of its samples, and return their number and findings on them.
 
     No index is written. Raises DataError for the first problem.
     """
@@ -174,15 +191,17 @@ def _scan(path: str, config: TrainConfig) -> int:
         for sample in scan.samples[:1] + scan.samples[-1:] if config.has_pictures else ():
             members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
             _check_picture(ShardSample(path, sample.key, members), config)
-        return len(scan.samples)
-    for row in (0, -1) if len(scan.key) and scan.suffix == "json" else ():
-        content = read(scan.offset[row], scan.offset[row] + scan.size[row])
-        where = f"{path}: {scan.key[row]}"
+        return len(scan.samples), ()
+
+    def row(i: int) -> tuple[dict[str, Any], str]:
+        where = f"{path}: {scan.key[i]}"
         try:
-            _check_row(parse_json(content), where, config)
+            return parse_json(read(scan.offset[i], scan.offset[i] + scan.size[i])), where
         except ValueError as error:
             raise DataError(f"{where}: unreadable row: {error}") from error
-    return len(scan.key)
+
+    some = looked_at(len(scan.key)) if scan.suffix == "json" else ()
+    return len(scan.key), [*_check_rows(map(row, some), path, config)]
 
 
 # Model ----------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.files import whole_file, writable
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
-from dyad.eval.config import MineCommand
+from dyad.eval.config import MineCommand, MinedItems
 
 if TYPE_CHECKING:
     from dyad.eval.mine.mining import MiningData
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PURPOSE = """\
 Mine hard negatives with a trained model: for each training question the passages, for each training picture the
-captions that it ranks high although they are not right. Training then draws from them. What is right and its copies are
-never among them.
+captions, or for each caption the pictures, that it ranks high although they are not right. Training then draws from
+them. What is right and its copies are never among them.
 Everything is key=value. Under torchrun the ranks share the work and the result stays the same."""
 EXAMPLES = {
     "for the questions and the corpus that the run was trained on": "python -m eval.mine run=runs/topics",
@@ -39,11 +39,13 @@ EXAMPLES = {
     "corpus=nq/corpus.jsonl queries=nq out=mined/nq first_rank=1 relative_margin=0.05",
     "pictures: the five best captions of others, that score 5 % less than its own": "python -m eval.mine "
     "run=runs/emoji first_rank=1 keep=5 relative_margin=0.05",
+    "the five best pictures of others for each caption": "python -m eval.mine run=runs/emoji mine=pictures "
+    "first_rank=1 keep=5",
     "judged by a cross-encoder's scores of question and passage": "python -m eval.mine run=runs/x scores=scores.tsv "
     "margin=2",
 }
 NOTES = """\
-out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each question or picture; mined.json, which says
+out gets mined.jsonl, a line {"query_id", "negatives", "scores"} for each query; mined.json, which says
 how many were left out and why; and embeddings/, so that the same command goes on wherever it was stopped, or mines
 again by other rules without encoding; delete it when you are done. null: as the run has it.
 Questions: negatives are ids of passages. Without a corpus, all passages in the rows of questions are searched, and out
@@ -51,6 +53,7 @@ gets them as corpus.jsonl.
 Pictures: negatives are texts; query_id is the content key of the picture, and equal pictures are one. All captions
 that training may draw (data.captions) are searched, and out gets them as captions.jsonl, with whose they are in
 pictures.npy. Right are the captions of the picture, and those with the same data.text_key.
+mine=pictures: the same with sides exchanged, for data.negatives.picture_file; query_id and negatives are content keys.
 """
 CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
 REASONS = {
@@ -83,9 +86,11 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
     """Raise ConfigError if the run's task has nothing to mine, or the command has an option that it does not know."""
     if config.task.name not in OPEN:
         raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
-    given = [name for name in OF_QUESTIONS if getattr(command, name) is not None]
-    if given and config.task.name != "question_passage":
-        raise ConfigError(f"{given[0]}= is for questions and passages, and {run} is of pictures. Leave it out")
+    of_questions = config.task.name == "question_passage"
+    kinds = ("pictures", "questions and passages") if of_questions else ("questions and passages", "pictures")
+    options = OF_PICTURES if of_questions else OF_QUESTIONS
+    if given := [name for name in options if getattr(command, name) is not None]:
+        raise ConfigError(f"{given[0]}= is for {kinds[0]}, and {run} is of {kinds[1]}. Leave it out")
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
@@ -111,10 +116,11 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     from dyad.train.distributed.failures import process_group
     from dyad.train.distributed.world import set_timeout
 
-    out = Path(command.out).expanduser() if command.out else own_output(run, "mined")
+    folder = "mined_pictures" if command.mine is MinedItems.pictures else "mined"
+    out = Path(command.out).expanduser() if command.out else own_output(run, folder)
     with process_group(config.dist.seconds_to_start) as world:
         trained = load_on_all(command.run, world)
-        opened = partial(OPEN[config.task.name], config, trained.model, out, write=world.rank == 0)
+        opened = partial(OPEN[config.task.name], config, trained.model, out, command.mine, write=world.rank == 0)
         data, corpus = rank_0_first(world, opened)
         set_timeout(config.dist.timeout)
         scores = raise_on_all(world, lambda: None if command.scores is None else read_pair_scores(command.scores))
@@ -128,14 +134,16 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
         summary = mine(replace(source, scores=scores), config.data.negatives.mining, out, world, identity)
         if world.rank == 0:
             print(printable("\n".join(report(summary, data))))
-            training = training_command(config, run, out / MINED, corpus)
+            training = training_command(config, run, out / MINED, corpus, command.mine)
             print(printable(f"\nWritten: {out / MINED}. To train on it:\n  {training}"))
 
 
 # ---- what is mined, by task ------------------------------------------------------------------------------------------
 
 
-def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
+def open_questions_and_passages(
+    config: TrainConfig, model: Any, out: Path, _: MinedItems | None, write: bool
+) -> Opened:
     """Open the questions of data.train and the corpus of passages to search: the run's, or all passages in the rows of
     questions, in the file CORPUS of the folder `out`.
 
@@ -168,16 +176,18 @@ def open_questions_and_passages(config: TrainConfig, model: Any, out: Path, writ
     return QuestionsAndPassages(questions, corpus, model.tokenize, config.data), corpus.rows.files[0]
 
 
-def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write: bool) -> Opened:
+def open_pictures_and_captions(
+    config: TrainConfig, model: Any, out: Path, what: MinedItems | None, write: bool
+) -> Opened:
     """Open the pictures of data.train and all captions that training may draw of them, in the folder `out`.
 
-    write: whether this process writes the captions.
+    what: which of them become negatives. write: whether this process writes the captions.
     """
     from dyad.data.image_text.dataset import Pictures
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import prepared_tables, table_options
-    from dyad.eval.mine.pictures import PicturesAndCaptions, write_captions
+    from dyad.eval.mine.pictures import CaptionsAndPictures, PicturesAndCaptions, write_captions
 
     tables = prepared_tables(table_options(config.data))
     shards = open_shards(parse_sources(config.data.train, "queries", tables=tables))
@@ -185,11 +195,13 @@ def open_pictures_and_captions(config: TrainConfig, model: Any, out: Path, write
         with writable(out):
             out.mkdir(parents=True, exist_ok=True)
             write_captions(shards, config.data, out)
-    return PicturesAndCaptions(Pictures(shards, model.image, config.data), model.tokenize, out), None
+    kind = CaptionsAndPictures if what is MinedItems.pictures else PicturesAndCaptions
+    return kind(Pictures(shards, model.image, config.data), model.tokenize, out), None
 
 
 OPEN = {"question_passage": open_questions_and_passages, "image_text": open_pictures_and_captions}
 OF_QUESTIONS = ("corpus", "drop_answers", "regex_answers", "scores")
+OF_PICTURES = ("mine", "captions", "caption_per", "image_key", "text_key")
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -209,25 +221,31 @@ def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
     yield from (f"  {left_out[name]:>10,}  {meaning}" for name, meaning in REASONS.items() if name in left_out)
 
 
-def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None) -> str:
+def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
     """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
 
-    corpus: the file of the passages searched, if it is not the run's. If the run's objective takes no extra negatives,
-    the command has objective=info_nce.
+    corpus: the file of the passages searched, if it is not the run's. what: what was mined of pictures. If the run's
+    objective takes no such negatives, the command has objective=info_nce, or clip for pictures.
     """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig
     from dyad.train.losses import OBJECTIVES
 
-    takes = "negatives" in OBJECTIVES[config.objective.name].takes
-    negatives = replace(config.data.negatives, lists=[NegativeList.mined], file=str(mined), per_row=1)
+    own = config.data.negatives
+    if what is MinedItems.pictures:
+        takes, other = not config.objective.without_x_negatives, "clip"
+        lists = [NegativeList.mined, *(each for each in own.lists if own.per_row and each is not NegativeList.mined)]
+        negatives = replace(own, lists=lists, picture_file=str(mined), pictures=1)
+    else:
+        takes, other = "negatives" in OBJECTIVES[config.objective.name].takes, "info_nce"
+        negatives = replace(own, lists=[NegativeList.mined], file=str(mined), per_row=1)
     if not negatives.refresh_every:
         negatives = replace(negatives, mining=MiningConfig())
     passage = replace(config.data.passage, corpus=corpus) if corpus else config.data.passage
     next_config = replace(
         config,
         init_from=str(run),
-        objective=config.objective if takes else OBJECTIVES["info_nce"](),
+        objective=config.objective if takes else OBJECTIVES[other](),
         data=replace(config.data, negatives=negatives, passage=passage),
         run=replace(config.run, name=None),
         resume=ResumeConfig(),

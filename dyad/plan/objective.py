@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra
+from dyad.data.batch import Batch, Extra, ExtraX
 from dyad.plan.measure import COLLECTIVES, Measured, only_rank_0
 from dyad.run.components import pairs_of_ranks, run_options
 from dyad.train.config import Precision, TrainConfig
@@ -131,6 +131,9 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
         batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
         if config.objective.draws:
             batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
+    if pictures := b * config.data.negatives.pictures:
+        row = torch.arange(pictures) % b
+        batch.extra_x = ExtraX(x[row], row, pictures + row)
     return batch
 
 

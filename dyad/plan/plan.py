@@ -86,7 +86,7 @@ class RunPlan:
         # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
-        backward += 16 * pairs * towers.y_rows / self.chunk * towers.width
+        backward += 16 * pairs * towers.rows / self.chunk * towers.width
         objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
         objective += self.cost.kept(pairs, pairs * self.devices.count)
         phases: Rows = {
@@ -195,6 +195,8 @@ class RunPlan:
             "bytes of a sample": (size, "", "bytes of data.train / samples"),
             "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
         }
+        if p := config.data.negatives.pictures:
+            rows["negatives of a text"] = B * (1 + p) - 1, "", f"B·(1 + {p}) - 1, {p} wrong pictures a row"
         for whose, gpus in (("GPU", 1), ("node", min(self.devices.per_node, self.devices.count))):
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"

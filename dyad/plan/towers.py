@@ -55,7 +55,7 @@ def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 class FakeTowers:
     """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
-    embeddings; y_rows: of a chunk. model: the towers, on the meta device.
+    embeddings; rows: of a chunk, of the side that has more. model: the towers, on the meta device.
 
     Bytes: weights: all; moments: the state of the optimiser; whole: most of a sharded tower that is whole at a time;
     largest: most that is gathered at once; inputs: of a chunk; graph: what it keeps after its forward pass; forward,
@@ -88,7 +88,8 @@ class FakeTowers:
         self.weights, self.moments, self.inputs = map(nbytes, (tensors, state, inputs))
         parts = [*map(gathered_parts, self._towers)]
         self.whole, self.largest = max(rest + sum(layers[-2:]) for rest, *layers in parts), max(map(max, parts))
-        self.y_rows = len(inputs[1])
+        self.rows = max(map(len, inputs))
+        self.forward_flops, self.backward_flops = self.forward_flops / pairs, self.backward_flops / pairs
 
     def _run(
         self, inputs: Sequence[Tensor], tensors: Iterable[Tensor], dtype: torch.dtype | None, recomputed: bool
@@ -102,8 +103,7 @@ class FakeTowers:
             torch.autograd.backward(trained, [torch.zeros_like(e) for e in trained])
         # more: the kernel of attention computes scores again, which do not count as FLOPs of the model
         repeated = min(measured.flops - flops, (2 + recomputed) * flops)
-        self.backward, pairs = measured.peak, len(inputs[0])
-        self.forward_flops, self.backward_flops = flops / pairs, repeated / pairs
+        self.backward, self.forward_flops, self.backward_flops = measured.peak, flops, repeated
 
     def gathered(self, shards: int) -> tuple[int, int, int]:
         """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, in the backward, and
@@ -154,7 +154,8 @@ def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, p
     data, names = config.data, config.run.classes or []
     is_qa = config.task is Task.question_passage
     if isinstance(model, PictureModel):
-        x = torch.empty(pairs, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
+        pictures = pairs * (1 + data.negatives.pictures)
+        x = torch.empty(pictures, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
     else:
         x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
     items = pairs + further_items(config, pairs)

@@ -157,9 +157,9 @@ def _check_task(config: TrainConfig) -> None:
 
 
 def _check_paths(config: TrainConfig) -> None:
-    """Raise ConfigError if a path given as `resume`, `init_from` or `data.negatives.file` does not exist.
+    """Raise ConfigError if a path given as `resume`, `init_from` or a file of data.negatives does not exist.
 
-    resume=auto and resume=never are no paths, and a URL as data.negatives.file is not checked.
+    resume=auto and resume=never are no paths, and a URL as such a file is not checked.
     """
     from dyad.train.run_folder.folder import without_best
 
@@ -172,6 +172,8 @@ def _check_paths(config: TrainConfig) -> None:
         raise ConfigError(
             f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
         )
-    mined = config.data.negatives.file
-    if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
-        raise ConfigError(f"data.negatives.file={mined}: no such file. It is what `python -m eval.mine run=…` writes")
+    negatives = config.data.negatives
+    for key, mined, side in (("file", negatives.file, ""), ("picture_file", negatives.picture_file, " mine=pictures")):
+        if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
+            command = f"python -m eval.mine run=…{side}"
+            raise ConfigError(f"data.negatives.{key}={mined}: no such file. It is what `{command}` writes")

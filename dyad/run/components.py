@@ -16,8 +16,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import AUTO, Batches, DrawnPositives, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
-from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker
-from dyad.data.image_text.negatives import MinedTexts
+from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker, maker_with_mined
 from dyad.data.image_text.stream import OneEpoch, Stream
 from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
@@ -161,6 +160,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
+    notes += raise_on_all(world, getattr(data.dataset, "notes", list))
     data = raise_on_all(world, lambda: with_weights(data, objective))
     if of_run is not None:
         encoder = Encoder.of(config, model, world)
@@ -239,10 +239,7 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data that the configuration names, for its task and `model`.
-
-    Raises ConfigError or DataError for options or data that cannot be used.
-    """
+    """Open the training data of a configuration. Raises ConfigError or DataError for what cannot be used."""
     return DATA[config.task][config.data.items](config, model)
 
 
@@ -297,15 +294,16 @@ def _objective(config: TrainConfig, data: TrainingData) -> Objective:
 
 
 def _image_text(config: TrainConfig, model: Any) -> TrainingData:
-    mined = MinedTexts(file) if (file := config.data.negatives.file) else None
-    maker = PairMaker(model.image, model.tokenize, config.data, config.seed, mined)
+    make = partial(maker_with_mined, model.image, model.tokenize, config.data, config.seed)
     if config.data.mode is Mode.stream:
-        data = _stream(config, maker)
+        data = _stream(config, maker := make())
     else:
         shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-        data = _of_shards(config, shards, ImageText(shards, maker))
+        data = _of_shards(config, shards, ImageText(shards, maker := make(shards)))
         data = _with_drawn_items(config, data, lambda: caption_catalogue(shards, maker))
-    return data if mined is None else _with_file(data, "data.negatives.file", mined.files, mined.fingerprint)
+    for mined in maker.mined_files:
+        data = _with_file(data, mined.key, mined.files, mined.fingerprint)
+    return data
 
 
 def _picture_views(config: TrainConfig, model: Any) -> TrainingData:

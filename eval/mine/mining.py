@@ -1,6 +1,7 @@
 """Mining of hard negatives: items that a model ranks high for a query although they are not right.
 
-Queries and items are questions and passages (eval/mine/passages.py), or pictures and captions (eval/mine/pictures.py).
+Queries and items are questions and passages (eval/mine/passages.py), or pictures and captions, or captions and pictures
+(eval/mine/pictures.py).
 A search with the model gives each query its best items, ranked from 1. Those from first_rank to last_rank are
 candidates; a candidate is left out for the first of these reasons that holds, and the others keep their ranks:
     right      it is a right item of the query, by its id or meaning, or because its text is that of a right item
@@ -66,9 +67,10 @@ class LabelledQuery:
 
 
 class Side(NamedTuple):
-    """Queries or items as inputs of a tower. fingerprint: digest of their contents. read_as: options that say how the
-    tower gets them, as a text."""
+    """Queries or items as inputs of a tower, x or y. fingerprint: digest of their contents. read_as: options that say
+    how the tower gets them, as a text."""
 
+    tower: Literal["x", "y"]
     inputs: SizedItems
     ids: Ids
     fingerprint: str
@@ -91,7 +93,7 @@ class MiningData(Protocol):
     def item_keys(self) -> Int64s: ...
 
     def sides(self) -> tuple[Side, Side]:
-        """Return the n rows of queries and the m items as inputs of the towers x and y."""
+        """Return the n rows of queries and the m items as inputs of their towers."""
         ...
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
@@ -125,8 +127,9 @@ def mine(
 
     All processes must call it together: the search and the queries are divided among them, and process 0 writes the
     lines. source: the queries and items with their embeddings. mined.jsonl has a line for each query: {"query_id",
-    "negatives": ids of passages or texts of captions, best first, "scores": search score of each}. If several rows are
-    one query, the right items of all of them count. identity: origin of model and data, copied into the summary.
+    "negatives": ids of passages, texts of captions or keys of pictures, best first, "scores": search score of each}. If
+    several rows are one query, the right items of all of them count. identity: origin of model and data, copied into
+    the summary.
     Memory: one block of queries, and about 60 bytes for each query.
 
     Raises ConfigError for a bad index, DataError for damaged data, HardwareError if the files cannot be written.
@@ -168,12 +171,12 @@ def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str
     lines on standard output elsewhere.
     """
 
-    def encoded(side: Literal["x", "y"], name: str, of: Side) -> np.ndarray:
-        identity = identity_of(encode.towers[side], of.fingerprint, of.read_as)
-        return encode_corpus(encode, side, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
+    def encoded(name: str, of: Side) -> np.ndarray:
+        identity = identity_of(encode.towers[of.tower], of.fingerprint, of.read_as)
+        return encode_corpus(encode, of.tower, of.inputs, folder / name, ids=of.ids, identity=identity, log=log)
 
-    (queries, items), (x, y) = data.names, data.sides()
-    return MiningInput(data, encoded("x", queries, x), encoded("y", items, y))
+    queries_nD, items_mD = map(encoded, data.names, data.sides())
+    return MiningInput(data, queries_nD, items_mD)
 
 
 def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

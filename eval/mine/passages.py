@@ -43,8 +43,8 @@ class QuestionsAndPassages:
         asked = question_texts(self.questions, self.tokenize, self.config.question)
         passages = passage_texts(self.corpus, self.tokenize, self.config.passage)
         return (
-            Side(asked, ids, self.questions.fingerprint, repr(self.config.question)),
-            Side(passages, self.corpus.ids, self.corpus.fingerprint, repr(self.config.passage)),
+            Side("x", asked, ids, self.questions.fingerprint, repr(self.config.question)),
+            Side("y", passages, self.corpus.ids, self.corpus.fingerprint, repr(self.config.passage)),
         )
 
     def item(self, position: int) -> tuple[str, str]:

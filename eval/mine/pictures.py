@@ -1,4 +1,5 @@
-"""Pictures and all captions that training may draw, as what hard negatives are mined from.
+"""Pictures and all captions that training may draw, as what hard negatives are mined from: captions that are wrong for
+a picture, or pictures that are wrong for a caption.
 
 Shape letters: n distinct pictures; m distinct captions; C captions of pictures, each of each picture that has it.
 """
@@ -126,7 +127,11 @@ class PicturesAndCaptions:
         self._first_n = order[ends[:-1]]  # column of the table
         self._row_C = np.empty_like(order)
         self._row_C[order] = np.repeat(np.arange(len(self._first_n)), np.diff(ends))
-        self.row_keys: Int64s = self._table[PICTURE, self._first_n]
+        self._keys_n: Int64s = self._table[PICTURE, self._first_n]
+
+    @property
+    def row_keys(self) -> Int64s:
+        return self._keys_n
 
     @property
     def item_keys(self) -> Int64s:
@@ -134,31 +139,62 @@ class PicturesAndCaptions:
 
     def sides(self) -> tuple[Side, Side]:
         def ids(start: int, stop: int) -> list[str]:
-            return [key_name(int(key)) for key in self.row_keys[start:stop]]
+            return [key_name(int(key)) for key in self._keys_n[start:stop]]
 
-        digest = hashlib.sha256(self.row_keys.tobytes()).hexdigest()
+        digest = hashlib.sha256(self._keys_n.tobytes()).hexdigest()
         pictures = PictureInputs(self._pictures, self._table[SAMPLE, self._first_n])
         captions = CaptionInputs(self._captions, self._tokenize)
         read_as = f"{self._pictures.spec}, {self._pictures.config.max_image_pixels}"
-        return Side(pictures, ids, digest, read_as), Side(captions, self._captions.ids, self._captions.fingerprint, "")
+        of_captions = self._captions.ids, self._captions.fingerprint, ""
+        return Side("x", pictures, ids, digest, read_as), Side("y", captions, *of_captions)
 
     def item(self, position: int) -> tuple[str, str]:
         text = self._captions[position].text
         return text, text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b pictures with the positions of the captions that mean what a caption of theirs means."""
-        none = np.empty(0, np.int64)
+        """Return b queries with the positions of the right items: pictures and captions are right for each other where
+        the caption means what one of the picture means."""
+        none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
-            LabelledQuery(key_name(int(self.row_keys[row])), (), none, self._right.pairs(row, row + 1)[1], query_D)
+            LabelledQuery(names(row, row + 1)[0], (), none, self._right.pairs(row, row + 1)[1], query_D)
             for (row,), query_D in zip(groups, queries_bD, strict=True)
         ]
 
     @cached_property
     def _right(self) -> Matches:
+        return Matches(*self._meanings())
+
+    def _meanings(self) -> tuple[Labels, Labels]:
+        """Return what the captions of each picture mean, and what each caption means."""
         meaning_C, caption_C = self._table[MEANING], self._table[CAPTION]
         drawn = caption_C >= 0
-        return Matches(
-            Labels.of((self._row_C, meaning_C), size=len(self.row_keys)),
+        return (
+            Labels.of((self._row_C, meaning_C), size=len(self._keys_n)),
             Labels.of((caption_C[drawn], meaning_C[drawn]), size=len(self._captions)),
         )
+
+
+class CaptionsAndPictures(PicturesAndCaptions):
+    """The same with captions as queries, whose negatives are pictures, named by their content keys."""
+
+    names: ClassVar[tuple[str, str]] = ("captions", "pictures")
+
+    @property
+    def row_keys(self) -> Int64s:
+        return self._captions.keys
+
+    @property
+    def item_keys(self) -> Int64s:
+        return self._keys_n
+
+    def sides(self) -> tuple[Side, Side]:
+        pictures, captions = super().sides()
+        return captions, pictures
+
+    def item(self, position: int) -> tuple[str, str]:
+        return key_name(int(self._keys_n[position])), ""
+
+    def _meanings(self) -> tuple[Labels, Labels]:
+        pictures, captions = super()._meanings()
+        return captions, pictures

@@ -35,28 +35,34 @@ class Reference:
         keys: list[int] | None = None,
         weights: Sequence[float] = (),
         further: Tensor | None = None,
+        wrong: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Loss and the gradients of x, y and logit_scale (0 where τ does not learn); moves the state.
 
-        further: y items beside the pairs, candidates of every x, with ζ = 0; their gradient is "further".
+        further: y items beside the pairs, candidates of every x, with ζ = 0; their gradient is "further". wrong: in the
+        same way x items.
         """
         w = weights or [1.0] * len(ids)
         x, y, more = (e.detach().clone().requires_grad_() for e in (x, y, y[:0] if further is None else further))
-        scores = F.normalize(x, dim=1) @ F.normalize(torch.cat([y, more]), dim=1).T
+        of_x = (x[:0] if wrong is None else wrong).detach().clone().requires_grad_()
+        rows, columns = (F.normalize(torch.cat(parts), dim=1) for parts in ((x, of_x), (y, more)))
+        scores = rows @ columns.T
         loss, d_tau, pull = 0.0, 0.0, torch.zeros_like(scores)
         half = 0.5 if self.directions == "mean" else 1.0
-        for side, s in (("x", scores.tolist()), ("y", scores.T[: len(y)].tolist())):
+        for side, s in (("x", scores[: len(x)].tolist()), ("y", scores.T[: len(y)].tolist())):
             if self.directions in ("sum", "mean", side):
                 value, matrix, of_tau = self._side(side, s, ids, keys, w)
                 loss, d_tau = loss + half * value, d_tau + half * of_tau
                 of_scores = torch.tensor(matrix, dtype=torch.float64)
-                pull[:, : len(y) if side == "y" else None] += half * (of_scores if side == "x" else of_scores.T)
+                place = pull[: len(x)] if side == "x" else pull[:, : len(y)].T
+                place += half * of_scores
         scores.backward(pull)
         self.seen += len(ids)
         assert x.grad is not None and y.grad is not None
         scalars = torch.tensor([loss, -self.tau * d_tau], dtype=torch.float64)
         gradients = {"loss": scalars[0], "x": x.grad, "y": y.grad, "logit_scale": scalars[1]}
-        return gradients if further is None else {**gradients, "further": more.grad}  # type: ignore[dict-item]
+        gradients |= {} if further is None else {"further": more.grad}  # type: ignore[dict-item]
+        return gradients | ({} if wrong is None else {"wrong": of_x.grad})  # type: ignore[dict-item]
 
     def get(self, number: str, side: str, i: int) -> float | None:
         return self.state.get(f"{number}_{side}", {}).get(i, OLD.get(number))

@@ -18,8 +18,12 @@ Weights = Mapping[tuple[int, int], float]  # of pairs (row, column); 1 for those
 
 
 def same_item(keys: Sequence[tuple[Tensor, Tensor]]) -> Related:
-    """keys: (of rows, of columns); columns beyond those that have a key are related to none but their own row."""
-    return lambda i, j: i == j or any(j < len(columns) and rows[i] == columns[j] for rows, columns in keys)
+    """keys: (of rows, of columns); rows and columns beyond those that have a key are related to none but their own."""
+
+    def equal(i: int, j: int, rows: Tensor, columns: Tensor) -> bool:
+        return i < len(rows) and j < len(columns) and bool(rows[i] == columns[j])
+
+    return lambda i, j: i == j or any(equal(i, j, *of) for of in keys)
 
 
 def reference_direction(
@@ -66,6 +70,7 @@ def reference_loss(
     same: Related = lambda i, j: i == j,
     *,
     further: Tensor | None = None,
+    wrong: Tensor | None = None,
     listed: Collection[tuple[int, int]] | None = None,
     excluded: Collection[tuple[int, int]] = (),
     omega: Tensor | None = None,
@@ -80,19 +85,22 @@ def reference_loss(
     relevance: Weights | None = None,
     **_: Any,
 ) -> Tensor:
-    """Of a global batch. further: columns beyond y; listed: positives, instead of (i, i); omega: of columns."""
-    weight_of = relevance or {}
+    """Of a global batch. further: columns beyond y; wrong: rows beyond x, without a positive; listed: positives,
+    instead of (i, i); omega: of columns."""
+    weight_of, pairs = relevance or {}, len(x)
+    x = x if wrong is None else torch.cat([x, wrong])
     columns = y if further is None else torch.cat([y, further])
     if similarity == "cosine":
         x, columns = (F.normalize(e, dim=1) for e in (x, columns))
     scores, tau = x @ columns.T, torch.exp(-logit_scale)
-    own = {(i, i) for i in range(len(x))} if listed is None else set(listed)
+    own = {(i, i) for i in range(pairs)} if listed is None else set(listed)
 
     def positive(i: int, j: int) -> bool:
-        return (i, j) in own or (duplicates == "positive" and same(i, j))
+        return (i, j) in own or (duplicates == "positive" and i < pairs and same(i, j))
 
     def left_out(i: int, j: int) -> bool:
-        return (i, j) in excluded or (duplicates == "mask" and same(i, j) and (i, j) not in own)
+        compared = duplicates == "mask" or (duplicates == "positive" and i >= pairs)
+        return (i, j) in excluded or (compared and same(i, j) and (i, j) not in own)
 
     core: dict[str, Any] = dict(candidates=candidates, positives=positives, partition=partition, rho=rho)
     row_weight, column_weight = (lambda i, j: weight_of.get((i, j), 1.0)), (lambda j, i: weight_of.get((i, j), 1.0))

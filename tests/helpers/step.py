@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra
+from dyad.data.batch import Batch, Extra, ExtraX
 from dyad.train.config import OptimConfig, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
@@ -61,12 +61,23 @@ def with_extra(whole: Batch, per_row: Sequence[int]) -> Batch:
     return replace(whole, extra=Extra(y, row, keys, index % 3 == 0))
 
 
+def with_wrong_x(whole: Batch, per_row: Sequence[int]) -> Batch:
+    """`per_row[i]` x items that are wrong for the y of row i."""
+    row = torch.arange(len(per_row)).repeat_interleave(torch.tensor(per_row))
+    x = torch.randn(len(row), 6, dtype=whole.x.dtype, generator=torch.Generator().manual_seed(12))
+    return replace(whole, extra_x=ExtraX(x, row, 2000 + torch.arange(len(row))))
+
+
 def rows(of: Batch, start: int, stop: int) -> Batch:
-    part, extra = slice(start, stop), of.extra
+    part, extra, extra_x = slice(start, stop), of.extra, of.extra_x
     if extra is not None:
         own = (extra.row >= start) & (extra.row < stop)
         extra = Extra(extra.y[own], extra.row[own] - start, extra.keys[own], extra.positive[own])
-    return Batch(of.x[part], of.y[part], of.sample_ids[part], of.x_keys[part], of.y_keys[part], extra)
+    if extra_x is not None:
+        own = (extra_x.row >= start) & (extra_x.row < stop)
+        extra_x = ExtraX(extra_x.x[own], extra_x.row[own] - start, extra_x.keys[own])
+    pairs = of.x[part], of.y[part], of.sample_ids[part], of.x_keys[part], of.y_keys[part]
+    return Batch(*pairs, extra, extra_x=extra_x)
 
 
 class OverAllColumns(TemperatureObjective):
@@ -118,11 +129,15 @@ def train_step(
 
 
 def dense_gradients(model: TwoTower, whole: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Loss of clip on the whole batch and the gradient of every trained parameter and of logit_scale, by autograd."""
+    """Loss of clip on the whole batch and the gradient of every trained parameter and of logit_scale, by autograd.
+
+    x items that are wrong for a y are candidates of every y.
+    """
     logit_scale = torch.tensor(LOGIT_SCALE, dtype=next(model.parameters()).dtype, requires_grad=True)
     x, y = F.normalize(model.x_tower(whole.x), dim=1), F.normalize(model.y_tower(whole.y), dim=1)
-    logits, own = logit_scale.exp() * x @ y.T, torch.arange(len(whole))
-    loss = (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    wrong = x[:0] if whole.extra_x is None else F.normalize(model.x_tower(whole.extra_x.x), dim=1)
+    logits, own = logit_scale.exp() * torch.cat([x, wrong]) @ y.T, torch.arange(len(whole))
+    loss = (F.cross_entropy(logits[: len(own)], own) + F.cross_entropy(logits.T, own)) / 2
     return loss.detach(), _gradients(loss, model, logit_scale)
 
 

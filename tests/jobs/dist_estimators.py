@@ -14,11 +14,12 @@ from helpers.dist import share
 from torch import Tensor
 
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 from tests.train.losses.objectives.test_estimators import KEYS, NAMES, STEPS, B, build, embeddings, state
 
 SPLITS = {2: [(3, 3), (6, 0), (1, 5), (4, 2)], 3: [(2, 2, 2), (0, 1, 5), (3, 3, 0), (6, 0, 0)]}
-OF_ROWS = torch.tensor([0, 0, 3, 5])  # the row of each further column
+OF_ROWS = torch.tensor([0, 0, 3, 5])  # the row of each further column, and of each further row
 UNDONE = 2  # this step is taken back, so it counts for nothing
 CASES = [
     {"directions": directions, "duplicates": duplicates}
@@ -27,10 +28,10 @@ CASES = [
 Found = dict[str, Tensor]
 
 
-def further_of(step: int, own: slice) -> tuple[Tensor, Tensor]:
-    """Which further columns are those of some rows; all of them in a step."""
+def further_of(step: int, own: slice) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Which further columns and rows are those of some rows; all of them in a step."""
     mine = (own.start <= OF_ROWS) & (own.stop > OF_ROWS)
-    return mine, embeddings(step + 20, rows=len(OF_ROWS))[0].detach()
+    return mine, embeddings(step + 20, rows=len(OF_ROWS))
 
 
 def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: int) -> list[tuple[Found, Found, Found]]:
@@ -42,12 +43,14 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         x, y = (e.detach()[own].clone().requires_grad_() for e in embeddings(step))
         ids, keys = torch.tensor(STEPS[step])[own], torch.tensor(KEYS[step])[own]
         mine, further = further_of(step, own)
-        further = further[mine].requires_grad_()
+        further, wrong = (e.detach()[mine].requires_grad_() for e in further)
         columns = Columns(further, OF_ROWS[mine] - own.start) if step % 2 else None
-        result = objective(x, y, ids, x_keys=keys, negatives=columns)
+        both = step > 1 and case["directions"] != "x"
+        rows = Rows(wrong, OF_ROWS[mine] - own.start, OF_ROWS[mine] + 100) if both else None
+        result = objective(x, y, ids, x_keys=keys, negatives=columns, x_negatives=rows)
         learning = {n: p for n, p in objective.named_parameters() if p.requires_grad}
-        leaves = [x, y, further, *learning.values()]
-        dx, dy, of_further, *more = torch.autograd.grad(result.loss, leaves, materialize_grads=True)
+        leaves = [x, y, further, wrong, *learning.values()]
+        dx, dy, of_further, of_wrong, *more = torch.autograd.grad(result.loss, leaves, materialize_grads=True)
         scalars = {"loss": result.loss.detach(), **result.metrics, **dict(zip(learning, more, strict=True))}
         if step == UNDONE:
             objective.undo()
@@ -57,7 +60,7 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         if len(of_ranks) > 1:
             dist.broadcast_object_list(whole, src=0)
             objective.memory.load(whole[0])
-        results.append((scalars, {"x": dx, "y": dy, "further": of_further}, whole[0]))
+        results.append((scalars, {"x": dx, "y": dy, "further": of_further, "wrong": of_wrong}, whole[0]))
     return results
 
 
@@ -82,7 +85,7 @@ def check(name: str, case: dict[str, str], want: list[tuple[Found, Found, Found]
         for key, value in found[0].items():
             close(mean_over_ranks(value), expected[0][key], name, case, step, key)
         for key, value in found[1].items():
-            part = further_of(step, own)[0] if key == "further" else own
+            part = further_of(step, own)[0] if key in ("further", "wrong") else own
             close(value / world_size, expected[1][key][part], name, case, step, key)
         for key, value in found[2].items():
             close(value, expected[2][key], name, case, step, key)

@@ -27,6 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import Scales, log_partition
@@ -37,6 +38,7 @@ ORDERS = [list(range(B)), [6, 2, 0, 7, 3, 1, 5, 4]]
 X_KEYS, Y_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6, 7]), torch.tensor([1, 1, 2, 3, 4, 4, 5, 5])  # 3~4~5 but not 3~5
 KNOWN = [(0, 1), (0, 8), (2, 5), (3, 2), (6, 5), (7, 9)]  # (row, content key) of what is right for it
 FURTHER_ROWS, FURTHER_KEYS = [0, 0, 3, 5, 5, 5, 7], torch.tensor([1, 9, 3, 8, 4, 2, 5])
+WRONG_ROWS, WRONG_KEYS = [0, 3, 3, 5, 7, 7], torch.tensor([9, 1, 8, 4, 10, 11])  # of x: some are those of pairs
 FURTHER_POSITIVE = torch.tensor([True, False, True, False, True, False, False])
 LISTED = [(0, 0), (0, 6), (1, 1), (2, 2), (2, 4), (4, 4), (5, 2), (6, 6), (7, 7), (7, 9)]  # 8 and on: further columns
 EXCLUDED = [(0, 1), (1, 0), (3, 5), (3, 10), (6, 2), (7, 3)]
@@ -80,7 +82,12 @@ def cases() -> list[Case]:
     weighed += [Case(name, {"duplicates": "mask"}, of_lists) for name in ("symmetric_dpm", "nce", "binary_nce")]
     weighed += [Case("coce", {"directions": "mean", "pair_loss": p}, of_lists) for p in ("identity", "logistic")]
     weighed.append(Case("gcl", {"rho": 0.3, "positives": "exclude"}, of_lists))
-    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed]
+    both = {"directions": "mean", "duplicates": "mask"}
+    wrong = [Case(name, both, ("wrong", "further", "keys")) for name in ("clip", "gcl", "coce")]
+    wrong += [Case("symmetric_dpm", {"duplicates": "positive"}, ("wrong", "further", "keys"))]
+    wrong += [Case(name, {"duplicates": "mask"}, ("wrong", "keys")) for name in ("siglip", "binary_nce")]
+    wrong += [Case("clip", {"candidates": "list", "partition": "mean"}, ("wrong", "further"))]
+    return [*plain, *relations, *several, *importance, *drawn, ball, *hard, *right, *weighed, *wrong]
 
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
@@ -109,6 +116,7 @@ class Part:
         further = [k for row in order for k in range(len(FURTHER_ROWS)) if FURTHER_ROWS[k] == row]
         self.further = [k for k in further if FURTHER_ROWS[k] in self.rows]
         self.columns = {**{j: place for place, j in enumerate(order)}, **{B + k: B + p for p, k in enumerate(further)}}
+        self.wrong = [k for row in self.rows for k in range(len(WRONG_ROWS)) if WRONG_ROWS[k] == row]
         shape = SHAPES.get(case.name, (B, D))
         self.leaves = {name: numbers(*shape, seed=seed)[self.rows] for name, seed in (("x", 1), ("y", 2))}
         self.given: dict[str, Any] = {"sample_ids_b": torch.tensor(self.rows, dtype=torch.int64)}
@@ -125,6 +133,11 @@ class Part:
         rows = torch.tensor([self.rows.index(FURTHER_ROWS[k]) for k in self.further], dtype=torch.int64)
         positive = FURTHER_POSITIVE[self.further]
         self.given["negatives"] = Columns(self.leaves["further"], rows, FURTHER_KEYS[self.further], positive)
+
+    def _wrong(self) -> None:
+        self.leaves["wrong"] = numbers(len(WRONG_ROWS), D, seed=5)[self.wrong]
+        rows = torch.tensor([self.rows.index(WRONG_ROWS[k]) for k in self.wrong], dtype=torch.int64)
+        self.given["x_negatives"] = Rows(self.leaves["wrong"], rows, WRONG_KEYS[self.wrong])
 
     def _relevance(self) -> None:
         self.given["relevance"] = RELEVANCE[self.rows]
@@ -206,7 +219,7 @@ def check_objective(case: Case, want: Found, sizes: tuple[int, ...], order: list
         for name, value in got_group.items():
             close(mean_over_ranks(value), want_group[name], case, sizes, order, name)
     for name, gradient in found[1].items():
-        mine = want[1][name][part.further if name == "further" else part.rows]
+        mine = want[1][name][{"further": part.further, "wrong": part.wrong}.get(name, part.rows)]
         close(gradient / dist.get_world_size(), mine, case, sizes, order, name)
 
 

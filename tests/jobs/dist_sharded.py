@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.step import batch, train_step, with_extra
+from helpers.step import batch, train_step, with_extra, with_wrong_x
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as recomputed
@@ -99,7 +99,7 @@ def steps(name: str, dist: DistConfig, world: World, of: dict[str, Any], count: 
     found = []
     for index in range(count):
         whole = batch(B, index, torch.float32)
-        whole = with_extra(whole, PER_ROW) if name == "dpr" else whole
+        whole = {"dpr": with_extra, "clip": with_wrong_x}.get(name, lambda same, _: same)(whole, PER_ROW)
         scalars = step(own(whole, SIZES[world.size], world.rank), index)
         found += [scalars["loss"], scalars["grad_norm"]]
     return found

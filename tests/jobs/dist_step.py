@@ -31,6 +31,7 @@ from helpers.step import (
     towers,
     train_step,
     with_extra,
+    with_wrong_x,
 )
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -56,7 +57,7 @@ from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.tower import TwoTower
 
 B = 8
-PER_ROW = [0, 0, 0, 0, 3, 1, 0, 2]  # further columns: none of the first rank
+PER_ROW = [0, 0, 0, 0, 3, 1, 0, 2]  # further columns, or x: none of the first rank
 SIZES = {2: [(4, 4), (5, 3), (0, 8)], 4: [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 0, 2)]}
 
 
@@ -77,11 +78,12 @@ def model(kind: str) -> TwoTower:
 
 
 def check_gradients(kind: str, sizes: tuple[int, ...], chunk_size: int | None, world: World) -> None:
-    """Ranks keep different numbers of graphs: rank 1 all of them."""
+    """Ranks keep different numbers of graphs: rank 1 all of them. The second batch has x that are wrong for a y."""
     keep_graphs = (1, B, 2, None)[world.rank]
     step = train_step(model(kind), B, world=world, chunk_size=chunk_size, keep_graphs=keep_graphs)
     for index in range(2):
         whole = batch(B, seed=index)
+        whole = with_wrong_x(whole, PER_ROW) if index else whole
         step.objective.get_parameter("logit_scale").data.fill_(LOGIT_SCALE)
         want = dense_gradients(step.towers, whole)
         compare(step, own(whole, sizes, world.rank), index, want, (kind, sizes, chunk_size), world)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from helpers.cli import Commands
 from helpers.tiny_runs import losses, refused
-from test_negatives_of_pictures import with_negatives
+from test_negatives_of_pictures import PICTURES, with_negatives
 
 from dyad.train.losses import OBJECTIVES
 
@@ -25,6 +25,7 @@ Keys = Callable[[str, int], dict[str, Any]]
 ELSEWHERE = {"partial_auc": "objective=partial_auc", "cpc": "objective.width"}  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
+BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().without_x_negatives)  # take wrong pictures
 QUICK = [("image_text", 1, 2), ("question_passage", 1, 1)]  # task, hard negatives a row, processes
 EVERY = product(("image_text", "question_passage"), (0, 1), (1, 2))
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.soak) for case in EVERY]
@@ -66,9 +67,12 @@ def test_every_objective_trains(
     tiny: Tiny,
     tmp_path: Path,
 ) -> None:
-    names = TAKERS if hard else PAIRS
-    done = commands.world(world, *arguments(tiny, keys(task, hard)), "-m", f"objective={','.join(names)}")
-    assert [ended.code for ended in done] == [0] * world, done[0].out[-3000:]
+    names, of_task = TAKERS if hard else PAIRS, keys(task, hard)
+    both = BOTH_SIDES if hard and task == "image_text" else []
+    sweeps = [(of_task, sorted({*names} - {*both})), ({**of_task, **PICTURES}, both)]
+    for own, of_sweep in sweeps if both else [(of_task, names)]:
+        done = commands.world(world, *arguments(tiny, own), "-m", f"objective={','.join(of_sweep)}")
+        assert [ended.code for ended in done] == [0] * world, done[0].out[-3000:]
     runs = list((tmp_path / "runs").iterdir())
     found = {yaml.safe_load((run / "config.yaml").read_text())["objective"]["name"]: losses(run) for run in runs}
     assert found.keys() == {*names} and all(len(of) == 2 and all(map(isfinite, of)) for of in found.values())

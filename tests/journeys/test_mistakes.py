@@ -17,6 +17,7 @@ from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_f
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
 
 # kind: what is typed, and what the answer names: the key, the value, the fix
+MINED_PICTURES = ["data.negatives.lists=[mined]", "data.negatives.pictures=1"]
 MISTAKES = {
     "unknown key": ([EMOJI, "stepz=3"], ["stepz", "'steps'"]),
     "unknown group": ([EMOJI, "objectve=clip"], ["objectve", "'objective'?"]),
@@ -32,6 +33,19 @@ MISTAKES = {
     "type: list": ([EMOJI, "eval.recall_k=5"], ["eval.recall_k=5", "[1,2]"]),
     "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
     "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "model.name=ViT-B-32"]),
+    "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
+    "pictures of the other task": (
+        ["experiment=topics", "data.negatives.pictures=1"],
+        ["data.negatives.pictures=1", "task=question_passage"],
+    ),
+    "mined pictures of a stream": (
+        [EMOJI, "steps=1", "epochs=null", "data.mode=stream", "data.negatives.picture_file=a", *MINED_PICTURES],
+        ["data.negatives.picture_file=a", "data.mode=indexed"],
+    ),
+    "where pictures are, and none drawn": (
+        [EMOJI, "data.negatives.picture_fields=[a.jpg]"],
+        ["data.negatives.picture_fields", "data.negatives.pictures above 0"],
+    ),
     "range": ([EMOJI, "chunk_size=0"], ["chunk_size=0"]),
     "no data": (["steps=3"], ["data.train", "data.train=shards/train.tar"]),
     "missing data": ([EMOJI, "data.train=data/samples/emojy/a.tar"], ["data.train=", "'emojy'", "'emoji'"]),

@@ -22,6 +22,7 @@ OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm,
 SAMPLE_IDS = "objective.nu=state or objective.density=uniform"
 OF_TIMM = "an optim.name other than adamw"
 SEVERAL = "further losses, also.NAME=…"
+DRAWS = "data.negatives.per_row or data.negatives.pictures above 0"
 TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
@@ -30,7 +31,7 @@ READ_ONLY_WITH = {
     "eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
-    "data.negatives.fields eval.truth",
+    "data.negatives.fields data.negatives.picture eval.truth",
     "task=image_text or question_passage": "data.relevance data.negatives.",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
@@ -56,7 +57,8 @@ READ_ONLY_WITH = {
     "model.image.lora_rank above 0": "model.image.lora_alpha model.image.lora_targets",
     "model.text.lora_rank above 0": "model.text.lora_alpha model.text.lora_targets",
     "data.mode=stream": "data.buffer",
-    "data.negatives.per_row above 0": "data.negatives.lists",
+    DRAWS: "data.negatives.lists",
+    "data.negatives.pictures above 0": "data.negatives.picture_",
     "data.negatives.refresh_every above 0": "data.negatives.mining.",
     "optim.schedule=const-cooldown": "optim.cooldown",
     "optim.name=adamw": "optim.beta optim.eps",
@@ -139,6 +141,7 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     HEAD: lambda config: config.model.head not in ("none", "linear"),
     OF_TIMM: lambda config: config.optim.name != "adamw",
     SEVERAL: lambda config: bool(config.also),
+    DRAWS: lambda config: config.data.negatives.per_row + config.data.negatives.pictures > 0,
     TEMPERATURE: lambda c: getattr(c.objective, "learnable", False) or hasattr(c.objective, "max_temperature"),
 }
 

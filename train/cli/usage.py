@@ -26,7 +26,8 @@ EXAMPLES = {
 COMMON = """run.name run.dir seed steps epochs global_batch_size chunk_size precision compile also objective.temperature
 objective.duplicates data.train data.val data.items data.label data.rare data.augment_y data.relevance data.workers
 data.captions data.question.length data.passage.length data.passage.corpus data.negatives.per_row data.negatives.file
-data.negatives.refresh_every model.shared model.name model.pretrained model.head model.classes model.image.kind
+data.negatives.pictures data.negatives.picture_file data.negatives.refresh_every model.shared model.name
+model.pretrained model.head model.classes model.image.kind
 model.text.kind model.text.frozen model.batch_norm optim.name optim.lr optim.layer_decay optim.weight_decay optim.ema
 optim.warmup optim.schedule optim.clip_norm target.kind target.momentum target.momentum_end target.every
 eval.every eval.suite checkpoint.every checkpoint.keep checkpoint.best tracking.wandb

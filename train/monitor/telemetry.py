@@ -83,7 +83,8 @@ def step_flops(towers: TwoTower, batch: Batch) -> float:
     They are model FLOPs: what a step computes a second time (chunks, checkpointing) counts once. Features of a frozen
     trunk that the tower may take from its cache do not count.
     """
-    sides = ((towers.x_tower, [batch.x]), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
+    x = [batch.x, *([batch.extra_x.x] if batch.extra_x else [])]
+    sides = ((towers.x_tower, x), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
     return sum(sum(map(len, rows)) * sum(row_flops(tower, torch.cat(rows))) for tower, rows in sides)
 
 

@@ -1,6 +1,6 @@
 """Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
 
-The y tower runs once per chunk, on one tensor: rows of the pairs' y and of the extra y-side items (for example mined
+A tower runs once per chunk, on one tensor: rows of the pairs and of the extra items of its side (for example mined
 negatives) alike. So both must have the same shape. Token ids do, as one tokenizer pads them to one length.
 
 Texts are sorted by length before they are cut into several chunks, each side by itself: a text encoder then cuts off
@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dyad.data.batch import Batch, Extra, Lengths
+from dyad.data.batch import Batch, Extra, ExtraX, Lengths
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.towers.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y
@@ -68,7 +69,7 @@ def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None)
 
 
 def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]:
-    """Cut a batch into `count` chunks, each with an equal share of the rows of x and of the rows of y and extra items.
+    """Cut a batch into `count` chunks, each with an equal share of the rows of x and of y, extra items among them.
 
     Also returns the two sides, which put what the chunks give in the order of the batch. The shares differ by one row
     at most; if there are fewer rows than chunks, some shares are empty.
@@ -78,7 +79,8 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
         assert extra.y.shape[1:] == rows.shape[1:], f"y of {rows.shape[1:]} a row, extra y of {extra.y.shape[1:]}"
         rows = joined([rows, extra.y])
         lengths = None if lengths is None or extra.lengths is None else np.concatenate([lengths, extra.lengths])
-    x, y = _side(batch.x, batch.x_lengths, count), _side(rows, lengths, count)
+    of_x = batch.x if batch.extra_x is None else joined([batch.x, batch.extra_x.x])
+    x, y = _side(of_x, batch.x_lengths, count), _side(rows, lengths, count)
     parts = enumerate(zip(x.parts, y.parts, strict=True))
     chunks = [
         Chunk(i, (x_rows, y_rows), (x_lengths, y_lengths), (x_size, y_size))
@@ -123,3 +125,14 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
         return y_nD, None
     y_mD, extra_kD = y_nD.split([columns, len(y_nD) - columns])
     return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive, extra.log_q, extra.relevance)
+
+
+def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, Rows | None]:
+    """Split the x embeddings of a batch into those of its b rows and those of its k extra x-side items, as `separated`.
+
+    rows: b. The second result is None if `extra` is None, on all ranks or on none.
+    """
+    if extra is None:
+        return x_nD, None
+    x_bD, extra_kD = x_nD.split([rows, len(x_nD) - rows])
+    return x_bD, Rows(extra_kD, extra.row, extra.keys)

@@ -32,7 +32,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective, TemperatureObjective
 from dyad.train.losses.sums.conditions import Checks, Sizes, checked
 from dyad.train.monitor.stragglers import LocalTimer
-from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated
+from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated, separated_x
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
@@ -152,8 +152,9 @@ class LossTerm:
         statistics = self.statistics.read()  # the target and the second pass must not count the rows again
         parts = zip(*pairs, strict=True)
         x, y = (side.joined(own).requires_grad_() for side, own in zip(sides, parts, strict=True))
+        x_pairs, rows = separated_x(x, len(batch.x), batch.extra_x)
         y_pairs, columns = separated(y, len(batch.y), batch.extra)
-        self.embeddings, self.keys = (x.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
+        self.embeddings, self.keys = (x_pairs.detach(), y_pairs.detach()), (batch.x_keys, batch.y_keys)
         related: dict[str, Any] = {"x_keys": batch.x_keys, "y_keys": batch.y_keys}
         # only some objectives can leave columns out of a row's negatives
         if batch.known_positives is not None and "excluded" in self.objective.takes:
@@ -163,13 +164,15 @@ class LossTerm:
         if batch.relevance is not None:
             related["relevance"] = batch.relevance
         if batch.positives is not None:
-            rows = torch.arange(len(batch), device=batch.positives.device)
-            related["positives"] = torch.stack([rows, batch.positives], 1)
+            numbers = torch.arange(len(batch), device=batch.positives.device)
+            related["positives"] = torch.stack([numbers, batch.positives], 1)
+        if rows is not None:
+            related["x_negatives"] = rows
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
             with checked(trusting, of_ranks(), logged) as checks:
-                result = self.objective(x, y_pairs, batch.sample_ids, negatives=columns, **related)
+                result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]

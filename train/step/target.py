@@ -71,14 +71,14 @@ class Target:
     ) -> dict[str, Tensor]:
         """Return the target's embeddings of the b pairs, "x_target" and "y_target", (b, D) each; {} without a target.
 
-        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; further y items get none. embed(chunk, towers, key):
+        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; further items get none. embed(chunk, towers, key):
         runs towers on a chunk, with noise of the seed `key`.
         """
         if not self.towers:
             return {}
         parts = zip(*(embed(chunk, self.towers, NOISE) for chunk in chunks), strict=True)
         x, y = (side.joined(own) for side, own in zip(sides, parts, strict=True))
-        return {"x_target": x, "y_target": y[:pairs]}
+        return {"x_target": x[:pairs], "y_target": y[:pairs]}
 
 
 def momentum(step: int, total_steps: int, config: TargetConfig) -> float:

@@ -1,4 +1,4 @@
-"""Hard negatives of pictures: texts of json fields or of a mined file, drawn by the seed, in batches and streams."""
+"""Hard negatives of pictures: texts of json fields or of a mined file, pictures of members or of one; by the seed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from helpers.shards import picture, write_tar
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.config import DataConfig, NegativeList, NegativesConfig
+from dyad.data.batch import ExtraX
+from dyad.data.config import AugmentConfig, DataConfig, NegativeList, NegativesConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.negatives import MinedTexts
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.image_text.wrong_pictures import MinedPictures
 from dyad.data.shards.content_keys import content_key, key_name
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -40,12 +42,12 @@ def shards(tmp_path: Path) -> Shards:
     return written(tmp_path, [{"caption": f"own {n}", "wrong": texts} for n, texts in enumerate(WRONG)])
 
 
-def written(folder: Path, samples: list[dict[str, Any]]) -> Shards:
-    members = [
-        m
-        for n, of_json in enumerate(samples)
-        for m in ((f"{n:03d}.png", picture(n)), (f"{n:03d}.json", json.dumps(of_json).encode()))
-    ]
+def written(folder: Path, samples: list[dict[str, Any]], wrong: dict[int, list[bytes]] | None = None) -> Shards:
+    """wrong: number of a sample → the pictures of its members neg0.png, neg1.png, …"""
+    members = []
+    for n, of_json in enumerate(samples):
+        members += [(f"{n:03d}.png", picture(n)), (f"{n:03d}.json", json.dumps(of_json).encode())]
+        members += [(f"{n:03d}.neg{k}.png", encoded) for k, encoded in enumerate((wrong or {}).get(n, []))]
     return open_shards(parse_sources(str(write_tar(folder / "a.tar", members))), workers=0)
 
 
@@ -142,9 +144,107 @@ def test_a_field_that_is_no_list_of_texts_is_a_bad_sample(tmp_path: Path) -> Non
     assert {one.key for one in batch.bad} == {"001"} and "'wrong'" in batch.bad[0].reason
 
 
-def test_a_file_that_nothing_draws_from_is_refused() -> None:
-    mined: dict[str, Any] = {"file": "a", "lists": [NegativeList.mined], "per_row": 1}
-    for left_out in ({"lists", "per_row"}, {"lists"}, {"per_row"}):
-        with raises(ConfigError, "data.negatives.file=a", "data.negatives.lists=[mined]", "data.negatives.per_row=1"):
+@pytest.mark.parametrize(("file", "count"), [("file", "per_row"), ("picture_file", "pictures")])
+def test_a_file_that_nothing_draws_from_is_refused(file: str, count: str) -> None:
+    mined: dict[str, Any] = {file: "a", "lists": [NegativeList.mined], count: 1}
+    for left_out in ({"lists", count}, {"lists"}, {count}):
+        with raises(ConfigError, f"data.negatives.{file}=a", "data.negatives.lists=[mined]", f"{count}=1"):
             NegativesConfig(**{key: value for key, value in mined.items() if key not in left_out})
-    assert NegativesConfig(**mined).file == "a"
+    assert getattr(NegativesConfig(**mined), file) == "a"
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+WRONG_PICTURES = {0: [picture(7), picture(8)], 2: [picture(9)], 3: [picture(3), picture(8), picture(8)]}
+NAMES = ["neg0.png", "neg1.png", "neg2.png"]
+
+
+@pytest.fixture
+def with_pictures(tmp_path: Path) -> Shards:
+    return written(tmp_path, [{"caption": f"own {n}", "more": f"more {n}"} for n in range(4)], WRONG_PICTURES)
+
+
+def picture_dataset(shards: Shards, mined: MinedPictures | None = None, **negatives: Any) -> ImageText:
+    own = NegativesConfig(**{"pictures": 2, "picture_fields": NAMES, **negatives})
+    augment = AugmentConfig(crop_scale=[0.3, 1.0], gain=[0.5, 1.0])
+    config = DataConfig(captions=["caption"], negatives=own, augment=augment)
+    return ImageText(shards, PairMaker(SPEC, tokenize, config, 0, None, mined))
+
+
+def drawn(data: ImageText, *positions: tuple[int, int]) -> ExtraX:
+    extra_x = data.__getitems__(positions).extra_x
+    assert extra_x is not None
+    return extra_x
+
+
+def test_a_batch_has_the_wrong_pictures_of_its_rows(with_pictures: Shards) -> None:
+    """At most so many each; none twice, never the own picture. All that is random depends on seed, epoch and sample."""
+    data = picture_dataset(with_pictures)
+    extra = drawn(data, (0, 3), (0, 1), (0, 0), (5, 2))
+    own, keys = [content_key(picture(n)) for n in range(10)], extra.keys.tolist()
+    assert extra.row.tolist() == [0, 2, 2, 3]
+    assert keys[0] == own[8] and {*keys[1:3]} == {own[7], own[8]} and keys[3] == own[9]
+    noisy = extra.with_noise()
+    assert noisy.noise is None and noisy.x.shape == (4, 3, 8, 8) and not torch.equal(noisy.x, extra.x)
+    for position, rows in (((0, 3), [0]), ((0, 0), [1, 2]), ((5, 2), [3])):
+        alone = drawn(pickle.loads(pickle.dumps(data)), position).with_noise()
+        assert torch.equal(alone.x, noisy.x[rows]) and alone.keys.tolist() == extra.keys[rows].tolist()
+    assert not torch.equal(drawn(data, (1, 2)).with_noise().x, noisy.x[3:])  # another gain in another epoch
+    of_row = [drawn(data, (epoch, 0)).keys.tolist() for epoch in range(40)]
+    assert {tuple(each) for each in of_row} == {(own[7], own[8]), (own[8], own[7])}
+
+
+def test_wrong_pictures_leave_the_other_draws_alone(with_pictures: Shards) -> None:
+    plain, more = (picture_dataset(with_pictures, pictures=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
+    assert plain.extra_x is None and plain.extra is more.extra is None
+    assert torch.equal(plain.with_noise().x, more.with_noise().x) and torch.equal(plain.y, more.y)
+
+
+def test_a_batch_without_any_wrong_picture_has_none(with_pictures: Shards) -> None:
+    extra = drawn(picture_dataset(with_pictures), (0, 1), (1, 1)).with_noise()
+    assert extra.x.shape == (0, 3, 8, 8) and extra.row.shape == extra.keys.shape == (0,)
+
+
+def test_mined_pictures_are_found_by_the_content_of_the_caption(with_pictures: Shards, tmp_path: Path) -> None:
+    own = [content_key(picture(n)) for n in range(4)]
+    path = mined_pictures(tmp_path, {"own 0": [own[2], own[0], own[3]], "own 1": []})
+    mined = MinedPictures(str(path), with_pictures, DataConfig())
+    lists = [NegativeList.mined, NegativeList.hard_negatives]
+    extra = drawn(picture_dataset(with_pictures, mined, picture_file=str(path), lists=lists), (0, 0), (0, 1), (0, 2))
+    assert extra.row.tolist() == [0, 0, 2] and {*extra.keys[:2].tolist()} == {own[2], own[3]}
+    assert extra.keys[2] == content_key(picture(9))  # it was not mined
+    only = picture_dataset(with_pictures, mined, picture_file=str(path), lists=lists[:1])
+    assert drawn(pickle.loads(pickle.dumps(only)), (0, 0), (0, 2)).row.tolist() == [0, 0]
+
+
+def mined_pictures(folder: Path, lines: dict[str, list[int]]) -> Path:
+    rows = [
+        {"query_id": key_name(content_key(text.encode())), "negatives": [key_name(key) for key in keys]}
+        for text, keys in lines.items()
+    ]
+    (folder / "mined.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "mined.jsonl"
+
+
+def test_a_file_mined_of_pictures_that_are_not_there_is_refused(with_pictures: Shards, tmp_path: Path) -> None:
+    path = mined_pictures(tmp_path, {"own 0": [content_key(picture(9))]})  # a member, no picture of a sample
+    mined = MinedPictures(str(path), with_pictures, DataConfig())
+    with raises(DataError, f"data.negatives.picture_file={path}", key_name(content_key(picture(9))), "mine=pictures"):
+        picture_dataset(with_pictures, mined, picture_file=str(path), lists=[NegativeList.mined])
+    texts = mined_file(tmp_path, {1: ["a text"]})
+    with raises(DataError, f"{texts}: line 1"):
+        MinedPictures(str(texts), with_pictures, DataConfig())
+
+
+def test_data_without_any_wrong_picture_are_refused(with_pictures: Shards) -> None:
+    with raises(ConfigError, "data.negatives.pictures", "data.negatives.picture_fields", "mine=pictures"):
+        picture_dataset(with_pictures, picture_fields=["negative.png"])
+    with raises(ConfigError, "data.negatives.lists", "data.negatives.picture_file"):
+        picture_dataset(with_pictures, lists=[NegativeList.mined])
+
+
+def test_a_wrong_picture_that_is_none_makes_a_bad_sample(tmp_path: Path) -> None:
+    samples = [{"caption": f"own {n}"} for n in range(4)]
+    shards = written(tmp_path, samples, {0: [picture(7)], 1: [b"no picture"]})
+    batch = picture_dataset(shards).__getitems__([(0, 0), (0, 1)])
+    assert {one.key for one in batch.bad} == {"001"} and "no sound" in batch.bad[0].reason

@@ -8,13 +8,16 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import reduction
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
 from helpers.tiny_runs import wait_for
+from torch import Tensor
 
-from dyad.data.batch import PADDING, BadSample, Batch, Extra, KnownPositives
+from dyad.data.batch import PADDING, BadSample, Batch, Extra, ExtraX, KnownPositives, Noise
 from dyad.data.image_text.stream import StreamBatch
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
@@ -115,8 +118,13 @@ def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> No
     assert 256 >= max(sizes) > batch // (workers + 2) // 2
 
 
+def brighter(pictures: Tensor, draws: np.ndarray) -> Tensor:
+    return pictures + torch.from_numpy(draws).to(torch.uint8)[:, :, None, None]
+
+
 class Texts(Numbers):
-    """Tokens of another length in each part; hard negatives and known positives of every second row."""
+    """Tokens of another length in each part; hard negatives and known positives of every second row, and pictures that
+    are wrong for it."""
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         batch = super().__getitems__(positions)
@@ -126,13 +134,16 @@ class Texts(Numbers):
         batch.y = batch.x
         batch.extra = Extra(batch.y[rows], rows, batch.x_keys[rows], rows > 1)
         batch.known_positives = KnownPositives(rows, batch.x_keys[rows])
+        pictures = batch.x_keys[rows, None, None, None].to(torch.uint8).repeat(1, 3, 4, 4)
+        batch.extra_x = ExtraX(pictures, rows, batch.x_keys[rows], Noise(brighter, np.ones((len(rows), 1))))
         batch.bad = (BadSample(1, 0, "shard", "key", "reason", 3),)
         return batch
 
 
 def test_parts_become_the_batch(order: Order) -> None:
     """10 rows in parts of 3, 3 and 4: tokens are filled up, rows counted on."""
-    (batch,) = build_loader(Texts(), order, rank=0, world_size=1, first_step=0, last_step=1, workers=2)
+    how: dict[str, Any] = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1, "workers": 2}
+    (batch,) = build_loader(Texts(), order, **how)
     ids = torch.from_numpy(order.ids(0))
     assert batch.x.shape == batch.y.shape == (10, 16) and torch.equal(batch.y[:, 0], ids)
     assert batch.x[:6, 8:].eq(PADDING).all() and torch.equal(batch.x[6:, 15], ids[6:])
@@ -141,6 +152,12 @@ def test_parts_become_the_batch(order: Order) -> None:
     assert torch.equal(batch.extra.row, rows) and torch.equal(batch.known_positives.row, rows)
     assert torch.equal(batch.extra.keys, ids[rows]) and torch.equal(batch.extra.y, batch.y[rows])
     assert [bad.row for bad in batch.bad] == [1, 4, 7]
+    assert batch.extra_x is not None and torch.equal(batch.extra_x.row, rows)
+    assert torch.equal(batch.extra_x.keys, ids[rows]) and batch.extra_x.x.shape == (6, 3, 4, 4)
+    assert torch.equal(batch.extra_x.x[:, 0, 0, 0], ids[rows].to(torch.uint8) + 1)
+    (later,) = build_loader(Texts(), order, **how, noise_later=True)
+    assert later.extra_x is not None and later.extra_x.noise is not None
+    assert torch.equal(later.with_noise().extra_x.x, batch.extra_x.x)  # type: ignore[union-attr]
 
 
 def test_counts_of_parts_are_added() -> None:

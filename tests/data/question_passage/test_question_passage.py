@@ -109,6 +109,17 @@ def test_no_further_passage_is_still_an_extra(dpr: Path) -> None:
     assert extra.row.dtype == extra.keys.dtype == torch.int64 and extra.positive.dtype == torch.bool
 
 
+def test_that_no_row_has_the_hard_negatives_wanted_is_noted(dpr: Path, beir: Path) -> None:
+    """One of 100 rows, evenly spaced, is enough; what is mined while it trains is not there yet."""
+    source = dataset(beir, configured(per_row=2))
+    (note,) = source.notes()
+    assert "data.negatives.per_row=2" in note and f"{len(source.questions)} rows" in note and "eval.mine" in note
+    assert not dataset(beir, configured()).notes() and not dataset(dpr, configured(per_row=2)).notes()
+    config = configured()
+    config.negatives = NegativesConfig(per_row=1, lists=[MINED], refresh_every=5)
+    assert not dataset(beir, config).notes()
+
+
 def test_all_positives(dpr: Path) -> None:
     batch = dataset(dpr, configured(per_row=1, positives=DrawnPositives.all)).__getitems__([(0, 2), (0, 0), (0, 1)])
     extra = batch.extra

@@ -16,10 +16,12 @@ import pytest
 import torch
 from helpers import tiny_bert
 from helpers.cli import ROOT, Commands
+from helpers.rows import dpr_row, write_lines
 from helpers.shards import index_shard, pairs, picture, write_tar
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
+from dyad.data.shards.rows import open_rows
 from dyad.doctor import group, machine, main as doctor, run
 from dyad.doctor.group import ProcessGroup
 from dyad.doctor.main import found
@@ -110,13 +112,22 @@ def test_captions_that_are_not_there(shard: Path) -> None:
 
 
 def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
-    config = of(["experiment=topics"])
-    assert is_told(worst(found("data", lambda: run.data(config))), Level.ok, "queries.jsonl")
+    assert is_told(worst(run.data(of(["experiment=topics"]))), Level.ok, "queries.jsonl")
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "a", "positive_ctxs": []}\n')
     other = of(["experiment=topics", f"data.train={rows}"])
     finding = worst(found("data", lambda: run.data(other)))
     assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
+
+
+def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
+    none, some = (write_lines(tmp_path / f"{n}.jsonl", [dpr_row(i, hard=n) for i in range(5)]) for n in (0, 1))
+    words = ["experiment=mnrl", "model.text.name=x"]
+    for _ in range(2):  # the second time with an index
+        finding = worst(run.data(of([*words, f"data.train={none}"])))
+        assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "eval.mine", "per_row=0")
+        open_rows([str(none)])
+    assert worst(run.data(of([*words, f"data.train={some}"]))).level is Level.ok
 
 
 # Model ----------------------------------------------------------------------------------------------------------------

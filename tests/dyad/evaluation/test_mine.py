@@ -40,8 +40,13 @@ def samples() -> list[tuple[str, dict[str, Any]]]:
         for member in tar:
             key, _, suffix = member.name.partition(".")
             found.setdefault(key, {})[suffix] = tar.extractfile(member).read()  # type: ignore[union-attr]
-    names = [hashlib.blake2b(m.get("webp") or m["png"], digest_size=8).digest()[::-1].hex() for m in found.values()]
+    names = [id_of(m.get("webp") or m["png"]) for m in found.values()]
     return [(name, json.loads(m["json"])) for name, m in zip(names, found.values(), strict=True)]
+
+
+def id_of(payload: bytes) -> str:
+    """The name of a content key, from its definition."""
+    return hashlib.blake2b(payload, digest_size=8).digest()[::-1].hex()
 
 
 def listed(texts: str | list[str]) -> list[str]:
@@ -87,6 +92,21 @@ def test_two_ranks_write_the_same_bytes(commands: Commands, run: Path, out: str,
     assert first.out.replace(str(tmp_path), str(run / "mined")) == out
     for name in ("mined.jsonl", "mined.json"):
         assert (tmp_path / name).read_bytes() == (run / "mined" / name).read_bytes()
+
+
+def test_pictures_for_captions_and_the_printed_command(commands: Commands, run: Path) -> None:
+    ended = commands.run("eval.mine", f"run={run}", "mine=pictures", "first_rank=1", "keep=2", "image_key=webp")
+    assert ended.code == 0, ended.out
+    names, fields = zip(*samples(), strict=True)
+    lines = read_lines(run / "mined_pictures" / "mined.jsonl")
+    texts = dict.fromkeys(text for each in fields for text in [*listed(each["caption"]), *listed(each["tagged"])])
+    assert [line["query_id"] for line in lines] == [id_of(text.encode()) for text in texts]
+    assert {name for line in lines for name in line["negatives"]} <= {*names}
+    command = shlex.split(ended.out.strip().splitlines()[-1])
+    assert "data.negatives.pictures=1" in command and "data.negatives.lists=[mined]" in command
+    assert not any(word.startswith("objective") for word in command)  # that of the run
+    ended = commands.run(*command[2:])
+    assert ended.code == 0 and "finished at step 8" in ended.out, ended.out
 
 
 def test_other_pictures_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:

@@ -84,9 +84,10 @@ def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
     assert sent_by(plan) == {kind: sent[kind] for kind in sent_by(plan)}
 
 
-@pytest.mark.parametrize("objective", ["siglip", "sogclr"])
-def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str) -> None:
-    config = config_of(f"objective={objective}")
+@pytest.mark.parametrize(("objective", "pictures"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
+def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, pictures: int) -> None:
+    """With pictures: wrong x beside each pair."""
+    config = config_of(f"objective={objective}", f"data.negatives.pictures={pictures}")
     cost, sizes = objective_cost(config, 16), (100, 16, 320)
     with nothing_kept():
         step = small_step(config, *sizes)
@@ -96,7 +97,7 @@ def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str) ->
     }
     assert value(cost.memory, at) == pytest.approx(step.peak, rel=0.25)  # another moment may take the most
     assert 100 * value(cost.flops, at) == pytest.approx(step.flops, rel=0.01)
-    assert cost.keeps == (keeping.flops < step.flops) == (objective == "sogclr")
+    assert cost.keeps == (keeping.flops < step.flops) == (objective != "siglip")
     assert value(cost.memory, at) + cost.kept(100, 1600) == pytest.approx(keeping.peak, rel=0.25)
 
 

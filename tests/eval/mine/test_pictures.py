@@ -17,7 +17,7 @@ from dyad.data.config import DataConfig, MiningConfig
 from dyad.data.image_text.dataset import Pictures
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.eval.mine.mining import MiningInput
-from dyad.eval.mine.pictures import PictureInputs, PicturesAndCaptions, write_captions
+from dyad.eval.mine.pictures import CaptionsAndPictures, PictureInputs, PicturesAndCaptions, write_captions
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 Fields = Mapping[str, Any]
@@ -28,7 +28,9 @@ def id_of(payload: bytes) -> str:
     return hashlib.blake2b(payload, digest_size=8).digest()[::-1].hex()
 
 
-def data_of(folder: Path, samples: Sequence[tuple[bytes, Fields]], **options: Any) -> PicturesAndCaptions:
+def data_of(
+    folder: Path, samples: Sequence[tuple[bytes, Fields]], kind: type = PicturesAndCaptions, **options: Any
+) -> PicturesAndCaptions:
     """samples: the picture and the json member of each."""
     folder.mkdir(exist_ok=True)
     members: list[Member] = []
@@ -37,7 +39,7 @@ def data_of(folder: Path, samples: Sequence[tuple[bytes, Fields]], **options: An
     shards = opened(write_tar(folder / "shard.tar", members))
     config = DataConfig(captions=["caption", "more"], **options)
     write_captions(shards, config, folder)
-    return PicturesAndCaptions(Pictures(shards, SPEC, config), untokenized, folder)
+    return kind(Pictures(shards, SPEC, config), untokenized, folder)
 
 
 def plainly(
@@ -100,6 +102,29 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, settings: dict[str, Any
     assert negatives == plainly(samples, texts, scores, config, meaning)
     assert summary["pictures"] == len(pictures) and summary["negatives"] == sum(map(len, negatives.values()))
     assert sum(summary["left_out"].values()) + summary["negatives"] == summary["found"]
+
+
+@pytest.mark.parametrize("meaning", ["", "concept"])
+def test_pictures_for_captions_as_a_plain_reading_of_the_rules(tmp_path: Path, meaning: str) -> None:
+    """A picture is right for a caption that means what a caption of the picture means."""
+    samples = random_samples(2)
+    data = data_of(tmp_path, samples, CaptionsAndPictures, text_key=meaning or None)
+    meant: dict[str, set[str]] = {}
+    of_picture: dict[str, set[str]] = {}
+    for encoded, fields in samples:
+        for text in [fields["caption"], *fields["more"]]:
+            meant.setdefault(text, set()).add(fields[meaning] if meaning else text)
+            of_picture.setdefault(id_of(encoded), set()).add(fields[meaning] if meaning else text)
+    names, texts = [*of_picture], [*meant]
+    scores = np.random.default_rng(3).normal(size=(len(names), len(texts))).astype(np.float32)
+    found = MiningInput(data, np.eye(len(texts), dtype=np.float32), scores)
+    negatives, summary = mined(found, tmp_path / "out", first_rank=2, last_rank=30, keep=5, margin=0.2)
+    assert [*negatives] == [id_of(text.encode()) for text in texts] and summary["captions"] == len(texts)
+    for (of_caption, chosen), text, of_text in zip(negatives.items(), texts, scores.T.tolist(), strict=True):
+        right = [bool(meant[text] & of_picture[name]) for name in names]
+        limit = max(score for score, is_right in zip(of_text, right, strict=True) if is_right) - 0.2
+        ranked = sorted(range(len(names)), key=lambda i: -of_text[i])[1:30]
+        assert chosen == [names[i] for i in ranked if not right[i] and of_text[i] <= limit][:5], of_caption
 
 
 def test_what_training_never_draws_is_right_but_not_searched(tmp_path: Path) -> None:

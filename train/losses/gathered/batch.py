@@ -1,7 +1,7 @@
 """The global batch (of all ranks) as an objective sees it: this rank's rows, the gathered columns, their relations.
 
 Rows are x items, columns are y items. By default row i and column i are a pair, and column i is called the row's own
-column. Further columns are y items beside the pairs, such as hard negatives.
+column. Further columns are y items beside the pairs, such as hard negatives; further rows are such x items.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import overload
 
 import torch
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
+from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
+from dyad.train.losses.gathered.further_rows import FurtherRows, Rows
 from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
@@ -78,51 +79,12 @@ class Columns:
         return replace(self, row_k=row_k, keys_k=keys_k, relevance_k=relevance_k)
 
 
-@overload
-def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
-@overload
-def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
-def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """Convert `values` (a tensor, list or array of integers, or None) to int64 (n,), or to (P, 2) if `pairs`.
-
-    Raises ValueError for other shapes and types; its message names the argument `name`.
-    """
-    if values is None:
-        return None
-    tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
-    fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
-    if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
-        raise ValueError(f"{name} must be int64 {shape}, not {dtype_name(tensor.dtype)} {tuple(tensor.shape)}")
-    return tensor.long()
-
-
-def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
-    """Convert the relevance of `count` positive pairs, or None, to float (count,) without gradient, float32 or better.
-
-    like: embeddings, of the device and precision wanted. Raises ValueError for another shape and for a relevance
-    outside (0, 1]; its message names the argument `name`.
-    """
-    if values is None:
-        return None
-    weights = torch.as_tensor(values, device=like.device).detach()
-    if weights.shape != (count,):
-        raise ValueError(f"{name} must be ({count},), one for each positive pair, not {tuple(weights.shape)}")
-    weights = weights.to(torch.promote_types(like.dtype, torch.float32))
-    inside = (weights > 0) & (weights <= 1)
-    if not holds(inside.all()):
-        raise ValueError(f"{name} must be above 0 and at most 1, not {float(weights[~inside][0]):g}")
-    return weights
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 @dataclass(frozen=True)
 class GatheredBatch:
     """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    Further columns are y items beside the pairs, see Columns. rows, columns: how x and y are distributed over ranks.
+    Further columns are y items beside the pairs, see Columns; further_rows: such x items of this rank, see Rows. rows,
+    columns: how x and y of the pairs are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. relevance: w in (0, 1] of each positive pair, (P,) in
     the order of `positives`, without gradient; None: all 1. keys: for x and for y, if given, (keys of this rank's
@@ -148,6 +110,7 @@ class GatheredBatch:
     log_q_M: Tensor | None = None
     y_keys_M: Tensor | None = None
     relevance: Tensor | None = None
+    further_rows: FurtherRows | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
         """Return the content keys by which equal items are found, or () with duplicates=keep.
@@ -222,6 +185,7 @@ def gather_batch(
     gathers_ids: bool = False,
     own_lists: bool = False,
     relevance: Tensor | None = None,
+    x_negatives: Rows | None = None,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 
@@ -237,7 +201,8 @@ def gather_batch(
     sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
     are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
     columns of other rows, own and further, are left out of a row's sums. relevance: that of each row's own pair, (b,),
-    or of each pair in `positives`, (P,).
+    or of each pair in `positives`, (P,). x_negatives: x items beside the pairs, which only columns have as candidates,
+    except those whose key is that of the column's own x, and with own_lists those of other rows.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -284,9 +249,14 @@ def gather_batch(
         _check_indices("known_positives: no row", listed_P2[:, 0], len(x_bD))
         ids = torch.arange(len(x_bD), device=x_bD.device), keys[-1][1]
         known = KnownPairs(*ids, listed_P2, keys if equal_is_positive else ())
+    further_rows = None
+    if x_negatives is not None:
+        of_pairs = every.get("x"), None if owners is None else owners[1][: columns.total]
+        _check_indices("x_negatives.row_k: no row", x_negatives.row_k, len(x_bD))
+        further_rows = FurtherRows.of(x_negatives, rows.own.start, *of_pairs)
     of_columns = every.get("log_q"), every.get("y")
     of_pairs = pairs, excluded, keys, sample_ids_b, importance, every.get("ids"), known, owners, *of_columns
-    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance)
+    return GatheredBatch(x_bD, y_MD, rows, columns, *of_pairs, relevance=relevance, further_rows=further_rows)
 
 
 def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:

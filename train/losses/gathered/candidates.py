@@ -6,6 +6,7 @@ An anchor is a row (or, in the other direction, a column) whose positives are to
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
@@ -91,9 +92,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
     Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row. In
-    the same way, candidates of a column are rows. options: the objective's choice of candidates and positives. Excluded
-    pairs, and with duplicates=mask also pairs of equal keys, are no candidates. Raises ConfigError for options that the
-    batch does not fit: no keys, too few columns, too many positives.
+    the same way, candidates of a column are rows; further rows are candidates of all columns of pairs. options: the
+    objective's choice of candidates and positives. Excluded pairs, and with duplicates=mask also pairs of equal keys,
+    are no candidates. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many
+    positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -114,6 +116,9 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
         keys = batch.keys if masked else ()
         exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped, batch.known, batch.owners)
     counts = _candidate_counts(batch, masked, exclusion)
+    if (further := batch.further_rows) is not None:
+        more_B = further.counts(batch.columns)
+        counts = counts[0], counts[1] + F.pad(more_B, (0, len(counts[1]) - len(more_B)))
     if positive_keys:
         positives = positive_keys.counts(len(batch.y_MD))[batch.columns.own], positive_keys.counts(batch.columns.total)
     else:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
-from dyad.train.losses.gathered.batch import Columns, GatheredBatch, as_int64, as_relevance, dtype_name, gather_batch
+from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
+from dyad.train.losses.gathered.batch import Columns, GatheredBatch, gather_batch
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
@@ -65,6 +67,7 @@ class Objective(nn.Module):
         x_target: Tensor | None = None,
         y_target: Tensor | None = None,
         relevance: Tensor | None = None,
+        x_negatives: Rows | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.
@@ -77,8 +80,9 @@ class Objective(nn.Module):
         row, global column); without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys,
         y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys
         of items that are relevant to a row: columns with these keys are not among the row's negatives. x_target,
-        y_target: (b, D), embeddings of the same x and y by a target network; None: there is none. more: arguments that
-        only single objectives take, for example lengths.
+        y_target: (b, D), embeddings of the same x and y by a target network; None: there is none. x_negatives: x items
+        of no pair, which are negatives of the y of all pairs and no anchors. more: arguments that only single
+        objectives take, for example lengths.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
         their order; those of further positives are in Columns. It multiplies the pair's term f in each direction, and
@@ -114,6 +118,9 @@ class Objective(nn.Module):
                 raise ValueError(f"objective {self.options.name} takes no {name}")
         if weighs and (reason := self.options.without_relevance):
             raise ConfigError(reason)
+        if x_negatives is not None and (reason := self.options.without_x_negatives):
+            raise ConfigError(reason)
+        further = None if x_negatives is None else x_negatives.checked()
         device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]
         x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
         if (x_type is torch.float64) != (y_type is torch.float64):  # half precision mixes with float32: it is widened
@@ -126,6 +133,7 @@ class Objective(nn.Module):
                 y_mD,
                 sample_ids_b=as_int64("sample_ids", sample_ids_b, device),
                 negatives=columns and replace(columns, embeddings_kD=self._comparable(columns.embeddings_kD)),
+                x_negatives=further and replace(further, embeddings_kD=self._comparable(further.embeddings_kD)),
                 positives=as_int64("positives", positives, device, pairs=True),
                 excluded=as_int64("excluded", excluded, device, pairs=True),
                 x_keys=as_int64("x_keys", x_keys, device),
@@ -147,9 +155,10 @@ class Objective(nn.Module):
         if y_mD is None or x_bD.ndim != 2 or y_mD.ndim != 2 or x_bD.shape[1] != y_mD.shape[1]:
             raise ValueError(f"x must be (b, D) and y (m, D), not {shapes(x_bD, y_mD)}")
         columns: Columns | None = inputs["negatives"]
-        if columns and columns.embeddings_kD.shape[1:] != y_mD.shape[1:]:
-            width = y_mD.shape[1]
-            raise ValueError(f"negatives must have the width of y, {width}, not {shapes(columns.embeddings_kD)}")
+        for name, side in (("negatives", "y"), ("x_negatives", "x")):
+            if (given := inputs[name]) and given.embeddings_kD.shape[1:] != y_mD.shape[1:]:
+                width, found = y_mD.shape[1], shapes(given.embeddings_kD)
+                raise ValueError(f"{name} must have the width of {side}, {width}, not {found}")
         duplicates = getattr(self.options, "duplicates", Duplicates.keep)
         if duplicates is Duplicates.keep:
             inputs["x_keys"] = None

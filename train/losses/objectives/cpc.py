@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dyad.train.losses.gathered.batch import as_int64
+from dyad.train.losses.gathered.arguments import as_int64
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.softmax import softplus
 from dyad.train.losses.options.logistic import CpcOptions

@@ -123,9 +123,11 @@ class Leaves:
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
         """Copy the embeddings of `batch` and the per-sample parameters `numbers` (side → (B,)) as detached leaves."""
-        self._outer = batch
-        x_bD, y_MD = (e.detach().requires_grad_() for e in (batch.x_bD, batch.y_MD))
-        self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD)
+        self._rows, further = batch.rows, batch.further_rows
+        self._outer = batch.x_bD, batch.y_MD, *(() if further is None else (further.x_kD,))
+        self._inner = x_bD, y_MD, *more = [e.detach().requires_grad_() for e in self._outer]
+        further = further and replace(further, x_kD=more[0])
+        self.batch = replace(batch, x_bD=x_bD, y_MD=y_MD, further_rows=further)
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
@@ -134,12 +136,12 @@ class Leaves:
         The gradient is side → (B,), to be summed over ranks. loss: this rank's share, computed from the leaves (the
         copies of embeddings and parameters).
         """
-        rows, inner = self._outer.rows, (self.batch.x_bD, self.batch.y_MD)
+        total = self._rows.total
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
-        gradients = torch.autograd.grad(loss * rows.total, [*inner, *self.numbers.values()])
-        of_embeddings = [de.to(loss.dtype) / rows.total for de in gradients[:2]]
-        loss = with_gradients(loss, (self._outer.x_bD, self._outer.y_MD), of_embeddings)
-        return loss, {side: g / rows.total for side, g in zip(self.numbers, gradients[2:], strict=True)}
+        gradients = torch.autograd.grad(loss * total, [*self._inner, *self.numbers.values()])
+        of_embeddings = [de.to(loss.dtype) / total for de in gradients[: len(self._inner)]]
+        loss = with_gradients(loss, self._outer, of_embeddings)
+        return loss, {side: g / total for side, g in zip(self.numbers, gradients[len(self._inner) :], strict=True)}
 
 
 def momentum_step(

@@ -39,9 +39,9 @@ class LabelledPairs:
     """The pairs of a batch, labelled as data (the positives) or noise (the negatives).
 
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
-    pairs, except those that the batch excludes. exclusion: the pairs that the sum over tiles of the score matrix skips:
-    the excluded pairs, and the listed positives, which are summed one by one. equal: keys of rows (b,) and columns
-    (M,); pairs with an equal key are data.
+    pairs, also those of a further row and the y of a pair, except those that the batch excludes. exclusion: the pairs
+    that the sum over tiles of the score matrix skips: the excluded pairs, and the listed positives, which are summed
+    one by one. equal: keys of rows (b,) and columns (M,); pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -59,7 +59,7 @@ class LabelledPairs:
         left_out, others = (e.counts(b, M, batch.x_bD.device)[0].sum() for e in (self.exclusion, no_noise))
         data = others - left_out + len(batch.positives.pairs_P2)  # of the pairs that are not left out, those by key
         k_d, k_n = batch.rows.sum_(torch.stack([data, b * M - others]))
-        return k_d, k_n
+        return k_d, k_n if batch.further_rows is None else k_n + batch.further_rows.counts(batch.columns).sum()
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,10 @@ class LogisticFormula:
             columns=[*(columns for _, columns in equal), *offsets],
             parameters=(self.shift,),
         )
+        if (further := batch.further_rows) is not None:
+            B = batch.columns.total
+            how = {"scale": scale, "columns": [of_M[:B] for of_M in offsets], "parameters": (self.shift,)}
+            others = others + pair_sum(_noise, further.x_kD, batch.y_MD[:B], further.exclusion, **how)
         data_P = weighted(softplus(-self.pair_logits(batch, scale)), batch.relevance)
         return self.data_weight * data_P.sum() + self.noise_weight * others
 
@@ -202,6 +206,10 @@ class Nce(LogisticObjective):
     With any other options.noise the caller draws y items from q and gives them as further columns, with log q of these
     and of its own columns (importance). Every row is paired with all K of them, and with none of the batch: k_n/k_d =
     K, and log u models log p(y|x), normalised at the optimum (Mnih & Teh 2012, who draw k for each data point).
+
+    There is no options.noise=learnt. That the optimum is the normalised data density is proved for a fixed q, known at
+    all data and noise points (Gutmann & Hyvärinen 2012, theorem 1). A q that learns beside u needs a loss of its own,
+    and none is defined here. A q that was learnt before is fixed: its log q in a file is noise=file.
     """
 
     options: NceOptions

@@ -271,9 +271,10 @@ class PartialAUC(RobustObjective):
 def transposed(batch: GatheredBatch) -> GatheredBatch:
     """Exchange x and y of a batch: return a batch with this rank's y as rows and x of all ranks as columns.
 
-    Further columns (y items that belong to no pair) are dropped, as they are no anchors. Every rank must call it.
+    Further columns (y items that belong to no pair) are dropped, as they are no anchors; further rows become further
+    columns. Every rank must call it.
     """
-    own = batch.columns.own
+    own, further = batch.columns.own, batch.further_rows
     pairs, relevance = batch.positives, batch.relevance
     if pairs.own is not None:
         positives = Pairs.own_columns(own.stop - own.start, batch.rows.own.start, batch.y_MD.device)
@@ -281,15 +282,20 @@ def transposed(batch: GatheredBatch) -> GatheredBatch:
         pairs_P2, relevance = _of_columns(batch, pairs.pairs_P2, relevance)
         positives = Pairs(pairs_P2)
     excluded = None if batch.excluded is None else _of_columns(batch, batch.excluded)[0]
-    keys = tuple((of_columns[own], batch.rows.gather(of_rows)) for of_rows, of_columns in batch.keys)
-    x_BD = batch.rows.gather(batch.x_bD)
-    known = batch.known
+    keys = [(of_columns[own], batch.rows.gather(of_rows)) for of_rows, of_columns in batch.keys]
+    x_MD = batch.rows.gather(batch.x_bD)
+    if further is not None:
+        (layout,) = Layout.of(further.x_kD)
+        x_MD = torch.cat([x_MD, layout.gather(further.x_kD)])
+        if further.keys_k is not None:  # the first kind of key is that of x
+            keys[0] = keys[0][0], torch.cat([keys[0][1], layout.gather(further.keys_k)])
+    keys, known = tuple(keys), batch.known
     if known:
-        ids = known.columns_M[own], torch.arange(len(x_BD), device=x_BD.device)
+        ids = known.columns_M[own], torch.arange(len(x_MD), device=x_MD.device)
         known = KnownPairs(*ids, _of_all_ranks(batch, known.listed_P2)[0].flip(1), keys if known.spared else ())
     of_pairs = positives, excluded, keys, batch.sample_ids_b
     whole = {"known": known, "relevance": relevance}
-    return GatheredBatch(batch.y_MD[own], x_BD, batch.columns, batch.rows, *of_pairs, **whole)
+    return GatheredBatch(batch.y_MD[own], x_MD, batch.columns, batch.rows, *of_pairs, **whole)
 
 
 def _of_columns(

@@ -81,6 +81,8 @@ class SoftmaxObjective(TemperatureObjective):
             rows_b, columns_M = log_partition(
                 batch.x_bD, batch.y_MD, scale, layout, negatives, column_weights_M=weights_M
             )
+            if batch.further_rows is not None:
+                columns_M = batch.further_rows.joined(columns_M, batch.y_MD, scale, batch.columns)
             sums = rows_b, columns_M
             row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options, related.mean_relevance() if options.rho else (1.0, 1.0))
@@ -382,7 +384,7 @@ def mi_bound(
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total
-    if not plain or related.same or batch.relevance is not None:
+    if not plain or related.same or batch.relevance is not None or batch.further_rows is not None:
         return {}
     log_k = torch.full_like(scale, math.log(batch.rows.total))
     row, column = core_terms(related, in_sum_P, sums, scale, options, Partition.sum)

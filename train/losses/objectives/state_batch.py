@@ -81,7 +81,8 @@ class StateBatch:
         complete=False: each rank has the state that it stores only, until `summed`.
 
         If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
-        Further columns are candidates of all anchors x; they are no anchors, and have no state.
+        Further columns are candidates of all anchors x, further rows of all anchors y; neither are anchors, nor have
+        state.
 
         Raises ConfigError for a further positive.
         """
@@ -146,6 +147,9 @@ class StateBatch:
             scale = replace(scale, columns_M=self._of_columns(scale.columns_M, 1.0))
         inputs = batch.x_bD, batch.y_MD, scale, batch.columns, self.exclusion
         rows_b, columns_M, numbers = log_partition(*inputs, **weights, shares=shares, whole_gradients=True)
+        if batch.further_rows is not None:
+            of_columns = columns_M, batch.y_MD, scale, batch.columns
+            columns_M = batch.further_rows.joined(*of_columns, whole_gradients=True)
         of_pairs, old_kB = numbers.split([len(counts), len(numbers) - len(counts)])
         state = self if self.complete else replace(self, read=read.with_old(old_kB))
         logits, sums = own_logits(), {"x": rows_b, "y": columns_M[: batch.columns.total]}

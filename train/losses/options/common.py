@@ -12,12 +12,14 @@ from omegaconf import MISSING
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import described
-from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positives, Similarity
+from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Positives, Similarity
 
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
 RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # beside pairs, see ObjectiveOptions.takes
 WEIGHED = frozenset({"relevance"})
+X_NEGATIVES = frozenset({"x_negatives"})
+TAKE_BOTH = "For wrong x take a loss of both directions, such as clip, symmetric_dpm or siglip"
 BY_KEY = ".safetensors"  # ends the name of a file of numbers by content key; that of numbers by sample id: .npy
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
@@ -45,7 +47,8 @@ class ExpectedBatch:
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
     are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
-    drawn from all y items of the data. relevance: whether positive pairs have one.
+    drawn from all y items of the data. relevance: whether positive pairs have one. further_x: whether rows have x items
+    beside that of their pair, which are wrong for its y.
     """
 
     pairs: int
@@ -55,6 +58,7 @@ class ExpectedBatch:
     inputs: str = "pairs"
     catalogue: bool = True
     relevance: bool = False
+    further_x: bool = False
     # How messages on batches end
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
@@ -137,6 +141,18 @@ class ObjectiveOptions:
             return "objective.duplicates=positive: pairs that equal keys make have no relevance. Set it to mask or keep"
         return ""
 
+    @property
+    def without_x_negatives(self) -> str:
+        """Why further x items cannot be negatives of y with these options, as an error message; "" if they can.
+
+        They can where the loss has a sum over x for each y, or over all pairs of an x and a y.
+        """
+        if "x_negatives" not in self.takes:
+            return f"objective={self.name}: has no sum over the x of a y. {TAKE_BOTH}"
+        if getattr(self, "directions", None) is Directions.x:
+            return f"objective.directions=x: sums run over the y of an x, and never over the x of a y. {TAKE_BOTH}"
+        return ""
+
     def broken_rules(self) -> Iterator[str]:
         """Yield an error message for each forbidden combination in the values of this objective's options."""
         return iter(())
@@ -161,6 +177,8 @@ class ObjectiveOptions:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
         if batch.relevance and self.without_relevance:
             yield self.without_relevance
+        if batch.further_x and self.without_x_negatives:
+            yield f"{self.without_x_negatives}; or data.negatives.pictures=0"
 
     def __post_init__(self) -> None:
         given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
@@ -234,7 +252,7 @@ class PairOptions(TemperatureOptions):
     A content key is an int64 that is equal for equal items. A left-out pair is neither a positive nor a negative.
     """
 
-    takes: ClassVar[frozenset[str]] = RELATED
+    takes: ClassVar[frozenset[str]] = RELATED | X_NEGATIVES
 
     candidates: CandidateSet = described(
         CandidateSet.all, "of a row: all columns; all but its positives; or its own list, such as its passages"

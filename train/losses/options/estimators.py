@@ -7,7 +7,15 @@ from typing import Any, ClassVar
 
 from dyad.data.config import AUTO, described
 from dyad.train.losses.options.choices import Directions, Duplicates, TemperatureGradient
-from dyad.train.losses.options.common import DIRECTIONS, WEIGHED, ExpectedBatch, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import (
+    DIRECTIONS,
+    WEIGHED,
+    X_NEGATIVES,
+    ExpectedBatch,
+    TemperatureOptions,
+    number,
+    preset,
+)
 
 ONE_POSITIVE = "Set data.passage.positives=one, or take clip or info_nce"
 
@@ -33,7 +41,7 @@ class EstimatorOptions(TemperatureOptions):
     """
 
     formula: ClassVar[str] = "estimators:SogCLR"
-    takes: ClassVar[frozenset[str]] = WEIGHED | {"negatives"}
+    takes: ClassVar[frozenset[str]] = WEIGHED | X_NEGATIVES | {"negatives"}
     learnable_refused: ClassVar[str] = (
         "objective.learnable=true: a loss multiplied by τ has no optimum in τ. Set it false, or choose "
         "objective=fastclip_v3 (a radius ρ), fastclip_v0 (not multiplied) or isogclr (τ per sample)"

@@ -8,7 +8,15 @@ from omegaconf import MISSING
 
 from dyad.data.config import described
 from dyad.train.losses.options.choices import Density, Duplicates, Noise, Similarity
-from dyad.train.losses.options.common import RELATED, ExpectedBatch, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import (
+    RELATED,
+    TAKE_BOTH,
+    X_NEGATIVES,
+    ExpectedBatch,
+    TemperatureOptions,
+    number,
+    preset,
+)
 
 
 @dataclass
@@ -19,7 +27,7 @@ class LogisticOptions(TemperatureOptions):
     temperature starts at 1/init_scale.
     """
 
-    takes: ClassVar[frozenset[str]] = RELATED
+    takes: ClassVar[frozenset[str]] = RELATED | X_NEGATIVES
 
     init_scale: float | None = number(None, "where 1/τ starts; instead of temperature", "above 0")
     init_bias: float | None = described(0.0, "where the bias starts")
@@ -76,6 +84,10 @@ class NceOptions(LogisticOptions):
     def draws(self) -> str | None:
         return None if self.noise is Noise.batch else str(self.noise)
 
+    @property
+    def without_x_negatives(self) -> str:
+        return f"objective=nce: its noise is y drawn from q, and wrong x are drawn from no density. {TAKE_BOTH}"
+
     def drawn_items(self, pairs: int) -> int:
         return int(self.k or pairs) if self.draws else 0
 
@@ -123,6 +135,12 @@ class BinaryNceOptions(LogisticOptions):
         None, "columns per row that are noise, cost O(B); null: all others", "1 or more"
     )
 
+    @property
+    def without_x_negatives(self) -> str:
+        if self.negatives_per_positive is not None:
+            return f"objective.negatives_per_positive={self.negatives_per_positive}: its noise is pairs of the batch"
+        return super().without_x_negatives
+
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
         r = self.negatives_per_positive
@@ -149,6 +167,12 @@ class LocalNceOptions(LogisticOptions):
     @property
     def has_logit_bias(self) -> bool:
         return self.init_bias is not None
+
+    @property
+    def without_x_negatives(self) -> str:
+        if not self.has_logit_bias:
+            return f"objective={self.name} classifies the K y of an x, by a bias of −log(K − 1). {TAKE_BOTH}"
+        return super().without_x_negatives
 
 
 @dataclass

@@ -15,7 +15,15 @@ from dyad.train.losses.options.choices import (
     Setting,
     Similarity,
 )
-from dyad.train.losses.options.common import DIRECTIONS, RELATED, ExpectedBatch, TemperatureOptions, number, preset
+from dyad.train.losses.options.common import (
+    DIRECTIONS,
+    RELATED,
+    X_NEGATIVES,
+    ExpectedBatch,
+    TemperatureOptions,
+    number,
+    preset,
+)
 
 
 @dataclass
@@ -76,7 +84,7 @@ class CoceOptions(RobustOptions):
     """
 
     formula: ClassVar[str] = "robust:Coce"
-    takes: ClassVar[frozenset[str]] = RELATED
+    takes: ClassVar[frozenset[str]] = RELATED | X_NEGATIVES
 
     setting: Setting = described(
         Setting.self,
@@ -87,6 +95,15 @@ class CoceOptions(RobustOptions):
     )
     duplicates: Duplicates = described(Duplicates.keep, "columns with equal keys: negatives, left out, or positives")
     directions: Directions = described(Directions.x, DIRECTIONS)
+
+    @property
+    def without_x_negatives(self) -> str:
+        if self.duplicates is Duplicates.positive:
+            return (
+                "objective=coce with duplicates=positive: a wrong x equal to the x of a pair would be right for its y. "
+                "Set objective.duplicates=mask or keep"
+            )
+        return super().without_x_negatives
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()

@@ -17,6 +17,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums import tiles
 
@@ -109,8 +110,8 @@ def test_every_estimator_equals_plain_loops(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_further_columns_are_candidates_of_every_x(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their number changes from step to step. They are no anchors and have no state."""
+def test_further_items_are_candidates_of_the_other_side(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of every x, rows of every y. They are no anchors and have no state."""
     monkeypatch.setattr(tiles, "TILE", 4)
     for directions, count in itertools.product(("sum", "x", "y"), (1, 5)):
         objective = build(name, gamma=0.7, directions=directions, duplicates="mask")
@@ -118,13 +119,18 @@ def test_further_columns_are_candidates_of_every_x(name: str, monkeypatch: pytes
         for step, (ids, keys) in enumerate(zip(STEPS[:3], KEYS[:3], strict=True)):
             x, y = embeddings(step)
             further = embeddings(step + 9, rows=count)[0]
-            want = reference(x, y, ids, keys, further=further)
+            wrong = None if directions == "x" else embeddings(step + 19, rows=2 * count)[0]
+            want = reference(x, y, ids, keys, further=further, wrong=wrong)
             del want["logit_scale"]
             columns = Columns(further, torch.arange(count) % B, torch.arange(count) + 100)
             keyed = {"x_keys": torch.tensor(keys), "y_keys": torch.tensor(keys), "negatives": columns}
+            leaves = {"x": x, "y": y, "further": further}
+            if wrong is not None:
+                keyed["x_negatives"] = Rows(wrong, columns.row_k.repeat(2), torch.arange(2 * count) + 200)
+                leaves["wrong"] = wrong
             result = objective(x, y, torch.tensor(ids), **keyed)
-            gradients = torch.autograd.grad(result.loss, [x, y, further])
-            close({"loss": result.loss.detach(), **dict(zip(["x", "y", "further"], gradients, strict=True))}, want)
+            gradients = torch.autograd.grad(result.loss, [*leaves.values()])
+            close({"loss": result.loss.detach(), **dict(zip(leaves, gradients, strict=True))}, want)
             close_states(objective, reference)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.objectives.logistic import nce_from_log_u
 from dyad.train.losses.sums import tiles
 
@@ -71,6 +72,22 @@ def test_further_columns_and_lists_of_pairs(name: str, duplicates: str, monkeypa
         ).loss
         want = reference(name, objective, x, columns, keys, data, excluded)
         same_value_and_gradients(objective, loss, want, x, y, further)
+
+
+@pytest.mark.parametrize("name", ["siglip", "binary_nce"])
+@pytest.mark.parametrize("duplicates", ["keep", "mask", "positive"])
+def test_wrong_x_make_noise_pairs_with_the_y_of_all_pairs(name: str, duplicates: str) -> None:
+    """One of them is the x of rows 3 and 4, whose y are then neither noise nor data with it."""
+    x, y = embeddings()
+    wrong, keys = embeddings(3, seed=1)[0], torch.tensor([90, 4, 91])
+    objective, all_x = build(name, duplicates=duplicates), torch.cat([x, wrong])
+    own, alike = {(i, i) for i in range(N)}, {(N + 1, 3), (N + 1, 4)}
+    excluded = set() if duplicates == "keep" else alike
+    want = reference(name, objective, all_x, y, (torch.cat([KEYS[0], keys]),), own, excluded)
+    want = want * len(all_x) / N if name == "siglip" else want  # its mean is one over pairs
+    rows = Rows(wrong, torch.tensor([0, 0, 7]), keys)
+    loss = objective(x, y, x_negatives=rows, x_keys=KEYS[0]).loss
+    same_value_and_gradients(objective, loss, want, x, y, wrong)
 
 
 def test_rows_of_y_that_are_no_pairs() -> None:

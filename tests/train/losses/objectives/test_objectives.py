@@ -26,6 +26,7 @@ from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.options.choices import PairLoss
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
@@ -137,7 +138,9 @@ def test_nothing_quadratic_is_allocated(
     for negatives in (None, columns) if classes > 2 or duplicates != "positive" else (None,):
         with LargestTensor() as seen:
             objective = build_objective("clip", duplicates=duplicates, **options)
-            keys = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
+            keys: dict[str, Any] = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
+            if negatives and duplicates != "positive":
+                keys["x_negatives"] = Rows(further[:50], torch.arange(50), torch.arange(50))
             objective(x, y, negatives=negatives, excluded=excluded, **keys).loss.backward()
         assert seen.elements <= (2 if duplicates != "positive" else 8) * n * width  # n² is 85 · n · width
 
@@ -368,11 +371,8 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
 def test_what_a_step_of_a_run_would_refuse_is_refused_before_the_run(name: str) -> None:
     batches = [ExpectedBatch(4), ExpectedBatch(1)]
     if "negatives" in OBJECTIVES[name].takes:
-        batches += [
-            ExpectedBatch(4, further=True),
-            ExpectedBatch(4, further=True, several=True),
-            ExpectedBatch(1, further=True),
-        ]
+        batches += [ExpectedBatch(4, further=True), ExpectedBatch(4, further=True, several=True)]
+        batches += [ExpectedBatch(1, further=True), ExpectedBatch(4, further_x=True)]
     for options, batch in product(variants(name), batches):
         with suppress(ConfigError):
             configured = configure(name, **options)
@@ -390,6 +390,7 @@ def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool
         given: dict[str, Any] = {"negatives": columns} if batch.further else {}
         if objective.options.draws and not batch.further:  # as a run does
             given = {"negatives": replace(columns, importance_k=torch.zeros(2)), "importance": torch.zeros(batch.pairs)}
+        given |= {"x_negatives": Rows(torch.randn(2, 4), torch.zeros(2).long(), keys[:2])} if batch.further_x else {}
         objective(x, y, keys, x_keys=keys, y_keys=keys, **given)
     except ConfigError:
         return True

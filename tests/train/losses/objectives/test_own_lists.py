@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.reference import LargestTensor
+from helpers.reference import LargestTensor, reference_loss
 from helpers.robust import reference_coce
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 
 B, D, TEMPERATURE = 6, 5, 0.25  # a power of two: its logarithm is kept in float32
@@ -71,6 +72,21 @@ def test_lists_take_memory_linear_in_the_batch() -> None:
         objective = build(setting="supervised", candidates="list", pair_loss="logistic")
         objective(x, y, negatives=further[:, None]).loss.backward()
     assert largest.elements < 64 * 64
+
+
+def test_a_columns_list_is_its_own_x_and_the_wrong_x_of_its_row() -> None:
+    x, y, further, wrong = numbers(B, 0), numbers(B, 1), numbers(3, 2), numbers(4, 3)
+    of_rows, of_columns = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 3])
+    objective: Any = build_objective("clip", temperature=TEMPERATURE, candidates="list", partition="mean").double()
+    rows, columns = [*range(B), *of_rows.tolist()], [*range(B), *of_columns.tolist()]
+    others = [(i, j) for i, a in enumerate(rows) for j, c in enumerate(columns) if a != c]
+    scale = objective.logit_scale.detach()
+    want = reference_loss(x, y, scale, further=further, wrong=wrong, excluded=others, partition="mean")
+    loss = objective(x, y, negatives=Columns(further, of_columns), x_negatives=Rows(wrong, of_rows)).loss
+    torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
+    gradients = (torch.autograd.grad(each, (x, y, further, wrong)) for each in (loss, want))
+    for got, wanted in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("options", [{"directions": "sum"}, {"candidates": "negatives"}], ids=str)

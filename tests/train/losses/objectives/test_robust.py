@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.objectives import oce
 from dyad.train.losses.sums import tiles
 
@@ -103,27 +104,27 @@ def test_directions(divergence: str) -> None:
 @pytest.mark.parametrize("setting", ["supervised", "semi"])
 @pytest.mark.parametrize(("divergence", "pair_loss"), [*itertools.product(DIVERGENCES, ["identity", "logistic"])])
 def test_listed_pairs_and_further_columns(divergence: str, pair_loss: str, setting: str) -> None:
-    """Several positives, none, excluded pairs and columns of no row, in both directions."""
-    x, y = embeddings(7, m=9)
-    further = torch.randn(3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64).requires_grad_()
+    """Several positives, none, excluded pairs, and columns and rows of no pair, in both directions."""
+    leaves = x, y, further, wrong = *embeddings(7, m=9), *embeddings(3, m=2, seed=3)
     positives = [(0, 1), (0, 8), (0, 4), (1, 0), (2, 2), (2, 4), (3, 3), (5, 7), (5, 5), (6, 1)]  # row 4 has none
     excluded = [(0, 2), (2, 0), (1, 9), (6, 11), (4, 4), *((3, j) for j in range(12) if j != 3)]
     left_out = set(excluded) | (set(positives) if setting == "supervised" else set())
     sides = []
-    for a, rows, columns in ((0, 7, 12), (1, 9, 7)):
+    for a, rows, columns in ((0, 7, 12), (1, 9, 9)):
         pairs = {(p[a], p[1 - a]) for p in positives}
         gone = {(p[a], p[1 - a]) for p in left_out}
         chosen = [[j for j in range(columns) if (i, j) not in gone] for i in range(rows)]
         own = [sorted(p for i2, p in pairs if i2 == i) for i in range(rows)]
-        anchors, others = (x, torch.cat([y, further])) if a == 0 else (y, x)
+        anchors, others = (x, torch.cat([y, further])) if a == 0 else (y, torch.cat([x, wrong]))
         tau = torch.tensor(TAU, dtype=torch.float64)
         sides.append(reference_coce(anchors, others, tau, chosen, own, divergence=divergence, pair_loss=pair_loss))
-    wanted = torch.autograd.grad(sides[0] + sides[1], (x, y, further))
+    wanted = torch.autograd.grad(sides[0] + sides[1], leaves)
     objective = build(divergence=divergence, pair_loss=pair_loss, setting=setting, directions="sum")
     columns = Columns(further, torch.tensor([0, 2, 2]))
-    loss = objective(x, y, None, columns, torch.tensor(positives), torch.tensor(excluded)).loss
+    given = None, columns, torch.tensor(positives), torch.tensor(excluded)
+    loss = objective(x, y, *given, x_negatives=Rows(wrong, torch.tensor([1, 6]))).loss
     close(loss, sides[0] + sides[1])
-    for got, want in zip(torch.autograd.grad(loss, (x, y, further)), wanted, strict=True):
+    for got, want in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
         close(got, want)
 
 

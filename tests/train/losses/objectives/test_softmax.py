@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
+from dyad.train.losses.gathered.further_rows import Rows
 from dyad.train.losses.sums import tiles
 
 B, D = 7, 4
@@ -27,18 +29,8 @@ X_KEYS = torch.tensor([1, 2, 3, 4, 4, 5, 6])
 Y_KEYS = torch.tensor([1, 1, 2, 3, 5, 5, 5])  # with X_KEYS: 3~4~5 but not 3~5, and 4~5~6
 FURTHER_KEYS = torch.tensor([1, 9, 5, 3, 8])
 FURTHER_ROWS = torch.tensor([0, 0, 1, 4, 6])
-LISTED = [
-    (0, 0),
-    (0, 3),
-    (1, 1),
-    (2, 5),
-    (2, 2),
-    (4, 4),
-    (5, 5),
-    (6, 0),
-    (6, 6),
-    (6, 4),
-]  # row 3 and column 3…: none own
+WRONG_KEYS = torch.tensor([9, 4, 8, 2])  # of x: the second is x of rows 3 and 4, the last that of row 1
+LISTED = [(0, 0), (0, 3), (1, 1), (2, 5), (2, 2), (4, 4), (5, 5), (6, 0), (6, 6), (6, 4)]  # row, column 3: none own
 EXCLUDED = [(0, 1), (1, 0), (2, 3), (2, 4), (5, 6), (6, 5), (3, 2)]
 WIDE = [(0, 9), (0, 2), (1, 4), (2, 9), (3, 0), (4, 7), (5, 5), (5, 6), (6, 8)]
 
@@ -56,16 +48,19 @@ def numbers(*shape: int, seed: int = 3) -> Tensor:
 class Case:
     """Inputs of an objective (`given`), the same for the reference (`told`), and what has a gradient."""
 
-    def __init__(self, given: dict[str, Any], m: int = B, further: Tensor | None = None) -> None:
+    def __init__(
+        self, given: dict[str, Any], m: int = B, further: Tensor | None = None, wrong: Tensor | None = None
+    ) -> None:
         self.x, self.y = numbers(B, D, seed=1), numbers(m, D, seed=2)
         self.given, self.further = given, further
-        self.inputs = [self.x, self.y] + ([] if further is None else [further])
+        self.inputs = [self.x, self.y, *(e for e in (further, wrong) if e is not None)]
         pairs = {name: [*map(tuple, given[name].tolist())] for name in ("positives", "excluded") if name in given}
         self.told: dict[str, Any] = {"excluded": pairs.get("excluded", ()), "listed": pairs.get("positives")}
-        self.told["further"] = None if further is None else further.flatten(0, -2)
+        self.told |= {"further": None if further is None else further.flatten(0, -2), "wrong": wrong}
         extra = given.get("negatives")
         column_keys = [Y_KEYS] if not isinstance(extra, Columns) or extra.keys_k is None else [Y_KEYS, extra.keys_k]
-        kinds = {"x_keys": (X_KEYS, X_KEYS), "y_keys": (Y_KEYS, torch.cat(column_keys))}
+        x_keys = X_KEYS if wrong is None else torch.cat([X_KEYS, WRONG_KEYS])
+        kinds = {"x_keys": (x_keys, X_KEYS), "y_keys": (Y_KEYS, torch.cat(column_keys))}
         self.same = same_item([keys for name, keys in kinds.items() if name in given])
         if isinstance(extra, Columns) and extra.positive_k is not None:
             places = [(int(r), m + k) for k, r in enumerate(extra.row_k) if extra.positive_k[k]]
@@ -85,7 +80,8 @@ POSITIVE = torch.tensor([True, False, True, True, False])
 
 
 def case(name: str) -> Case:
-    flat, hard = numbers(5, D), numbers(B, 2, D)
+    flat, hard, wrong = numbers(5, D), numbers(B, 2, D), numbers(4, D, seed=4)
+    rows = Rows(wrong, torch.tensor([0, 2, 2, 6]), WRONG_KEYS)
     listed, excluded = torch.tensor(LISTED), torch.tensor(EXCLUDED)
     some = columns(flat, positive_k=POSITIVE)
     made: dict[str, Callable[[], Case]] = {
@@ -97,6 +93,10 @@ def case(name: str) -> Case:
         "listed": lambda: Case({"positives": listed, **KEYS}),
         "excluded": lambda: Case({"excluded": excluded, **KEYS}),
         "rectangular": lambda: Case({"positives": torch.tensor(WIDE)}, m=10),
+        "wrong x": lambda: Case({"x_negatives": rows, **KEYS}, wrong=wrong),
+        "wrong x and y": lambda: Case(
+            {"negatives": some, "x_negatives": rows, "excluded": excluded, **KEYS}, further=flat, wrong=wrong
+        ),
         "everything": lambda: Case(
             {"negatives": some, "positives": listed, "excluded": excluded, **KEYS}, further=flat
         ),
@@ -105,7 +105,7 @@ def case(name: str) -> Case:
 
 
 CASES = ["pairs", "one kind of key", "hard negatives", "ragged columns", "further positives", "listed", "excluded"]
-CASES += ["rectangular", "everything"]
+CASES += ["rectangular", "everything", "wrong x", "wrong x and y"]
 SIMPLE = {
     "similarity": ["cosine", "dot"],
     "partition": ["sum", "mean"],
@@ -137,6 +137,8 @@ def test_every_relation_equals_the_reference(name: str, positives: str, duplicat
     for candidates, options in zip(("all", "negatives") * 2, chosen, strict=True):
         made = case(name)
         options = {**options, "candidates": candidates, "positives": positives, "duplicates": duplicates}
+        if options["directions"] == "x" and "x_negatives" in made.given:
+            options["directions"] = "y"
         objective = build("clip", temperature=0.3, **options)
         inputs = [*made.inputs, objective.logit_scale.requires_grad_()]
         loss = objective(made.x, made.y, **made.given).loss
@@ -146,17 +148,18 @@ def test_every_relation_equals_the_reference(name: str, positives: str, duplicat
         for got, expected in zip(torch.autograd.grad(loss, inputs), gradients, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11, msg=lambda m, o=options: f"{o} {m}")
         single = [v.detach().float().requires_grad_() for v in made.inputs]
-        given = {k: in_float32(v, single[2:]) if k == "negatives" else v for k, v in made.given.items()}
+        given = {k: replaced(v, single[2:]) for k, v in made.given.items()}
         loss = build_objective("clip", temperature=0.3, learnable=False, **options)(*single[:2], **given).loss
         assert abs(float(loss.detach() - want.detach())) < 1e-5 * (1 + abs(float(want.detach())))
         for got, expected in zip(torch.autograd.grad(loss, single), gradients, strict=False):
             assert relative_error(got, expected) < 1e-5, options
 
 
-def in_float32(negatives: Tensor | Columns, single: list[Tensor]) -> Tensor | Columns:
-    if isinstance(negatives, Tensor):
-        return single[0]
-    return Columns(single[0], negatives.row_k, negatives.keys_k, negatives.positive_k)
+def replaced(given: Tensor | Columns | Rows, further: list[Tensor]) -> Tensor | Columns | Rows:
+    """What is given with `further` embeddings, those of wrong x last; ids, keys and pairs as they are."""
+    if isinstance(given, Rows | Columns):
+        return replace(given, embeddings_kD=further[-1 if isinstance(given, Rows) else 0])
+    return further[0] if given.is_floating_point() else given
 
 
 PAPERS: dict[str, dict[str, Any]] = {  # the entries as the papers have them
@@ -316,6 +319,7 @@ FINITE: list[tuple[str, dict[str, Any]]] = [
     ("pairs", {"duplicates": "positive"}),
     ("pairs", {"duplicates": "mask", "directions": "y"}),
     ("pairs", {"candidates": "negatives"}),
+    ("wrong x and y", {"duplicates": "mask"}),
     ("everything", {"positives": "merge", "directions": "sum"}),
     ("everything", {"positives": "exclude", "duplicates": "positive"}),
 ]
@@ -327,7 +331,7 @@ def test_finite_differences(name: str, options: dict[str, Any]) -> None:
     objective = build("clip", temperature=0.3, **options)
 
     def loss(x: Tensor, y: Tensor, logit_scale: Tensor, *further: Tensor) -> Tensor:
-        given = {k: in_float32(v, list(further)) if k == "negatives" else v for k, v in made.given.items()}
+        given = {k: replaced(v, list(further)) for k, v in made.given.items()}
         return torch.func.functional_call(objective, {"logit_scale": logit_scale}, (x, y), given).loss
 
     scale = objective.logit_scale.detach().clone().requires_grad_()
@@ -368,3 +372,20 @@ def test_further_columns_of_which_none_is_positive_leave_own_pairs_single() -> N
     columns = Columns(more, torch.arange(4), positive_k=torch.zeros(4, dtype=torch.bool))
     single = build_objective("dpr", positives="single")(x, y, negatives=columns)
     torch.testing.assert_close(single.loss, build_objective("dpr")(x, y, negatives=more[:, None]).loss)
+
+
+REFUSED: list[tuple[str, Rows, dict[str, Any], tuple[object, ...]]] = [
+    ("simclr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("simclr", "clip")),
+    ("dpr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("directions=x", "clip")),
+    ("clip", Rows(torch.ones(1, 5), torch.tensor([0])), {}, ("x_negatives", D, "(1, 5)")),
+    ("clip", Rows(torch.ones(1, D), torch.tensor([B])), {}, ("x_negatives.row_k", B)),
+    ("clip", Rows(torch.ones(1, D), torch.arange(2)), {}, ("x_negatives.row_k", "(1,)", "(2,)")),
+    ("clip", Rows(torch.ones(1, D), torch.tensor([0])), {"x_keys": X_KEYS}, ("keys_k",)),
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "keys", "named"), REFUSED, ids=str)
+def test_wrong_x_that_cannot_be_are_refused(name: str, rows: Rows, keys: Any, named: tuple[object, ...]) -> None:
+    x, y, options = torch.ones(B, D), torch.ones(B, D), {"duplicates": "mask"} if keys else {}
+    with raises((ConfigError, ValueError), *named):
+        build_objective(name, **options)(x, y, x_negatives=rows, **keys)

@@ -1,0 +1,50 @@
+"""Checks and conversions of the arguments of an objective: integers, pairs, relevance."""
+
+from __future__ import annotations
+
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from dyad.train.losses.sums.conditions import holds
+
+
+@overload
+def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = False) -> Tensor: ...
+@overload
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
+def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
+    """Convert `values` (a tensor, list or array of integers, or None) to int64 (n,), or to (P, 2) if `pairs`.
+
+    Raises ValueError for other shapes and types; its message names the argument `name`.
+    """
+    if values is None:
+        return None
+    tensor, shape = torch.as_tensor(values, device=device), "(P, 2)" if pairs else "(n,)"
+    fits = tensor.ndim == 1 + pairs and (not pairs or tensor.shape[1] == 2)
+    if not fits or tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype is torch.bool:
+        raise ValueError(f"{name} must be int64 {shape}, not {dtype_name(tensor.dtype)} {tuple(tensor.shape)}")
+    return tensor.long()
+
+
+def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
+    """Convert the relevance of `count` positive pairs, or None, to float (count,) without gradient, float32 or better.
+
+    like: embeddings, of the device and precision wanted. Raises ValueError for another shape and for a relevance
+    outside (0, 1]; its message names the argument `name`.
+    """
+    if values is None:
+        return None
+    weights = torch.as_tensor(values, device=like.device).detach()
+    if weights.shape != (count,):
+        raise ValueError(f"{name} must be ({count},), one for each positive pair, not {tuple(weights.shape)}")
+    weights = weights.to(torch.promote_types(like.dtype, torch.float32))
+    inside = (weights > 0) & (weights <= 1)
+    if not holds(inside.all()):
+        raise ValueError(f"{name} must be above 0 and at most 1, not {float(weights[~inside][0]):g}")
+    return weights
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
