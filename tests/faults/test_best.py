@@ -92,10 +92,10 @@ def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs) -> N
 @pytest.mark.mounts
 def test_the_disk_is_full_when_a_new_best_is_written(jobs: Jobs, tmp_path: Path) -> None:
     """There is room for the best and the newest, not for a third one: the best before stays, and is what it says."""
-    with small_disk(tmp_path / "disk", 120 << 20) as disk:
+    with small_disk(tmp_path / "disk", 32 << 20) as disk:
         keys = {**KEYS, "checkpoint.every": 2, "run.dir": disk}
         filler = disk / "filler"
-        filler.write_bytes(bytes(70 << 20))
+        filler.write_bytes(bytes(20 << 20))
         ended = jobs.start(1, keys).ends()
         run = disk / "a"
         assert ended.codes == [4] and "The run goes on" in ended.out, ended.out
