@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from helpers import durations
-from helpers.cli import Commands, server
+from helpers.cli import Commands, server, share_tables
 from helpers.tiny_runs import make_models, tiny_arguments
 
 gc.set_threshold(100_000, 20, 10)  # as commands have it, for the same reason: the many objects of imports
@@ -137,6 +137,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     import torch
     from torch._C import _distributed_c10d as c10d
 
+    if tokenizer := sys.modules.get("open_clip.tokenizer"):
+        share_tables(tokenizer.SimpleTokenizer)
     here = {
         "gpu": torch.cuda.is_available(),
         "triton": _compiles_our_kernels(),

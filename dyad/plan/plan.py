@@ -32,7 +32,8 @@ class RunPlan:
     steps: of the run. samples: of an epoch. sample_bytes: mean bytes of one. NaN where these are not known.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
+        """like: a plan for as many devices and the same objective; what does not differ is not measured again."""
         self.config = config = with_classes(config, World())
         self.devices = planned_devices(config)
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
@@ -46,8 +47,12 @@ class RunPlan:
         # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
         self._gradients_grow = self.devices.count == self.chunks == 1
         self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
-        self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
-        self.cost = objective_cost(config, self.devices.count)
+        self._of_towers = config.model, self.devices.precision, self.chunk, self._gradients_grow
+        if like and like._of_towers == self._of_towers:
+            self.towers = like.towers
+        else:
+            self.towers = FakeTowers(config, self.devices, self.chunk, self._gradients_grow)
+        self.cost = like.cost if like else objective_cost(config, self.devices.count)
         self.samples, self.sample_bytes = counted_samples(config)
         self._mfu = planned_mfu(config, self.towers.forward_flops)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)

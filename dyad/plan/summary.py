@@ -63,12 +63,12 @@ def others(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
     """Yield the plans of runs that compute the same with another key: (key=value, plan)."""
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)
-    yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model))
+    yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model), plan)
     if plan.pairs > 1:
         size = None if plan.chunks > 1 else -(-plan.pairs // 2)
-        yield f"chunk_size={size or 'null'}", RunPlan(replace(config, chunk_size=size))
+        yield f"chunk_size={size or 'null'}", RunPlan(replace(config, chunk_size=size), plan)
     if plan.devices.count > 1:
         name = Parallel.fsdp2 if plan.devices.shards == 1 else Parallel.ddp
-        yield f"dist={name}", RunPlan(replace(config, dist=replace(config.dist, name=name)))
+        yield f"dist={name}", RunPlan(replace(config, dist=replace(config.dist, name=name)), plan)
     if plan.devices.precision is Precision.fp32 and plan.devices.is_gpu:
-        yield "precision=fp16", RunPlan(replace(config, precision=Precision.fp16))
+        yield "precision=fp16", RunPlan(replace(config, precision=Precision.fp16), plan)

@@ -91,7 +91,7 @@ def test_two_runs_want_one_folder(jobs: Jobs) -> None:
 def test_the_disk_is_full_while_a_run_saves(jobs: Jobs, tmp_path: Path) -> None:
     """A run goes on without a checkpoint, and does not end without one. Without rights to mount, test_checkpoint.py
     has the same with a limit on the size of files."""
-    with small_disk(tmp_path / "disk", 120 << 20) as disk:
+    with small_disk(tmp_path / "disk", 32 << 20) as disk:
         keys = {**KEYS, "steps": 100_000, "checkpoint.keep": 1, "run.dir": disk}
         job = jobs.start(1, keys)
         job.until(lambda: newest_whole(job.run) > 0, "a checkpoint")

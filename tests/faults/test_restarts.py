@@ -34,7 +34,8 @@ def new_checkpoint(job: Job) -> int:
 @pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_torchruns_agent_is_killed(kills: int, jobs: Jobs) -> None:
     """The job goes on once, as dist.restarts=1 says, with the bits of no kill; then by the same command."""
-    keys = {"steps": 300, "checkpoint.every": 20}
+    steps = 120
+    keys = {"steps": steps, "checkpoint.every": 20}
     job = jobs.launch(1, {**keys, "dist.restarts": 1, "resume": "never"})
     new_checkpoint(job)
     os.kill(job.agent(), SIGKILL)
@@ -50,7 +51,7 @@ def test_torchruns_agent_is_killed(kills: int, jobs: Jobs) -> None:
     step = told[0]["step"]
     assert said == [f"restart 1 of 1 at step {step}: {UNKNOWN}", "no restart: dist.restarts=1"][:kills]
     assert f"going on at step {step} from" in outcome.out and said[0] in (job.run / "log.txt").read_text()
-    assert len(losses(job.run)) == 300 or kills > 1
+    assert len(losses(job.run)) == steps or kills > 1
     if kills > 1:
         run, undisturbed = jobs.run(1, keys), jobs.run(1, {**keys, "run.name": "undisturbed"})
         assert digest(run) == digest(undisturbed) and losses(run) == losses(undisturbed)

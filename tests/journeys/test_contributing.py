@@ -44,10 +44,10 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("section", EXAMPLES)
 def test_an_example_works(section: str, checkout: Path, commands: Commands) -> None:
-    """A command of ours runs in a process that has the imports where the example leaves our code as it is."""
+    """Commands of ours run in a process that has the imports, those of changed code in one that has all but ours."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(checkout), "WANDB_MODE": "disabled"}
-    own_code = all(kind != "diff" for kind, _ in SECTIONS[section])
+    changed = ["helpers.elsewhere"] * any(kind == "diff" for kind, _ in SECTIONS[section])
     for kind, text in SECTIONS[section]:
         if kind == "python":
             (checkout / text.splitlines()[0].removeprefix("# ")).write_text(text)
@@ -55,8 +55,9 @@ def test_an_example_works(section: str, checkout: Path, commands: Commands) -> N
             apply(text, checkout)
         else:
             for line in text.splitlines():
-                if own_code and re.fullmatch("python -m [^|&;$]+", line):
-                    ended = commands.run(*shlex.split(line)[2:], cwd=str(checkout), WANDB_MODE="disabled")
+                if re.fullmatch("python -m [^|&;$]+", line):
+                    words = [*changed, *shlex.split(line)[2:]]
+                    ended = commands.run(*words, cwd=str(checkout), WANDB_MODE="disabled")
                 else:
                     command = ["bash", "-euo", "pipefail", "-c", line]
                     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)

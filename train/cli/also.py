@@ -20,15 +20,24 @@ OWN = "task objective data model weight global_batch_size chunk_size eval.suite"
 TAKEN = ("towers", "objective")  # names of weights of the run
 
 
+_last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks four times, and composing takes a second
+
+
 def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     """Return name → the configuration of each further loss of a run.
 
     Raises ConfigError, naming also.NAME, for arguments that a run would refuse, and for those that a further loss
     cannot have.
     """
-    found: dict[str, TrainConfig] = {}
     if not config.also:
-        return found
+        return {}
+    if not _last or _last[0][0] != config:
+        _last[:] = [(config, _composed(config))]
+    return dict(_last[0][1])
+
+
+def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
+    found: dict[str, TrainConfig] = {}
     run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
     own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig()}
     of_run = words_for(replace(config, run=run, eval=evaluation, **own))

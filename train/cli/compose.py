@@ -97,13 +97,20 @@ def words_for(config: TrainConfig) -> list[str]:
     is_there = named in groups()["experiment"] or (named.endswith(SUFFIXES) and Path(named).expanduser().is_file())
     recipe = written(named) if is_there else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
-    if compose_config(words).objective.name != config.objective.name:
+    composed = compose_config(words)
+    if composed.objective.name != config.objective.name:
         words.append(f"objective={config.objective.name}")
-    for _ in range(2):
-        composed = {**all_keys(compose_config(words)), "experiment": config.experiment}
-        changed = {key: value for key, value in all_keys(config).items() if composed.get(key) != value}
-        words += [f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
+        composed = compose_config(words)
+    words += _changed_words(config, composed)
+    words += _changed_words(config, compose_config(words))
     return list(dict.fromkeys(words))
+
+
+def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
+    """Return key=value for each key, but experiment, of which `composed` has another value than `config`."""
+    there = {**all_keys(composed), "experiment": config.experiment}
+    changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
+    return [f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
 
 
 def written(value: Any) -> str:

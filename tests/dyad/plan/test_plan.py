@@ -143,15 +143,16 @@ def test_shards_divide_weights_and_moments() -> None:
     assert whole.peak(64, 8) < whole.peak(64, 16) < whole.peak(128, 16)
     stays, _ = whole.memory(16, 16)
     for name, shards in (("fsdp2", 16), ("hsdp", 8)):
-        dist = DistConfig(name=Parallel[name])
-        whole.devices = planned_devices(replace(config, dist=dist))
-        sharded, _ = whole.memory(16, 16)
-        assert whole.devices.shards == shards
+        plan = RunPlan(replace(config, dist=DistConfig(name=Parallel[name])), whole)
+        sharded, _ = plan.memory(16, 16)
+        assert plan.devices.shards == shards and plan.towers is whole.towers
         assert [sharded[what][0] * shards for what in ("weights", "moments")] == [
             stays["weights"][0],
             stays["moments"][0],
         ]
-        assert ("all-reduce, gradients" in whole.sent()) == (name == "hsdp")
+        assert ("all-reduce, gradients" in plan.sent()) == (name == "hsdp")
+    cut = RunPlan(replace(config, chunk_size=whole.pairs // 2), whole)
+    assert cut.towers.inputs == pytest.approx(whole.towers.inputs / 2) and cut.towers.graph < whole.towers.graph
 
 
 def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,16 +224,17 @@ def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
 def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
     """MFU, if its metrics have it; and what a core decodes of its own pictures, larger ones in more time."""
     words = ("model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
-    least, most = RunPlan(config_of(*words)).time()["MFU"][0]
+    plan = RunPlan(config_of(*words))
+    least, most = plan.time()["MFU"][0]
     assert most == pytest.approx(2 * least)
     (tmp_path / "a").mkdir()
     lines = [f'{{"step": {step}, "train/mfu": {mfu}}}\n' for step, mfu in enumerate((0.1, 0.3, "null", 0.2, 7.0), 1)]
     (tmp_path / "a" / "metrics.jsonl").write_text("".join(lines))
     for keys, mfu in ((), 0.2), (("plan.mfu=0.5",), 0.5):
-        assert RunPlan(config_of(*words, *keys)).time()["MFU"][0].tolist() == [mfu, mfu]
+        assert RunPlan(config_of(*words, *keys), plan).time()["MFU"][0].tolist() == [mfu, mfu]
     shard = "data.train=data/samples/emoji/fxemoji-trained.tar"
     small, large = (
-        RunPlan(config_of(*words, shard, "data=emoji", f"model.image.image_size={size}")) for size in (32, 512)
+        RunPlan(config_of(*words, shard, "data=emoji", f"model.image.image_size={size}"), plan) for size in (32, 512)
     )
     rates = [small.data()["pairs/s of a GPU"][0] / small.data()["cores of a GPU"][0] for small in (small, large)]
     assert (rates[0] > 1.5 * rates[1]).all()
@@ -240,7 +242,8 @@ def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
 
 def test_the_hours_hold_what_is_sent() -> None:
     words = ("model=tiny_clip_gn", "plan.gpus=16", "plan.gpu=h100", "steps=9")
-    fast, slow = (RunPlan(config_of(*words, f"plan.network={speed}")) for speed in (1e6, 1e-3))
+    fast = RunPlan(config_of(*words, "plan.network=1e6"))
+    slow = RunPlan(config_of(*words, "plan.network=1e-3"), fast)
     assert fast.time()["a step"][0] == pytest.approx(fast.time()["a step, computing"][0], rel=1e-3)
     sent = {row: size for row, (size, *_) in slow.sent().items()}
     weights = seconds_sent("all-reduce", sent.pop("all-reduce, gradients"), 16, slow.devices)
