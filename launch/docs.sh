@@ -13,5 +13,6 @@ if [ "$(cat .docs/.stamp 2>/dev/null)" != "$stamp" ]; then
     .docs/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r docs/requirements.txt
     echo "$stamp" >.docs/.stamp
 fi
+export NO_MKDOCS_2_WARNING=1 # mkdocs 1.6 is pinned
 if [ "${1:-build}" = serve ]; then exec .docs/bin/mkdocs serve; fi
 exec .docs/bin/mkdocs build --strict --quiet

@@ -32,7 +32,7 @@ class Block:
 
     def commands(self) -> list[str]:
         """Its commands, one a line, without comments."""
-        lines = self.text.replace("\\\n", " ").splitlines()
+        lines = re.sub(r"\s*\\\n\s*", " ", self.text).splitlines()
         return [command for line in lines if (command := re.sub(r"(^|\s+)#.*", "", line).strip())]
 
 

@@ -172,7 +172,7 @@ def test_the_checks_can_fail() -> None:
     for command in ("python -m train stepz=3", "NPROC=8 bash launch/torchrun.sh model.nam=x", "dyad eval runn=x"):
         with pytest.raises(ConfigError):
             compose(command)
-    assert Block(README, "sh", "a \\\n b # c\n# d\n").commands() == ["a   b"]
+    assert Block(README, "sh", "a \\\n b # c\n# d\n").commands() == ["a b"]
     assert "bash launch/demo.sh" in run_commands()
 
 
@@ -199,3 +199,9 @@ def test_the_messages_that_are_explained_exist() -> None:
     sources = [path for room in ("data", "train", "eval", "dyad") for path in (ROOT / room).rglob("*.py")]
     told = (ROOT / "tests/messages.txt").read_text() + "".join(path.read_text() for path in sources)
     assert len(rows) > 15 and [row for row in rows if row not in told] == []
+
+
+@pytest.mark.parametrize("walk", sorted((ROOT / "tests/journeys/walks").glob("*.txt")), ids=lambda path: path.stem)
+def test_the_journeys_are_made_of_commands_that_the_documents_show(walk: Path) -> None:
+    shown = {command for page in PAGES for block in blocks(page) for command in block.commands()}
+    assert [line for line in walk.read_text().splitlines() if line not in shown] == []
