@@ -32,14 +32,14 @@ from dyad.train.losses import OBJECTIVES
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
 NOTE = "This page is made from the code by `python -m docs.write_reference`.\n"
-AREAS = {  # of the messages: title → the folders of tests that meet them
-    "Data": ("data/",),
-    "Configuration, start and resume": ("train/cli", "train/run", "dyad/", "journeys/"),
-    "Models": ("train/towers",),
-    "Objectives": ("train/losses",),
-    "Steps, devices and processes": ("train/step", "train/distributed", "train/monitor", "train/plan", "faults/"),
-    "Evaluation, mining and the report": ("eval/",),
-    "Export and translation of command lines": ("train/export", "train/doctor"),
+AREAS = {  # of the messages: title → what the folders of tests that meet them begin with; the first title counts
+    "Data": r"data/",
+    "Models": r"train/towers",
+    "Objectives": r"train/losses",
+    "Steps, devices and processes": r"faults/|train/(step|distributed|monitor)|\w+/plan",
+    "Evaluation, mining and the report": r"eval/|dyad/evaluation",
+    "Export and translation of command lines": r"\w+/(export|doctor)",
+    "Configuration, start and resume": r"train/|dyad/|journeys/",
 }
 
 
@@ -163,8 +163,9 @@ def messages_page() -> str:
     met = re.findall(r"^(\S+)::\S+\n((?:    .*\n)+)", text, re.MULTILINE)
     parts = [f"# Messages\n\n{NOTE}", "“…” stands for a name, a path or a number. Search this page for words.\n"]
     parts.append("[Troubleshooting](../troubleshooting.md) explains those that people meet most.\n")
-    for title, folders in AREAS.items():
-        lines = [line[4:] for place, block in met if place.startswith(folders) for line in block.splitlines()]
+    area_of = {place: next((a for a, start in AREAS.items() if re.match(start, place)), "") for place, _ in met}
+    for title in AREAS:
+        lines = [line[4:] for place, block in met if area_of[place] == title for line in block.splitlines()]
         alike = {re.sub(r"\d[\d.,]*\b|'[^']*'", "…", line).replace("\\n", " ") for line in lines}
         told = sorted(line for line in alike if len(re.findall(r"[A-Za-z]{2,}", line)) > 5)
         parts += [f"## {title}\n", fenced("\n".join(told))]
