@@ -52,7 +52,7 @@ train/export train/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 7845, "train": 14710, "eval": 4793, "dyad": 376}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 7845, "train": 14710, "eval": 4842, "dyad": 376}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/calibration.py | Calibration
