@@ -205,3 +205,9 @@ def test_the_messages_that_are_explained_exist() -> None:
 def test_the_journeys_are_made_of_commands_that_the_documents_show(walk: Path) -> None:
     shown = {command for page in PAGES for block in blocks(page) for command in block.commands()}
     assert [line for line in walk.read_text().splitlines() if line not in shown] == []
+
+
+def test_the_core_of_an_own_objective_is_that_of_the_example_that_is_run() -> None:
+    lines = next(b.text for b in blocks(DOCS / "own_objective.md") if b.kind == "python").splitlines()
+    example = [line.partition("  #")[0].strip() for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()]
+    assert [line for line in lines if line.partition("  #")[0].strip() not in example] == []
