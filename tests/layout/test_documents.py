@@ -36,7 +36,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
 from dyad.train.cli.command_line import read_line
-from dyad.train.cli.compose import compose_config
+from dyad.train.cli.compose import compose_config, keys
 from dyad.train.config import check_values
 from dyad.train.losses import OBJECTIVES
 
@@ -50,6 +50,8 @@ STARTED = re.compile(  # a command of ours: what starts it, its name, its words
 PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(?:md|toml|lock|hashes)"
 
 OF_A_RUN = {"eval/", "train/", "val/", "data/"}  # folders that a command makes
+
+KEYS_OF_TRAINING = {key for key, _, _ in keys()}
 
 
 def name(page: Path) -> str:
@@ -123,6 +125,15 @@ def test_keys_and_files_between_backticks_exist(page: Path) -> None:
     for span in spans(page):
         if re.fullmatch(PLACES, span) and span not in OF_A_RUN:
             assert any((folder / span).exists() for folder in (ROOT, page.parent)), f"`{span}`: no such file"
+
+
+def test_quoted_values_between_backticks_can_be_copied() -> None:
+    """The shell and Hydra both read quotes and braces."""
+    quoted = {span for page in PAGES for span in spans(page) if re.match(r"'?[a-z_.]+=.*[\"'{]", span)}
+    assert len(quoted) > 5
+    for words in map(shlex.split, sorted(quoted)):
+        if all(named_keys(word) <= KEYS_OF_TRAINING for word in words) and "…" not in "".join(words):
+            compose_config(words)
 
 
 def test_the_site_has_every_page_once() -> None:
