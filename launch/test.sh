@@ -45,6 +45,7 @@ case ${1:-} in
     typed
     DYAD_MESSAGES_MET=$met python -m pytest "${spread[@]}" "$@"
     PYTHONPATH=tests python -m helpers.messages "$met"
+    python -m docs.write_reference # which shows the messages
     exit
     ;;
 --lowest) typed && exec bash launch/lowest.sh ;;

@@ -48,6 +48,12 @@ class Chart:
 
 
 Charts = dict[str, Chart]  # by title
+SIDES = {  # task → what side x and side y are
+    "image_text": ("picture", "text"),
+    "question_passage": ("question", "passage"),
+    "views": ("first view", "second view"),
+    "labelled": ("sample", "class"),
+}
 
 
 def read_history(records: Iterable[Mapping[str, Any]]) -> History:
@@ -85,12 +91,12 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
     clamp, clip_norm = (finite(options.get(key)) or None for key in ("objective.min_temperature", "optim.clip_norm"))
-    chart = partial(_chart, {**history, **derived})
+    chart, (x, y) = partial(_chart, {**history, **derived}), sides(options)
     charts = {
         "Loss": chart("Of the batch, at the logged steps.", {"": "loss"}),
         "Right in the batch": chart(
             "Share of pairs whose own partner scores highest among the first 1,024 of the batch.",
-            {"x → y": "accuracy_x", "y → x": "accuracy_y"},
+            {f"{x} → {y}": "accuracy_x", f"{y} → {x}": "accuracy_y"},
             shows=(0.0,),
         ),
         "Temperature": chart(
@@ -129,23 +135,28 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
     return _drawable(charts)
 
 
-def health_charts(history: History) -> Charts:
-    """Make the charts of the embeddings and of the statistics of the objective; return title → chart.
+def sides(options: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the words for side x and side y in the task of a run, such as question and passage."""
+    return SIDES.get(str(options.get("task")), ("x", "y"))
 
-    Training metrics that no chart of the report is made for get a chart each, unless they are constant; these are the
-    metrics whose names begin with none of the prefixes in CHARTED. A chart without data is left out. history: metric →
-    step → value.
+
+def health_charts(options: Mapping[str, Any], history: History) -> Charts:
+    """Make the charts of the embeddings and of the state of samples; return title → chart. A chart without data is left
+    out. options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
-    chart = partial(_chart, history)
+    chart, named = partial(_chart, history), dict(zip(sides(options), "xy", strict=True))
     charts = {
         "Spread of the embeddings": chart(
             "Uniformity: log mean e^(−2 d²) over pairs of one side. 0 is collapse, −4 about as even as it gets.",
-            {"x": "uniformity_x", "y": "uniformity_y"},
+            {word: f"uniformity_{side}" for word, side in named.items()},
             level=("collapse", 0.0),
         ),
         "Effective negatives": chart(
             "How many negatives an anchor's gradient really sees: e^entropy of their softmax, with the extremes.",
-            {s: f"effective_negatives_{s} effective_negatives_min_{s} effective_negatives_max_{s}" for s in "xy"},
+            {
+                word: " ".join(f"effective_negatives_{of}{side}" for of in ("", "min_", "max_"))
+                for word, side in named.items()
+            },
             log=True,
         ),
         "Temperatures of samples": chart(
@@ -155,10 +166,19 @@ def health_charts(history: History) -> Charts:
             "Median of ζ in the batch, and where 80 % of them lie.", {"ζ": "zeta_p50 zeta_p10 zeta_p90"}
         ),
     }
+    return _drawable(charts)
+
+
+def other_charts(history: History) -> Charts:
+    """Make a chart for each training metric that no other chart of the report is made for, unless it is constant.
+
+    Its name begins with none of the prefixes in CHARTED. A chart without data is left out.
+    """
+    charts = {}
     for metric, values in history.items():
         name = metric.removeprefix("train/")
         if name != metric and not name.startswith(tuple(CHARTED)) and len(set(values.values())) > 1:
-            charts[name.replace("_", " ")] = chart(f"{metric} in metrics.jsonl.", {"": name})
+            charts[name.replace("_", " ")] = _chart(history, f"{metric} in metrics.jsonl.", {"": name})
     return _drawable(charts)
 
 

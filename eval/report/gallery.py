@@ -29,16 +29,6 @@ def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str
         yield from ((kind, _case_view(case, run, dataset)) for case in listed if case.get("kind") == kind)
 
 
-def shortened(view: View) -> View:
-    """Return a shorter copy of the template fields of an example case: with the answers of this run only, without those
-    of baselines and without the right answers.
-
-    If the answers are texts, only the first two are kept.
-    """
-    few = {name: answers if view["pictured"] else answers[:2] for name, answers in list(view["systems"].items())[:1]}
-    return {**view, "systems": few, "right": []}
-
-
 def _case_view(case: Case, run: Path, dataset: str) -> View:
     """Convert one example case (a query, the answers of each system, right answers) to fields for the HTML template.
 

@@ -12,8 +12,15 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, training_charts
-from dyad.eval.report.gallery import KINDS, View, cases, shortened
+from dyad.eval.report.curves import (
+    History,
+    evaluation_charts,
+    health_charts,
+    last_value,
+    other_charts,
+    training_charts,
+)
+from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
 from dyad.eval.report.run_folder import RunFolder
@@ -42,10 +49,11 @@ DEVICE = {
     "launches": ("profile", "{:,.0f} GPU kernels a step"),
 }
 # Keys that say what a run is: shown also at their defaults
-ALWAYS = """model.name model.image.kind model.image.name model.text.kind model.text.name precision
-objective.similarity objective.temperature optim.lr optim.warmup optim.schedule""".split()
-# Keys that are facts of their own
-SHOWN = "task seed steps init_from experiment global_batch_size objective.name optim.name".split()
+ALWAYS = "precision objective.similarity objective.temperature optim.lr optim.warmup optim.schedule".split()
+# Keys that are facts of their own, or words of one
+SHOWN = """task seed steps init_from experiment global_batch_size objective.name optim.name model.name model.pretrained
+model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.frozen model.image.lora_rank
+model.text.kind model.text.name model.text.pretrained model.text.frozen model.text.lora_rank""".split()
 
 
 def _list(value: Any) -> list[Any]:
@@ -80,32 +88,34 @@ ENVIRONMENT.globals |= {f.__name__: f for f in (line_chart, score_histogram, con
 def render(run: RunFolder) -> str:
     """Return the HTML report of a run as text, at most 5 MB for any run."""
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
+    glance = _random_cases(run, results)
     return ENVIRONMENT.get_template("report.html.j2").render(
         name=run.path.resolve().name,
         path=shlex.quote(public_path(str(run.path))),
         run=run,
         seconds=_trained_seconds(run),
         facts=_facts(run),
-        glance=_random_cases(run, results),
+        glance=glance,
         more=max(0, len(results) - FIRST),
         checks=health_checks(run.options, run.history, results),
-        sets=list(_data_sets(run, results)),
+        sets=list(_data_sets(run, results, [*glance])),
         over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
         training=list(training_charts(run.options, run.history).items()),
-        health=list(health_charts(run.history).items())[:CHARTS],
+        health=list(health_charts(run.options, run.history).items()),
+        others=list(other_charts(run.history).items())[:CHARTS],
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
         headings=KINDS,
     )
 
 
-def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -> Iterator[dict[str, Any]]:
     """Yield for each data set the fields that the HTML template shows, as a dict.
 
     Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries (lists of
     example cases). All galleries together take at most GALLERIES bytes. In a dict, against: the headline metric of each
     baseline as text; galleries: title → kind (best, worst, random) → cases as HTML; left_out: a text that names the
-    parts that have no room.
+    parts that have no room. above: cases that the page has already, and that this removes.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -116,7 +126,9 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
         left_out = 0
         for dataset, title, listed in _pictures_first([result] if whole else []):
             for kind, case in cases(listed, run.path, dataset):
-                html = _case(case)
+                if (html := _case(case)) in above:
+                    above.remove(html)
+                    continue
                 size = len(html.encode("utf-8", "replace"))
                 if size <= room:
                     room -= size
@@ -144,18 +156,20 @@ def _data_sets(run: RunFolder, results: Sequence[Result]) -> Iterator[dict[str, 
 
 
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
-    """Return up to four random example cases as HTML, with the answers of this run only, for the top of the report.
+    """Return up to four random example cases as HTML, for the top of the report.
 
-    They come from the first gallery that has random cases. Galleries with pictures as answers come first.
+    They come from the first gallery that has random cases and pictures as answers: texts with several systems beside
+    each other need the width of the page, and stand below.
     """
     for dataset, _, listed in _pictures_first(results):
-        if drawn := [case for kind, case in cases(listed, run.path, dataset) if kind == "random"]:
-            return [_case(shortened(case), glance=True) for case in drawn[: 2 if len(results) < 3 else 4]]
+        drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random" and case["pictured"]]
+        if drawn:
+            return [_case(case) for case in drawn[: 2 if len(results) < 3 else 4]]
     return []
 
 
-def _case(case: View, glance: bool = False) -> Markup:
-    return Markup(ENVIRONMENT.get_template("case.html.j2").render(case=case, glance=glance))
+def _case(case: View) -> Markup:
+    return Markup(ENVIRONMENT.get_template("case.html.j2").render(case=case))
 
 
 def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
@@ -197,7 +211,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     epochs = last_value(history, "epoch") or 0
     samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {
-        "model": changed.get("model", ""),
+        "model": "; ".join(filter(None, (_model(options), changed.get("model")))),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
         "target": changed.get("target", ""),
         "further losses": changed.get("also", ""),
@@ -218,6 +232,29 @@ def _facts(run: RunFolder) -> dict[str, str]:
         **_device_facts(history),
     }
     return {name: value for name, value in found.items() if value}
+
+
+def _model(options: Mapping[str, Any]) -> str:
+    """Describe the towers in words: what each is, its weights, and how much of it learns."""
+    alone = options.get("task") == "question_passage"
+    towers = {"encoder of texts": "text"} if alone else {"pictures": "image", "texts": "text"}
+    said = {side: ", ".join(filter(None, _tower(options, name))) for side, name in towers.items()}
+    return "; ".join(f"{side}: {words}" for side, words in said.items() if words)
+
+
+def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield what is to say of one tower, image or text."""
+    own = {key: joined(options.get(f"model.{name}.{key}")) for key in ("kind", "name", "pretrained", "image_size")}
+    both = {key: joined(options.get(f"model.{key}")) for key in ("name", "pretrained") if own["kind"] == "open_clip"}
+    yield " of ".join(filter(None, (own["name"] or both.get("name"), own["kind"])))
+    if weights := own["pretrained"] or both.get("pretrained"):
+        yield f"weights {weights}"
+    if own["image_size"]:
+        yield f"{own['image_size']} pixels"
+    if options.get(f"model.{name}.frozen"):
+        yield "frozen but for its projection"
+    if rank := options.get(f"model.{name}.lora_rank"):
+        yield f"LoRA of rank {joined(rank)}"
 
 
 def _failures(run: RunFolder) -> str:
@@ -259,8 +296,7 @@ def _changed(options: Mapping[str, Any]) -> dict[str, str]:
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name]).items()}
-    idle = ("model.image.", "model.name") if options.get("task") == "question_passage" else ()
-    always = {key for key in ALWAYS if not key.startswith(idle) and options.get(key) is not None}
+    always = {key for key in ALWAYS if options.get(key) is not None}
     return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})
 
 

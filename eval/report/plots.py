@@ -31,6 +31,7 @@ VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ON_FULL: "--on-full"}
 VARIABLES |= {line: f"--line-{n}" for n, line in enumerate(LINES)}
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # lines also differ without colour
 FULL = (0.0, 0.447, 0.698)  # colour of a cell of the confusion matrix; its opacity is its share
+NUMBERED = 20  # classes up to which the cells of a confusion matrix have numbers
 LEGIBLE = 0.85  # up to this share dark text is legible on a cell
 DECADES = 30  # ratio of values from which an axis is logarithmic
 POINTS = 200  # of a line; more points are averaged
@@ -117,9 +118,9 @@ def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
     cells = np.empty((*shares.shape, 4))
     cells[..., :3], cells[..., 3] = FULL, shares
     size, labels = len(shares), [_label(label) for label in confusion["classes"]]
-    few = size <= 12
-    font = 8 if few else max(3.5, 8 * 15 / size)
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if few else {"rotation": 90}
+    font = 8 if size <= 12 else max(3.5, 8 * 15 / size)
+    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    turned: dict[str, Any] = slanted if size <= 12 else {"rotation": 90}
     with _figure(5.6, 3.9) as (figure, axes):
         axes.imshow(cells, interpolation="none", aspect="auto")
         axes.set_xticks(range(size), labels, fontsize=font, **turned)
@@ -127,10 +128,18 @@ def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
         axes.set_xlabel("answered")
         axes.set_ylabel("true")
         axes.tick_params(length=0)
-        for row, column in np.argwhere(shares >= 0.005) if few else []:
+        for row, column in np.argwhere(shares >= 0.005) if size <= NUMBERED else []:
             share = shares[row, column]
             colour = ON_FULL if share > LEGIBLE else INK
-            axes.text(column, row, f"{share * 100:.0f}", ha="center", va="center", color=colour, fontsize=font)
+            axes.text(
+                column,
+                row,
+                f"{share * 100:.0f}",
+                ha="center",
+                va="center",
+                color=colour,
+                fontsize=min(font, 110 / size),
+            )
         return _svg(figure, f"Confusion of {size} classes; the numbers are in the lists beside it")
 
 

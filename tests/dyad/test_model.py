@@ -222,16 +222,17 @@ assert "torch" not in sys.modules
         dyad.laod  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_the_examples_of_the_readme_run(
+def test_the_examples_of_the_documents_run(
     run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """As shown, but for a smaller batch; each has at most twelve lines."""
-    examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(examples) == 2 and all(len(example.splitlines()) <= 12 for example in examples)
+    examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
+    assert len(examples) == 2 and examples[0] in (ROOT / "README.md").read_text()
+    assert all(len(example.splitlines()) <= 12 for example in examples)
     shutil.copytree(beir, tmp_path / "data/samples/topics")
     (tmp_path / "data/samples/topics/qrels/test.tsv").rename(tmp_path / "data/samples/topics/qrels/train.tsv")
     (tmp_path / "runs").mkdir()
-    links = {"runs/scratch": run, "runs/topics": texts, "my_pictures": pictures, "data/samples/emoji": EMOJI}
+    links = {"runs/mine": run, "runs/topics": texts, "my_pictures": pictures, "data/samples/emoji": EMOJI}
     for name, folder in links.items():
         (tmp_path / name).symlink_to(folder)
     code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")

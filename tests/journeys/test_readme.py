@@ -1,4 +1,6 @@
-"""Every command the README shows is run, in a copy of the checkout made of links, with fewer steps and verses.
+"""Each `bash` command of README.md and docs/ is run in a copy of the checkout made of links, with few steps and verses.
+
+tests/layout/test_documents.py composes the others.
 
 What is trained from nothing has a tiny model: 151 million weights of ViT-B-32 take a minute to make, save and check.
 """
@@ -9,25 +11,17 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.checkout import link, write_few_topics
 from helpers.cli import Commands, Ended
-
-from dyad.train.cli.compose import compose_config
+from helpers.documents import run_commands
 
 ROOT = Path(__file__).parents[2]
 SHORT = "steps=2 global_batch_size=16 eval.block=16 tracking.wandb=disabled"
 EMOJI = "data.val=data/samples/emoji/twemoji-unseen.tar eval.suite=[]"
-COMMANDS = [
-    line.partition("  #")[0].strip()
-    for block in re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    for line in block.splitlines()
-]
+COMMANDS = run_commands()
 
 
 def shortened(command: str) -> str:
@@ -45,13 +39,6 @@ def shortened(command: str) -> str:
         without += " data.rare_per_batch=8" * ("rare_class" in command)  # of a batch of 32
         return f"{without} {SHORT} {EMOJI if 'emoji' in command or 'demo.sh' in command else ''}"
     return command
-
-
-def _keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for name, value in tree.items():
-        yield prefix + name
-        if isinstance(value, dict):
-            yield from _keys(value, f"{prefix}{name}.")
 
 
 @pytest.fixture(scope="module")
@@ -75,40 +62,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
 
 
 def test_the_readme_has_commands() -> None:
-    assert {"bash launch/demo.sh", "bash launch/test.sh"} <= set(COMMANDS) and len(COMMANDS) >= 8
+    assert {"bash launch/demo.sh", "python -m train experiment=topics run.name=topics"} <= {*COMMANDS}
+    assert len(COMMANDS) >= 30
 
 
-def test_the_files_the_readme_names_are_there() -> None:
-    text = (ROOT / "README.md").read_text() + (ROOT / "docs/faults.md").read_text()
-    named = {
-        *re.findall(r"`((?:tests|launch|train|data|eval|configs|docs)/[\w/.]*)`", text),
-        *re.findall(r"!\[[^]]*]\(([^)]*)\)", text),
-    }
-    assert len(named) >= 10 and [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_keys_of_the_readme_exist() -> None:
-    """Those in the tables of what people bring with them."""
-    table = (ROOT / "README.md").read_text().partition("## Coming from")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| .* \| (.*) \|$", table, re.M)
-    known = set(_keys(asdict(compose_config(["experiment=mnrl", "model.text.name=x", "data.train=x"])))) | {
-        "experiment"
-    }
-    keys = {k for row in rows for k in re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)(?:=[^`]*)?`", row)}
-    assert len(keys) >= 30 and keys <= known, keys - known
-
-
-def test_the_recipes_of_the_readme_compose() -> None:
-    table = (ROOT / "README.md").read_text().partition("## Recipes of the field")[2].partition("\n## ")[0]
-    recipes = re.findall(r"`('?(?:data\.train|experiment|objective)=[^`]*)`", table)
-    assert len(recipes) >= 7
-    for recipe in recipes:
-        compose_config(shlex.split(recipe))
-
-
-def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
+def test_the_loop_of_the_documents_runs(tmp_path: Path) -> None:
     """As shown: alone, and on two ranks that share a batch."""
-    (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(import torch\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
     alone, shared = tmp_path / "alone.py", tmp_path / "shared.py"
     alone.write_text(code)
     runpy.run_path(str(alone))
@@ -124,8 +84,6 @@ def test_the_loop_of_the_readme_runs(tmp_path: Path) -> None:
 def test_every_command_of_the_readme_works(checkout: Path, commands: Commands) -> None:
     """Commands of ours, also those that xargs makes, run in a process that has the imports; other lines in bash."""
     for command in map(shortened, COMMANDS):
-        if command == "bash launch/test.sh":  # that one is running this
-            continue
         first, _, fed = command.partition(" | ")
         if re.fullmatch("python -m [^|&;$]+", first):
             done = [run(commands, shlex.split(first), checkout)]

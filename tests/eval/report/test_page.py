@@ -44,7 +44,8 @@ LOOK = """() => {
       if (across > 2 && down > 0.4 * Math.min(lines[i][0].height, lines[j][0].height))
         found.push(`overlap: ${lines[i][1]} | ${lines[j][1]}`);
     }
-  const blocks = [...document.querySelectorAll('.block, .card, .case, figure, .table, .panel, .sign, h1, h2, h3, h4')];
+  const blocks = [...document.querySelectorAll('.block, .card, .case, figure, .table, .panel, .sign, h1, h2, h3, h4')]
+    .filter(block => block.checkVisibility());
   for (let i = 0; i < blocks.length; i++)
     for (let j = i + 1; j < blocks.length; j++) {
       const [across, down] = shared(blocks[i].getBoundingClientRect(), blocks[j].getBoundingClientRect());
@@ -76,6 +77,8 @@ def problems(browser: Browser, path: Path, view: str) -> list[str]:
     told = _listening(page, path)
     page.goto(path.as_uri())
     found, lines = page.evaluate(LOOK)
+    page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    found += [problem for problem in page.evaluate(LOOK)[0] if problem not in found]
     page.close()
     assert lines > 200  # of text: an empty page has no overlap either
     return [*told, *found]

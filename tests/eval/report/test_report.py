@@ -177,6 +177,18 @@ def test_pictures_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None
     assert page.text.index("BM25", page.text.index("What is the answer?")) > 0 and "before training" in page.text
 
 
+def test_a_case_is_shown_once_and_what_is_no_better_than_chance_is_muted(tmp_path: Path) -> None:
+    good, poor = retrieval(), {**retrieval(), "dataset": "poor"}
+    poor["intervals"] = {metric: [0.0, 1.0] for metric in poor["intervals"]}
+    raw = write_report(write_run(tmp_path / "run", results=[good, poor])).read_text()
+    assert raw.count('class="card muted"') == 1 and raw.count(", in the interval") == 1
+    first, *_ = re.findall(r'<article class="case">.*?</article>', raw, re.DOTALL)
+    of_val = raw.partition('id="set-1"')[0]
+    assert of_val.count(first) == 1 and 0 < raw.index('class="glance') < raw.index(first) < raw.index('id="what"')
+    assert re.search(r'<details class="fold cases"><summary>Worst', raw) and "picture → text" in raw
+    assert "pictures: " in raw
+
+
 def shown(text: str, spans: list[list[int]]) -> str:
     """How an answer of this text is shown, its marked parts in brackets."""
     answer = {"id": "p", "text": text, "spans": spans, "score": 1.0, "right": True}

@@ -1,0 +1,218 @@
+"""Writes the pages of docs/reference/ from the code: commands, keys, objectives, Python API, messages.
+
+    python -m docs.write_reference     after a change of a key, an option, a docstring or a message
+
+The pages are plain Markdown. `tests/layout/test_documents.py` fails while one of them differs from the code.
+"""
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout, suppress
+from dataclasses import fields
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from io import StringIO
+from math import inf
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import dyad
+from dyad.__main__ import COMMANDS
+from dyad.data.cli.main import VERBS
+from dyad.eval.report.health_checks import CHECKS
+from dyad.train.cli.compose import keys, written
+from dyad.train.cli.presets import groups
+from dyad.train.losses import OBJECTIVES
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs/reference"
+NOTE = "This page is made from the code by `python -m docs.write_reference`.\n"
+AREAS = {  # of the messages: title → what the folders of tests that meet them begin with; the first title counts
+    "Data": r"data/",
+    "Models": r"train/towers",
+    "Objectives": r"train/losses",
+    "Steps, devices and processes": r"faults/|train/(step|distributed|monitor)|\w+/plan",
+    "Evaluation, mining and the report": r"eval/|dyad/evaluation",
+    "Export and translation of command lines": r"\w+/(export|doctor)",
+    "Configuration, start and resume": r"train/|dyad/|journeys/",
+}
+
+
+def cell(text: Any) -> str:
+    """Return a text for a cell of a Markdown table."""
+    return re.sub(r"\s+", " ", str(text)).replace("|", "\\|").replace("<", "&lt;").strip()
+
+
+def table(head: tuple[str, ...], rows: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines) + "\n"
+
+
+def fenced(text: str, kind: str = "text") -> str:
+    """Return a text as a fenced block."""
+    return f"```{kind}\n{text.rstrip()}\n```\n"
+
+
+def commands_page() -> str:
+    """Return the page of all commands: what each prints for --help."""
+    asked = [[name] for name in COMMANDS] + [["data", verb.name] for verb in VERBS]
+    parts = [f"# Commands\n\n{NOTE}\nInstalled by pip, `python -m train` is also `dyad train`, and so on.\n"]
+    for words in asked:
+        parts.append(f"## dyad {' '.join(words)}\n\n{fenced(help_of(words))}")
+    return "\n".join(parts)
+
+
+def help_of(words: list[str]) -> str:
+    """Return what a command prints for --help. words: its name, and the verb."""
+    out, arguments = StringIO(), sys.argv
+    sys.argv = [f"dyad {words[0]}", *words[1:], "--help"]
+    try:
+        with redirect_stdout(out), suppress(SystemExit):
+            import_module(COMMANDS[words[0]][0]).main()
+    finally:
+        sys.argv = arguments
+    return out.getvalue()
+
+
+def keys_page() -> str:
+    """Return the page of the keys of `python -m train`, but for those of objectives."""
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for key, default, meaning in keys():
+        section = key.partition(".")[0] if "." in key else "Keys without a section"
+        if section != "objective":
+            sections.setdefault(section, []).append((f"`{key}`", f"`{written(default)}`", meaning))
+    choices = [(f"`{name}`", ", ".join(f"`{c}`" for c in found)) for name, found in groups().items()]
+    parts = [f"# Keys\n\n{NOTE}", "Every key is typed as `key=value` after `python -m train`.\n"]
+    parts += ["## Groups\n", "A group has presets in `configs/`; `group=choice` takes one.\n"]
+    parts.append(table(("group", "choices"), choices))
+    for section, rows in sections.items():
+        parts += [f"## {section}\n", table(("key", "default", "meaning"), rows)]
+    return "\n".join(parts)
+
+
+def objectives_page() -> str:
+    """Return the page of all objectives: summary, class with the formula, arguments, options."""
+    parts = [f"# Options of the objectives\n\n{NOTE}", "[Choosing an objective](../objectives.md) has the formulas.\n"]
+    for name, options in OBJECTIVES.items():
+        summary = (options.__doc__ or "").splitlines()[0]
+        takes = ", ".join(f"`{argument}`" for argument in sorted(options.takes)) or "none"
+        parts.append(f"## {name}\n\n{summary}\n\nInputs: {options.inputs}. Arguments beside them: {takes}.\n")
+        parts.append(fenced(doc_of(formula_of(options.formula))))
+        parts.append(table(("option", "default", "meaning"), list(option_rows(options))))
+    return "\n".join(parts)
+
+
+def formula_of(formula: Any) -> type:
+    """Return the class of a formula. formula: "module:Class" below train/losses/objectives, or the class."""
+    module, _, name = str(formula).partition(":")
+    return getattr(import_module(f"dyad.train.losses.objectives.{module}"), name)
+
+
+def option_rows(options: type) -> Iterator[tuple[str, str, str]]:
+    """Yield option, default and meaning with the legal choices, for each option of an objective."""
+    hints = get_type_hints(options)
+    for option in fields(options):
+        if option.name == "name":
+            continue
+        kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if isinstance(kind, type)]
+        named = [", ".join(each.name for each in kind) for kind in kinds if issubclass(kind, Enum)]
+        legal = f" ({'; '.join(named) or option.metadata.get('range', '')})".replace(" ()", "")
+        yield f"`{option.name}`", f"`{written(option.default)}`", option.metadata.get("help", "") + legal
+
+
+def api_page() -> str:
+    """Return the page of the public Python names."""
+    parts = [f"# Python API\n\n{NOTE}", fenced(doc_of(dyad))]
+    for name in sorted(dyad.__all__):
+        found = getattr(dyad, name)
+        parts += [f"## dyad.{name}\n", *described(name, found)]
+        for method, value in vars(found).items() if inspect.isclass(found) else ():
+            function = getattr(value, "__func__", value)  # of a class method
+            if inspect.isfunction(function) and not method.startswith("_"):
+                parts += [f"### {name}.{method}\n", *described(method, function)]
+    return "\n".join(parts)
+
+
+def described(name: str, value: Any) -> Iterator[str]:
+    """Yield the signature of a function, and the docstring of anything."""
+    if inspect.isfunction(value):
+        node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
+        assert isinstance(node, ast.FunctionDef)
+        result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        yield fenced(f"{name}({ast.unparse(node.args)}){result}")
+    if isinstance(value, dict):
+        yield "The options class of each objective, by its name: " + ", ".join(f"`{key}`" for key in value) + ".\n"
+    elif documented := doc_of(value):
+        yield fenced(documented)
+
+
+def doc_of(value: Any) -> str:
+    """Return the docstring of a module, class or function."""
+    return inspect.getdoc(value) or ""
+
+
+def messages_page() -> str:
+    """Return the page of the messages that the tests know. “…” stands for a name, a path or a number."""
+    text = (ROOT / "tests/messages.txt").read_text()
+    met = re.findall(r"^(\S+)::\S+\n((?:    .*\n)+)", text, re.MULTILINE)
+    parts = [f"# Messages\n\n{NOTE}", "“…” stands for a name, a path or a number. Search this page for words.\n"]
+    parts.append("[Troubleshooting](../troubleshooting.md) explains those that people meet most.\n")
+    area_of = {place: next((a for a, start in AREAS.items() if re.match(start, place)), "") for place, _ in met}
+    for title in AREAS:
+        lines = [line[4:] for place, block in met if area_of[place] == title for line in block.splitlines()]
+        alike = {re.sub(r"\d[\d.,]*\b|'[^']*'", "…", line).replace("\\n", " ") for line in lines}
+        told = sorted(line for line in alike if len(re.findall(r"[A-Za-z]{2,}", line)) > 5)
+        parts += [f"## {title}\n", fenced("\n".join(told))]
+    return "\n".join(parts)
+
+
+def signs_page() -> str:
+    """Return the page of the signs of failure that a report looks for."""
+    parts = [
+        f"# Signs of failure\n\n{NOTE}",
+        "The [report](../report.md) of a run shows them. “…” stands for a number or a name.\n",
+    ]
+    for condition, check in CHECKS.items():
+        title = _said(check.title)
+        told = [
+            f"## {title[0].upper()}{title[1:]}\n",
+            f"{_said(check.text)}.\n",
+            f"- What to change: {_said(check.fix)}.",
+        ]
+        told.append(f"- Shown where `{condition}`." + ("" if check.fails_above == inf else " It can be a problem (✕)."))
+        parts.append("\n".join([*told, f"- Otherwise: ✓ {_said(check.fine[0])}.\n" if check.fine else ""]))
+    return "\n".join(parts)
+
+
+def _said(template: str) -> str:
+    """Return the words of a sign, with “…” in the place of each number."""
+    return cell(re.sub(r"\{[^}]*}", "…", template)).removeprefix("…: ").removesuffix(".")
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "commands": commands_page,
+    "keys": keys_page,
+    "objectives": objectives_page,
+    "api": api_page,
+    "messages": messages_page,
+    "signs": signs_page,
+}
+
+
+@cache
+def pages() -> dict[Path, str]:
+    """Return the text of each page, by its path."""
+    return {FOLDER / f"{name}.md": make() for name, make in PAGES.items()}
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for path, text in pages().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT), len(text.split()), "words")

@@ -1,0 +1,224 @@
+"""README.md and docs/: commands compose, links and keys exist, the pages of docs/reference/ are those of the code."""
+
+import ast
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers.documents import (
+    PAGES,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    export_options,
+    known_keys,
+    links,
+    named_keys,
+    prose,
+    run_commands,
+    spans,
+)
+from helpers.shards import picture
+
+import dyad
+from docs.write_reference import pages
+from dyad.__main__ import COMMANDS
+from dyad.data.base.command_line import parse_options
+from dyad.data.base.errors import ConfigError
+from dyad.data.cli.main import VERBS, parse_verb
+from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
+from dyad.train.cli.command_line import read_line
+from dyad.train.cli.compose import compose_config, keys
+from dyad.train.config import check_values
+from dyad.train.losses import OBJECTIVES
+
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+KINDS = {"bash", "sh", "python", "json", "yaml", "text", "csv", "dockerfile", "diff"}
+OPTIONS = {"eval": EvalCommand, "mine": MineCommand, "report": ReportCommand, "export": export_options()}
+STARTED = re.compile(  # a command of ours: what starts it, its name, its words
+    r"(?:[A-Z_]+=\S+ )*(?:python -m (?:train\.|eval\.)?|dyad |(?:bash|sbatch|srun)(?: -\S+)* launch/)"
+    r"(?P<name>train|eval|data|doctor|export|mine|report|torchrun\.sh|slurm\.sbatch|demo\.sh)(?: (?P<words>.*))?"
+)
+PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(?:md|toml|lock|hashes)"
+
+OF_A_RUN = {"eval/", "train/", "val/", "data/"}  # folders that a command makes
+
+KEYS_OF_TRAINING = {key for key, _, _ in keys()}
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@cache
+def compose(command: str) -> bool:
+    """Compose the configuration or the options of a command of ours; False for another command."""
+    found = STARTED.fullmatch(command.partition(" | ")[0])
+    if not found:
+        return False
+    words = shlex.split((found["words"] or "").partition(" > ")[0])
+    if {"--help", "--json", "translate"} & {*words} or not words or any(w.startswith("plugins=") for w in words):
+        return True  # tests/journeys/test_contributing.py runs the plugins
+    if found["name"] == "data":
+        parse_verb(next(verb for verb in VERBS if verb.name == words[0]), words[1:])
+    elif found["name"] in OPTIONS:
+        parse_options(OPTIONS[found["name"]], words, found["name"])
+    else:
+        line = read_line([word for word in words if word != "--dry-run"])
+        for run in line.runs():
+            check_values(compose_config(run), 1)
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_have_a_language_and_are_well_formed(page: Path) -> None:
+    assert page.read_text().count("```") == 2 * len(blocks(page)), "a fence without its end, or inside a line"
+    for block in blocks(page):
+        assert block.kind in KINDS, f"```{block.kind}"
+        if block.kind == "python":
+            ast.parse(block.text)
+        elif block.kind == "json":
+            [json.loads(line) for line in block.text.splitlines()]
+        elif block.kind == "yaml":
+            yaml.safe_load(block.text)
+    shell = "\n".join(block.text for block in blocks(page) if block.kind in ("bash", "sh"))
+    done = subprocess.run(["bash", "-n"], input=shell, text=True, capture_output=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_commands_compose(page: Path) -> None:
+    """Those of blocks, and those inside a sentence or a table. Others name scripts that are there."""
+    told = [
+        span
+        for span in spans(page)
+        if span.startswith(("python -m", "dyad ", "sbatch ")) and "…" not in span and "=" in span
+    ]
+    for command in [c for b in blocks(page) if b.kind in ("bash", "sh") for c in b.commands()] + told:
+        if not compose(command):
+            assert not command.startswith("python -m train "), command
+            scripts = re.findall(r"\b(?:bash|source|sbatch) ((?:launch|tests)/\S+)", command)
+            assert [script for script in scripts if not (ROOT / script).is_file()] == [], command
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_to_pages_and_headings(page: Path) -> None:
+    for path, anchor in links(page):
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_file(), f"{path}: no such file"
+        assert page == README or target.is_relative_to(DOCS), f"{path}: MkDocs has the pages of docs/ alone"
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}: no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_keys_and_files_between_backticks_exist(page: Path) -> None:
+    missing = [(span, key) for span in spans(page) for key in named_keys(span) if key not in known_keys()]
+    assert missing == [], "no such key"
+    for span in spans(page):
+        if re.fullmatch(PLACES, span) and span not in OF_A_RUN:
+            assert any((folder / span).exists() for folder in (ROOT, page.parent)), f"`{span}`: no such file"
+
+
+def test_quoted_values_between_backticks_can_be_copied() -> None:
+    """The shell and Hydra both read quotes and braces."""
+    quoted = {span for page in PAGES for span in spans(page) if re.match(r"'?[a-z_.]+=.*[\"'{]", span)}
+    assert len(quoted) > 5
+    for words in map(shlex.split, sorted(quoted)):
+        if all(named_keys(word) <= KEYS_OF_TRAINING for word in words) and "…" not in "".join(words):
+            compose_config(words)
+
+
+def test_the_site_has_every_page_once() -> None:
+    def flat(nav: object) -> list[str]:
+        if isinstance(nav, str):
+            return [nav]
+        parts = nav.values() if isinstance(nav, dict) else nav
+        assert not isinstance(parts, str)
+        return [page for part in parts for page in flat(part)]  # type: ignore[attr-defined]
+
+    listed = flat(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    there = [page.relative_to(DOCS).as_posix() for page in PAGES if page != README]
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.read_text().split()) <= 700
+
+
+def test_the_pages_of_the_reference_are_those_of_the_code() -> None:
+    stale = [path.name for path, text in pages().items() if not path.is_file() or path.read_text() != text]
+    assert stale == [], "run: python -m docs.write_reference"
+    assert {path.name for path in (DOCS / "reference").iterdir()} == {path.name for path in pages()}
+
+
+def test_every_objective_has_its_formula_and_its_use() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", (DOCS / "objectives.md").read_text(), re.MULTILINE)
+    assert {*OBJECTIVES} == {row[0] for row in rows}
+
+
+def test_names_of_the_python_api_exist() -> None:
+    for page in PAGES:
+        for found in re.findall(r"`dyad\.(\w+)[`(]", prose(page)):
+            assert found in dyad.__all__ or import_module(f"dyad.{found}"), f"{name(page)}: dyad.{found}"
+
+
+def test_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    least, below = re.findall(r"3\.(\d+)", project["requires-python"])
+    torch = next(r for r in project["dependencies"] if r.startswith("torch>"))
+    install = (DOCS / "install.md").read_text()
+    assert f"Python 3.{least} to 3.{int(below) - 1}" in install and torch.partition(">=")[2].split(",")[0] in install
+
+
+def test_the_checks_can_fail() -> None:
+    assert compose("python -m train experiment=emoji steps=3") and not compose("ls")
+    for command in ("python -m train stepz=3", "NPROC=8 bash launch/torchrun.sh model.nam=x", "dyad eval runn=x"):
+        with pytest.raises(ConfigError):
+            compose(command)
+    assert Block(README, "sh", "a \\\n b # c\n# d\n").commands() == ["a b"]
+    assert "bash launch/demo.sh" in run_commands()
+
+
+SAMPLES = re.findall(r"`([\w./]+)`[^`\n]*:\n\n```\w+\n(.*?)```", (DOCS / "formats.md").read_text(), re.DOTALL)
+
+
+def test_the_samples_of_the_formats_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """Each by `python -m data check`; the files of a BEIR folder together."""
+    assert len(SAMPLES) >= 12
+    for file, text in SAMPLES:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(picture(number))
+    for file in dict.fromkeys(file.partition("/")[0] for file, _ in SAMPLES):
+        monkeypatch.setattr("sys.argv", ["data", "check", str(tmp_path / file), "workers=1"])
+        import_module(COMMANDS["data"][0]).main()
+        told = capsys.readouterr().out
+        assert "fine: " in told, f"{file}\n{told}"
+
+
+def test_the_messages_that_are_explained_exist() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \| .* \| .* \|$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    sources = [path for room in ("data", "train", "eval", "dyad") for path in (ROOT / room).rglob("*.py")]
+    told = (ROOT / "tests/messages.txt").read_text() + "".join(path.read_text() for path in sources)
+    assert len(rows) > 15 and [row for row in rows if row not in told] == []
+
+
+@pytest.mark.parametrize("walk", sorted((ROOT / "tests/journeys/walks").glob("*.txt")), ids=lambda path: path.stem)
+def test_the_journeys_are_made_of_commands_that_the_documents_show(walk: Path) -> None:
+    shown = {command for page in PAGES for block in blocks(page) for command in block.commands()}
+    assert [line for line in walk.read_text().splitlines() if line not in shown] == []
+
+
+def test_the_core_of_an_own_objective_is_that_of_the_example_that_is_run() -> None:
+    lines = next(b.text for b in blocks(DOCS / "own_objective.md") if b.kind == "python").splitlines()
+    example = [line.partition("  #")[0].strip() for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines()]
+    assert [line for line in lines if line.partition("  #")[0].strip() not in example] == []
