@@ -268,10 +268,8 @@ class TrainingRun:
     def begin_stream(self) -> list[str]:
         """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
         stream, world = self.parts.data.dataset, self.world
-        if not isinstance(stream, Stream):
-            return []
-        workers = worker_count(self.config.data.workers, world.device)
-        return [stream.begin(world.rank, world.size, workers, self.restored.facts.get("stream"))]
+        workers, state = worker_count(self.config.data.workers, world.device), self.restored.facts.get("stream")
+        return [stream.begin(world.rank, world.size, workers, state)] if isinstance(stream, Stream) else []
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
