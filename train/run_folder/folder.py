@@ -36,8 +36,7 @@ LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
-# Keys that do not change the trained weights (or how such keys begin). They may differ between two starts and do not
-# enter the run's name.
+# Keys that do not change the weights (or how such keys begin): they may change on resume, and no run's name has them
 NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
@@ -182,8 +181,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parsed(text: str) -> Any:
-    """Parse YAML text of somebody else. A start that resumes a run asks a dozen times for the same config.yaml, and
-    parsing takes 0.1 s."""
+    """Parse YAML text of somebody else. A resuming start asks for it a dozen times, and parsing takes 0.1 s."""
     _check_nesting(text)
     tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
     OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
