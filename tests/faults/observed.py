@@ -10,6 +10,7 @@ import runpy
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from faults import lean  # noqa: F401
 
@@ -20,7 +21,7 @@ take = TrainStep.__call__
 name, _, last = os.environ.get("STOP", "").partition("@")
 
 
-def observed(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:
+def observed(self: TrainStep, batch: Batch, step: int, **how: Any) -> Mapping[str, float]:
     if "IDS" in os.environ:
         line = {"step": step, "world": self.world.size, "ids": batch.sample_ids.tolist()}
         path = Path(os.environ["IDS"]) / f"{os.environ['MASTER_PORT']}-{os.environ['RANK']}.jsonl"
@@ -28,7 +29,7 @@ def observed(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:
             print(json.dumps(line), file=notes)
     if last == str(step + 1):
         os.kill(os.getpid(), signal.Signals[name])
-    return take(self, batch, step)
+    return take(self, batch, step, **how)
 
 
 TrainStep.__call__ = observed  # type: ignore[method-assign]

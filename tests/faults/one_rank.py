@@ -103,14 +103,14 @@ def measured(self: Objective, x: torch.Tensor, *rest: Any, **more: Any) -> Objec
     return ObjectiveResult(result.loss * factor, result.metrics)
 
 
-def taken(self: TrainStep, batch: Batch, step: int) -> Mapping[str, float]:
+def taken(self: TrainStep, batch: Batch, step: int, **how: Any) -> Mapping[str, float]:
     now.clear()
     before = digest(self) if "BITS" in os.environ else ""
     for name, when in faults:
         if here and step + 1 == int(when):
             batch = globals()[name](self, batch)
     try:
-        return take(self, batch, step)
+        return take(self, batch, step, **how)
     finally:
         if "BITS" in os.environ:
             line = {"step": step + 1, "before": before, "after": digest(self)}
