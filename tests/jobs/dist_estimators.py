@@ -14,7 +14,7 @@ from helpers.dist import share
 from torch import Tensor
 
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.sums import tiles
 from tests.train.losses.objectives.test_estimators import KEYS, NAMES, STEPS, B, build, embeddings, state
 
@@ -46,7 +46,7 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         further, wrong = (e.detach()[mine].requires_grad_() for e in further)
         columns = Columns(further, OF_ROWS[mine] - own.start) if step % 2 else None
         both = step > 1 and case["directions"] != "x"
-        rows = Rows(wrong, OF_ROWS[mine] - own.start, OF_ROWS[mine] + 100) if both else None
+        rows = XNegatives(wrong, OF_ROWS[mine] - own.start, OF_ROWS[mine] + 100) if both else None
         result = objective(x, y, ids, x_keys=keys, negatives=columns, x_negatives=rows)
         learning = {n: p for n, p in objective.named_parameters() if p.requires_grad}
         leaves = [x, y, further, wrong, *learning.values()]

@@ -27,7 +27,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.sums import tiles
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.lse import Scales, log_partition
@@ -137,7 +137,7 @@ class Part:
     def _wrong(self) -> None:
         self.leaves["wrong"] = numbers(len(WRONG_ROWS), D, seed=5)[self.wrong]
         rows = torch.tensor([self.rows.index(WRONG_ROWS[k]) for k in self.wrong], dtype=torch.int64)
-        self.given["x_negatives"] = Rows(self.leaves["wrong"], rows, WRONG_KEYS[self.wrong])
+        self.given["x_negatives"] = XNegatives(self.leaves["wrong"], rows, WRONG_KEYS[self.wrong])
 
     def _relevance(self) -> None:
         self.given["relevance"] = RELEVANCE[self.rows]

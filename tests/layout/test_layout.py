@@ -55,7 +55,7 @@ dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 7990, "train": 11091, "eval": 4128, "dyad": 5074}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 7990, "train": 11092, "eval": 4128, "dyad": 5074}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/calibration.py | Calibration

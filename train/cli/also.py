@@ -4,6 +4,7 @@ also.NAME is a text of arguments as on the command line: "task=views objective=s
 configuration is that of the run with these arguments. Imports no torch.
 """
 
+import copy
 import re
 import shlex
 from dataclasses import replace
@@ -19,7 +20,6 @@ from dyad.train.config import TargetConfig, TrainConfig
 OWN = "task objective data model weight global_batch_size chunk_size eval.suite".split()
 TAKEN = ("towers", "objective")  # names of weights of the run
 
-
 _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks four times, and composing takes a second
 
 
@@ -32,7 +32,7 @@ def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
     if not config.also:
         return {}
     if not _last or _last[0][0] != config:
-        _last[:] = [(config, _composed(config))]
+        _last[:] = [(copy.deepcopy(config), _composed(config))]  # start defaults change a configuration in place
     return dict(_last[0][1])
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dyad.data.batch import Batch, Extra, ExtraX, Lengths
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.towers.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y
@@ -127,7 +127,7 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
     return y_mD, Columns(extra_kD, extra.row, extra.keys, extra.positive, extra.log_q, extra.relevance)
 
 
-def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, Rows | None]:
+def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, XNegatives | None]:
     """Split the x embeddings of a batch into those of its b rows and those of its k extra x-side items, as `separated`.
 
     rows: b. The second result is None if `extra` is None, on all ranks or on none.
@@ -135,4 +135,4 @@ def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, 
     if extra is None:
         return x_nD, None
     x_bD, extra_kD = x_nD.split([rows, len(x_nD) - rows])
-    return x_bD, Rows(extra_kD, extra.row, extra.keys)
+    return x_bD, XNegatives(extra_kD, extra.row, extra.keys)

@@ -21,6 +21,8 @@ def test_weight_target_and_classes_are_of_the_run_alone() -> None:
     of = further_configs(config)["more"]
     assert of.weight == 1 and of.target.kind is TargetKind.none and of.run.classes is None
     assert of.global_batch_size == 24
+    config.seed = 5  # what was composed for the configuration of before counts no more
+    assert further_configs(config)["more"].seed == 5
 
 
 @pytest.mark.parametrize("name", ["towers", "objective", "views", "aB"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
-from dyad.train.losses.gathered.further_rows import FurtherRows, Rows
+from dyad.train.losses.gathered.further_rows import FurtherRows, XNegatives
 from dyad.train.losses.options.choices import Duplicates
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds, known_sizes
@@ -83,8 +83,8 @@ class Columns:
 class GatheredBatch:
     """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
 
-    Further columns are y items beside the pairs, see Columns; further_rows: such x items of this rank, see Rows. rows,
-    columns: how x and y of the pairs are distributed over ranks.
+    Further columns are y items beside the pairs, see Columns; further_rows: such x items of this rank, see XNegatives.
+    rows, columns: how x and y of the pairs are distributed over ranks.
     Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
     left out of all sums, known ones unless they are positives. relevance: w in (0, 1] of each positive pair, (P,) in
     the order of `positives`, without gradient; None: all 1. keys: for x and for y, if given, (keys of this rank's
@@ -185,7 +185,7 @@ def gather_batch(
     gathers_ids: bool = False,
     own_lists: bool = False,
     relevance: Tensor | None = None,
-    x_negatives: Rows | None = None,
+    x_negatives: XNegatives | None = None,
 ) -> GatheredBatch:
     """Gather the columns of all ranks and return the global batch for this rank's rows.
 

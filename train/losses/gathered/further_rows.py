@@ -23,7 +23,7 @@ from dyad.train.losses.sums.tiles import Exclusion
 
 
 @dataclass(frozen=True)
-class Rows:
+class XNegatives:
     """Further x items of this rank, k ≥ 0 in total, any number per row. They are negatives of the y of every pair.
 
     embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
@@ -34,7 +34,7 @@ class Rows:
     row_k: Tensor
     keys_k: Tensor | None = None
 
-    def checked(self) -> Rows:
+    def checked(self) -> XNegatives:
         """Return these x items with row indices and keys in int64. Raises ValueError for a wrong shape or type."""
         e_kD, row_k, keys_k = self.embeddings_kD, self.row_k, self.keys_k
         row_k = as_int64("x_negatives.row_k", row_k, e_kD.device)
@@ -44,7 +44,7 @@ class Rows:
                 raise ValueError(
                     f"x_negatives.{name} must be ({len(e_kD)},), one for each item, not ({len(values_k)},)"
                 )
-        return Rows(e_kD, row_k, keys_k)
+        return XNegatives(e_kD, row_k, keys_k)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class FurtherRows:
     exclusion: Exclusion | None = None
 
     @staticmethod
-    def of(given: Rows, first_row: int, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
+    def of(given: XNegatives, first_row: int, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
         """Return the further rows of this rank with the pairs that their sums leave out.
 
         first_row: number of this rank's first row among those of all ranks. x_keys_B: the content keys of the x of all
@@ -68,7 +68,7 @@ class FurtherRows:
         there are no lists. Raises ValueError if there are keys of the pairs alone.
         """
         if x_keys_B is not None and given.keys_k is None:
-            raise ValueError("x_keys are given and further rows have none: give Rows(…, keys_k) too")
+            raise ValueError("x_keys are given and further rows have none: give XNegatives(…, keys_k) too")
         keys_k = None if x_keys_B is None else given.keys_k
         keys = () if x_keys_B is None or keys_k is None else ((keys_k, x_keys_B),)
         owners = None if owner_B is None else (given.row_k + first_row, owner_B)

@@ -17,7 +17,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.batch import KnownPositives
 from dyad.train.losses.gathered.arguments import as_int64, as_relevance, dtype_name
 from dyad.train.losses.gathered.batch import Columns, GatheredBatch, gather_batch
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Similarity
 from dyad.train.losses.options.common import ObjectiveOptions, TemperatureOptions
@@ -67,7 +67,7 @@ class Objective(nn.Module):
         x_target: Tensor | None = None,
         y_target: Tensor | None = None,
         relevance: Tensor | None = None,
-        x_negatives: Rows | None = None,
+        x_negatives: XNegatives | None = None,
         **more: Tensor | None,
     ) -> ObjectiveResult:
         """Return the loss of the global batch and its metrics. The arguments are this rank's part, maybe empty.

@@ -17,7 +17,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.sums import tiles
 
@@ -126,7 +126,7 @@ def test_further_items_are_candidates_of_the_other_side(name: str, monkeypatch: 
             keyed = {"x_keys": torch.tensor(keys), "y_keys": torch.tensor(keys), "negatives": columns}
             leaves = {"x": x, "y": y, "further": further}
             if wrong is not None:
-                keyed["x_negatives"] = Rows(wrong, columns.row_k.repeat(2), torch.arange(2 * count) + 200)
+                keyed["x_negatives"] = XNegatives(wrong, columns.row_k.repeat(2), torch.arange(2 * count) + 200)
                 leaves["wrong"] = wrong
             result = objective(x, y, torch.tensor(ids), **keyed)
             gradients = torch.autograd.grad(result.loss, [*leaves.values()])

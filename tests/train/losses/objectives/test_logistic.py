@@ -17,7 +17,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.objectives.logistic import nce_from_log_u
 from dyad.train.losses.sums import tiles
 
@@ -85,7 +85,7 @@ def test_wrong_x_make_noise_pairs_with_the_y_of_all_pairs(name: str, duplicates:
     excluded = set() if duplicates == "keep" else alike
     want = reference(name, objective, all_x, y, (torch.cat([KEYS[0], keys]),), own, excluded)
     want = want * len(all_x) / N if name == "siglip" else want  # its mean is one over pairs
-    rows = Rows(wrong, torch.tensor([0, 0, 7]), keys)
+    rows = XNegatives(wrong, torch.tensor([0, 0, 7]), keys)
     loss = objective(x, y, x_negatives=rows, x_keys=KEYS[0]).loss
     same_value_and_gradients(objective, loss, want, x, y, wrong)
 

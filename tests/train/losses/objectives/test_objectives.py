@@ -26,7 +26,7 @@ from dyad.data.batch import KnownPositives
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered import candidates
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.options.choices import PairLoss
 from dyad.train.losses.options.common import ExpectedBatch
 from dyad.train.losses.options.registry import configure
@@ -140,7 +140,7 @@ def test_nothing_quadratic_is_allocated(
             objective = build_objective("clip", duplicates=duplicates, **options)
             keys: dict[str, Any] = {"x_keys": torch.arange(n) % classes, "y_keys": torch.arange(n)}
             if negatives and duplicates != "positive":
-                keys["x_negatives"] = Rows(further[:50], torch.arange(50), torch.arange(50))
+                keys["x_negatives"] = XNegatives(further[:50], torch.arange(50), torch.arange(50))
             objective(x, y, negatives=negatives, excluded=excluded, **keys).loss.backward()
         assert seen.elements <= (2 if duplicates != "positive" else 8) * n * width  # n² is 85 · n · width
 
@@ -390,7 +390,9 @@ def is_refused(name: str, options: dict[str, Any], batch: ExpectedBatch) -> bool
         given: dict[str, Any] = {"negatives": columns} if batch.further else {}
         if objective.options.draws and not batch.further:  # as a run does
             given = {"negatives": replace(columns, importance_k=torch.zeros(2)), "importance": torch.zeros(batch.pairs)}
-        given |= {"x_negatives": Rows(torch.randn(2, 4), torch.zeros(2).long(), keys[:2])} if batch.further_x else {}
+        given |= (
+            {"x_negatives": XNegatives(torch.randn(2, 4), torch.zeros(2).long(), keys[:2])} if batch.further_x else {}
+        )
         objective(x, y, keys, x_keys=keys, y_keys=keys, **given)
     except ConfigError:
         return True

@@ -12,7 +12,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.sums import tiles
 
 B, D, TEMPERATURE = 6, 5, 0.25  # a power of two: its logarithm is kept in float32
@@ -82,7 +82,7 @@ def test_a_columns_list_is_its_own_x_and_the_wrong_x_of_its_row() -> None:
     others = [(i, j) for i, a in enumerate(rows) for j, c in enumerate(columns) if a != c]
     scale = objective.logit_scale.detach()
     want = reference_loss(x, y, scale, further=further, wrong=wrong, excluded=others, partition="mean")
-    loss = objective(x, y, negatives=Columns(further, of_columns), x_negatives=Rows(wrong, of_rows)).loss
+    loss = objective(x, y, negatives=Columns(further, of_columns), x_negatives=XNegatives(wrong, of_rows)).loss
     torch.testing.assert_close(loss, want, rtol=1e-9, atol=1e-9)
     gradients = (torch.autograd.grad(each, (x, y, further, wrong)) for each in (loss, want))
     for got, wanted in zip(*gradients, strict=True):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.objectives import oce
 from dyad.train.losses.sums import tiles
 
@@ -122,7 +122,7 @@ def test_listed_pairs_and_further_columns(divergence: str, pair_loss: str, setti
     objective = build(divergence=divergence, pair_loss=pair_loss, setting=setting, directions="sum")
     columns = Columns(further, torch.tensor([0, 2, 2]))
     given = None, columns, torch.tensor(positives), torch.tensor(excluded)
-    loss = objective(x, y, *given, x_negatives=Rows(wrong, torch.tensor([1, 6]))).loss
+    loss = objective(x, y, *given, x_negatives=XNegatives(wrong, torch.tensor([1, 6]))).loss
     close(loss, sides[0] + sides[1])
     for got, want in zip(torch.autograd.grad(loss, leaves), wanted, strict=True):
         close(got, want)

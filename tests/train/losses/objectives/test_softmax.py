@@ -21,7 +21,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.batch import Columns
-from dyad.train.losses.gathered.further_rows import Rows
+from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.losses.sums import tiles
 
 B, D = 7, 4
@@ -81,7 +81,7 @@ POSITIVE = torch.tensor([True, False, True, True, False])
 
 def case(name: str) -> Case:
     flat, hard, wrong = numbers(5, D), numbers(B, 2, D), numbers(4, D, seed=4)
-    rows = Rows(wrong, torch.tensor([0, 2, 2, 6]), WRONG_KEYS)
+    rows = XNegatives(wrong, torch.tensor([0, 2, 2, 6]), WRONG_KEYS)
     listed, excluded = torch.tensor(LISTED), torch.tensor(EXCLUDED)
     some = columns(flat, positive_k=POSITIVE)
     made: dict[str, Callable[[], Case]] = {
@@ -155,10 +155,10 @@ def test_every_relation_equals_the_reference(name: str, positives: str, duplicat
             assert relative_error(got, expected) < 1e-5, options
 
 
-def replaced(given: Tensor | Columns | Rows, further: list[Tensor]) -> Tensor | Columns | Rows:
+def replaced(given: Tensor | Columns | XNegatives, further: list[Tensor]) -> Tensor | Columns | XNegatives:
     """What is given with `further` embeddings, those of wrong x last; ids, keys and pairs as they are."""
-    if isinstance(given, Rows | Columns):
-        return replace(given, embeddings_kD=further[-1 if isinstance(given, Rows) else 0])
+    if isinstance(given, XNegatives | Columns):
+        return replace(given, embeddings_kD=further[-1 if isinstance(given, XNegatives) else 0])
     return further[0] if given.is_floating_point() else given
 
 
@@ -374,18 +374,18 @@ def test_further_columns_of_which_none_is_positive_leave_own_pairs_single() -> N
     torch.testing.assert_close(single.loss, build_objective("dpr")(x, y, negatives=more[:, None]).loss)
 
 
-REFUSED: list[tuple[str, Rows, dict[str, Any], tuple[object, ...]]] = [
-    ("simclr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("simclr", "clip")),
-    ("dpr", Rows(torch.ones(1, D), torch.tensor([0])), {}, ("directions=x", "clip")),
-    ("clip", Rows(torch.ones(1, 5), torch.tensor([0])), {}, ("x_negatives", D, "(1, 5)")),
-    ("clip", Rows(torch.ones(1, D), torch.tensor([B])), {}, ("x_negatives.row_k", B)),
-    ("clip", Rows(torch.ones(1, D), torch.arange(2)), {}, ("x_negatives.row_k", "(1,)", "(2,)")),
-    ("clip", Rows(torch.ones(1, D), torch.tensor([0])), {"x_keys": X_KEYS}, ("keys_k",)),
+REFUSED: list[tuple[str, XNegatives, dict[str, Any], tuple[object, ...]]] = [
+    ("simclr", XNegatives(torch.ones(1, D), torch.tensor([0])), {}, ("simclr", "clip")),
+    ("dpr", XNegatives(torch.ones(1, D), torch.tensor([0])), {}, ("directions=x", "clip")),
+    ("clip", XNegatives(torch.ones(1, 5), torch.tensor([0])), {}, ("x_negatives", D, "(1, 5)")),
+    ("clip", XNegatives(torch.ones(1, D), torch.tensor([B])), {}, ("x_negatives.row_k", B)),
+    ("clip", XNegatives(torch.ones(1, D), torch.arange(2)), {}, ("x_negatives.row_k", "(1,)", "(2,)")),
+    ("clip", XNegatives(torch.ones(1, D), torch.tensor([0])), {"x_keys": X_KEYS}, ("keys_k",)),
 ]
 
 
 @pytest.mark.parametrize(("name", "rows", "keys", "named"), REFUSED, ids=str)
-def test_wrong_x_that_cannot_be_are_refused(name: str, rows: Rows, keys: Any, named: tuple[object, ...]) -> None:
+def test_wrong_x_that_cannot_be_are_refused(name: str, rows: XNegatives, keys: Any, named: tuple[object, ...]) -> None:
     x, y, options = torch.ones(B, D), torch.ones(B, D), {"duplicates": "mask"} if keys else {}
     with raises((ConfigError, ValueError), *named):
         build_objective(name, **options)(x, y, x_negatives=rows, **keys)
