@@ -74,6 +74,20 @@ def test_lists_take_memory_linear_in_the_batch() -> None:
     assert largest.elements < 64 * 64
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("clip", {}), ("siglip", {}), ("coce", {"directions": "mean"}), ("sogclr", {"num_samples": 64, "gamma": 0.8})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_x_take_memory_linear_in_the_batch(name: str, options: dict[str, Any]) -> None:
+    x, y, further, wrong = numbers(64, 0), numbers(64, 1), numbers(64, 2), numbers(128, 3)
+    given: dict[str, Any] = {"negatives": Columns(further, torch.arange(64))}
+    given["x_negatives"] = XNegatives(wrong, torch.arange(128) % 64)
+    with LargestTensor() as largest:
+        build_objective(name, **options).double()(x, y, torch.arange(64), **given).loss.backward()
+    assert largest.elements < 64 * 64 and wrong.grad is not None and wrong.grad.abs().sum() > 0
+
+
 def test_a_columns_list_is_its_own_x_and_the_wrong_x_of_its_row() -> None:
     x, y, further, wrong = numbers(B, 0), numbers(B, 1), numbers(3, 2), numbers(4, 3)
     of_rows, of_columns = torch.tensor([0, 2, 2, 5]), torch.tensor([0, 3, 3])
