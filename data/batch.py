@@ -119,9 +119,10 @@ class Batch:
     keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further items of side y and of x.
     known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
     batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
-    on the host; None for a side that is no text, or whose tokenizer does not tell. x_noise, y_noise: what is still to
-    be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight in (0, 1]
-    of each sample as a positive pair; None: 1.
+    on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row of x
+    in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is still
+    to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight in
+    (0, 1] of each sample as a positive pair; None: 1.
     """
 
     x: Tensor
@@ -135,6 +136,7 @@ class Batch:
     further: tuple["Batch", ...] = ()
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
+    x_places: Lengths | None = None
     positives: Tensor | None = None
     x_noise: Noise | None = None
     y_noise: Noise | None = None

@@ -16,7 +16,7 @@ LARGEST |= {"jitter_prob": 1, "blur": 1, "solarise": 1}
 
 
 Shuffle = StrEnum("Shuffle", ["window", "full"])
-ItemKind = StrEnum("ItemKind", ["pictures", "texts"])
+ItemKind = StrEnum("ItemKind", ["pictures", "texts", "ids", "frames"])
 Mode = StrEnum("Mode", ["indexed", "stream"])
 Batches = StrEnum("Batches", ["mixed", "by_source"])
 Title = StrEnum("Title", ["join", "pair", "drop"])
@@ -183,6 +183,20 @@ class NegativesConfig:
 
 
 @dataclass
+class SequenceConfig:
+    """Configuration of task=sequence: the keys data.sequence.*, what a sequence is and what its items are."""
+
+    user: str = described("user", "column of a log: whose event a row is; the events of one user are a sequence")
+    item: str = described("item", "column of a log: the id of the item of an event")
+    time: str | None = described("time", "column of a log: a number or an ISO 8601 time; null: rows are in order")
+    items: Any = described(
+        None, "data.items=texts: passages by id (.jsonl, .tsv, BEIR folder), null: an id is the text; pictures: shards"
+    )
+    length: int = described(50, "most steps of a sample; longer sequences are cut into several", least=2, most=1 << 14)
+    frames_key: str = described("npy", "data.items=frames: suffix of the array of a sample, (steps, features)")
+
+
+@dataclass
 class DataConfig:
     """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
     made of a pair."""
@@ -193,7 +207,9 @@ class DataConfig:
         "and of {path: a, weight: 2, question_prefix: '…', passage_prefix: '…'}",
     )
     val: Any = described(None, "data for retrieval while training, written like data.train")
-    items: ItemKind = described(ItemKind.pictures, "task=views, labelled: what the samples are, pictures or texts")
+    items: ItemKind = described(
+        ItemKind.pictures, "task=views, labelled: samples are pictures or texts; task=sequence: also ids or frames"
+    )
     label: str = described(
         "cls", "task=labelled: what holds the class: cls or class (folders of classes), txt, a json field"
     )
@@ -242,6 +258,7 @@ class DataConfig:
     question: QuestionConfig = field(default_factory=QuestionConfig)
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
+    sequence: SequenceConfig = field(default_factory=SequenceConfig)
 
     @property
     def tolerated(self) -> int:

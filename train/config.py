@@ -16,6 +16,7 @@ from dyad.data.base.limits import broken_limits
 from dyad.data.base.plugins import PLUGINS_HELP
 from dyad.data.config import Batches, DataConfig, DrawnPositives, ItemKind, Mode, Shuffle, described
 from dyad.train.checkpoint_config import CheckpointConfig, best_rules
+from dyad.train.context_config import ContextConfig
 from dyad.train.eval_config import EvalConfig
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
@@ -23,7 +24,7 @@ from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.negatives_rules import negatives_rules
 from dyad.train.plan_config import PlanConfig
 
-Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled"])
+Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled", "sequence"])
 ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
@@ -63,6 +64,9 @@ class RunConfig:
     dir: str = described("runs", "where run folders are")
     classes: list[str] | None = described(None, "task=labelled: names of the classes, which the run finds and writes")
     prompts: list[str] | None = described(None, "task=labelled: a text for each class, which the run finds and writes")
+    inputs: int | None = described(
+        None, "task=sequence: how many ids the log has, or features a frame, which the run finds and writes"
+    )
 
 
 @dataclass
@@ -138,6 +142,7 @@ class ModelConfig:
     )
     image: ImageTowerConfig = field(default_factory=ImageTowerConfig)
     text: TextTowerConfig = field(default_factory=TextTowerConfig)
+    context: ContextConfig = field(default_factory=ContextConfig)
 
 
 @dataclass
@@ -223,7 +228,9 @@ class ResumeConfig:
 
 @dataclass
 class TrainConfig:
-    task: Task = described(Task.image_text, "pictures and texts, questions and passages, two views of each, or classes")
+    task: Task = described(
+        Task.image_text, "pictures and texts, questions and passages, two views of each, classes, or items in sequences"
+    )
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout", least=0)
     steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
     epochs: float | None = described(None, "passes over the data when steps is null", above=0)
@@ -278,7 +285,8 @@ class TrainConfig:
     def has_texts(self) -> bool:
         """Whether x or y is a text."""
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
-        return self.task is Task.image_text or prompted or not self.has_pictures
+        texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_pictures
+        return self.task is Task.image_text or prompted or texts
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
@@ -355,7 +363,12 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
     classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
     further, further_x = listed or config.data.negatives.per_row > 0 or classes, config.data.negatives.pictures > 0
     inputs = "scores" if config.task is Task.labelled and rare else "pairs"
-    has_catalogue = config.task in ITEMS and config.data.mode is Mode.indexed
+    if config.task is Task.sequence and isinstance(objective, ObjectiveOptions) and "lengths" in objective.takes:
+        inputs = objective.inputs
+    frames = config.data.items is ItemKind.frames
+    has_catalogue = (config.task in ITEMS and config.data.mode is Mode.indexed) or (
+        config.task is Task.sequence and not frames
+    )
     graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
     of_data = further, listed, classes, inputs, has_catalogue, graded, further_x
     expected = ExpectedBatch(config.global_batch_size, *of_data)

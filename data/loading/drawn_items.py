@@ -108,6 +108,7 @@ class DrawnItems:
         wherever data are.
         """
         bounds = np.arange(rows.start, rows.stop + 1) * self.count // self.pairs
+        firsts = np.arange(len(batch)) if batch.x_places is None else np.flatnonzero(batch.x_places == 0)
         entries_k = self.entries(step)[bounds[0] : bounds[-1]]
         texts = [self.catalogue.text(entry) for entry in entries_k.tolist()]
         y_kL = self.catalogue.tokens(texts) if texts else batch.y[:0]
@@ -122,7 +123,7 @@ class DrawnItems:
             )
         extra = Extra(
             y=extra_y,
-            row=torch.from_numpy(np.repeat(np.arange(len(batch)), np.diff(bounds))),
+            row=torch.from_numpy(np.repeat(firsts, np.diff(bounds))),
             keys=torch.from_numpy(self.catalogue.keys[item_k]),
             positive=torch.zeros(len(item_k), dtype=torch.bool),
             lengths=lengths_by(self.catalogue.tokenize, y_kL),

@@ -56,7 +56,7 @@ def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number:
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     part = part if noise_later else part.with_noise()
     packed = mapped(part, Tensor.numpy)
-    for side in SIDES:
+    for side in SIDES if part.x_places is None else ():  # of sequences, the number of rows differs from part to part
         if getattr(part, side).dim() > 2:
             setattr(packed, side, getattr(part, side))
     return packed
@@ -106,7 +106,7 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
     for name in (field.name for field in fields(records[0])):
         values = [getattr(record, name) for record in records]
         placed = list(zip(values, firsts, strict=False))
-        if name.endswith(("lengths", "draws")):  # stay on the host
+        if name.endswith(("lengths", "places", "draws")):  # stay on the host
             whole[name] = None if values[0] is None else np.concatenate(values)
         elif name == "positives" and isinstance(values[0], int):
             whole[name] = sum(values)

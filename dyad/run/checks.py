@@ -91,10 +91,13 @@ def _check_loss(config: TrainConfig) -> None:
 def training_files(config: TrainConfig) -> list[str]:
     """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
     from dyad.data.question_passage.questions import named_files
+    from dyad.data.sequence.open import sequence_files
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.train.config import Task
 
+    if config.task is Task.sequence:
+        return sequence_files(config.data.train, config.data)
     if config.task is Task.question_passage:
         return named_files(config.data.train, config.data)
     if config.has_pictures:
@@ -113,8 +116,11 @@ def _check_batch(config: TrainConfig) -> None:
     from dyad.data.config import Mode
     from dyad.data.loading.order import Order
     from dyad.data.shards.sources import written_sources
+    from dyad.train.config import Task
 
     if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
+        return
+    if config.task is Task.sequence:  # samples are windows, which nobody has counted
         return
     if "RANK" in os.environ:  # launch/ has looked; each rank would read the files again, and none is indexed yet
         return
@@ -134,8 +140,10 @@ def _check_task(config: TrainConfig) -> None:
     from dyad.data.shards.sources import written_sources
     from dyad.data.shards.storage import scheme_of
     from dyad.data.tables.prepare import table_options
-    from dyad.train.config import ITEMS
+    from dyad.train.config import ITEMS, Task
 
+    if config.task is Task.sequence:  # logs and frames are told by their columns and their suffix
+        return
     wants_pictures = config.has_pictures
     for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
         if value is None or scheme_of(path := written_sources(value, key)[0].path):

@@ -12,6 +12,7 @@ from dyad.data.loading.classes import ClassNumbers
 from dyad.data.question_passage.formats import label_of
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.views import open_texts, text_tokens
+from dyad.data.sequence.open import inputs_of
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -49,12 +50,15 @@ def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
 
 
 def with_classes(config: TrainConfig, world: World) -> TrainConfig:
-    """Return `config` with the classes of task=labelled in run.classes, and a prompt of each in run.prompts.
+    """Return `config` with what the model is built for: the classes of task=labelled in run.classes, and a prompt of
+    each in run.prompts; of task=sequence the number of ids, or of features of a frame, in run.inputs.
 
-    They are data.rare alone; or those of data.classes, of a task file the first prompt of each; or all labels of the
+    Classes are data.rare alone; or those of data.classes, of a task file the first prompt of each; or all labels of the
     training data, sorted. Every rank must call it. Raises ConfigError if there are fewer than two, or no sample is of
     data.rare.
     """
+    if config.task is Task.sequence:
+        return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: inputs_of(config.data))))
     if config.task is not Task.labelled:
         return config
     found = from_rank_0(world, lambda: _found(config))

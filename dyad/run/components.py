@@ -30,6 +30,8 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.questions import open_questions
 from dyad.data.question_passage.views import SingleTexts, open_texts
+from dyad.data.sequence.dataset import NEXT, OWN, Sequences, catalogue_of
+from dyad.data.sequence.open import open_sequences, sequence_files
 from dyad.data.shards.manifest import FileEntry, Manifest, file_entries
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources, written_sources
@@ -172,8 +174,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
-    """Return how many pairs each rank has in every step; None if side y has items of its own."""
-    if config.task is Task.labelled:
+    """Return how many pairs each rank has in every step; None if side y has items of its own, or the numbers change."""
+    if config.task in (Task.labelled, Task.sequence):
         return None
     of_ranks = [local_rows(config.global_batch_size, rank, world.size) for rank in range(world.size)]
     return tuple(rows.stop - rows.start for rows in of_ranks)
@@ -260,7 +262,7 @@ def _total_steps(config: TrainConfig, data: TrainingData) -> int:
     return config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
 
 
-def run_options(config: TrainConfig, steps: int, **own: float) -> dict[str, Any]:
+def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
     """Return the options of a run's objective with the run's own numbers, where they leave them open.
 
     steps: of the whole run; with the samples of an epoch they give the epochs of the schedule objective.gamma=auto.
@@ -275,11 +277,13 @@ def run_options(config: TrainConfig, steps: int, **own: float) -> dict[str, Any]
 
 
 def _objective(config: TrainConfig, data: TrainingData) -> Objective:
-    own: dict[str, float] = {}
+    own: dict[str, float | None] = {}
     if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
-        samples = len(config.run.classes or []) if of_classes else sum(order.sizes)
+        samples = len(config.run.classes or []) if of_classes else getattr(data.dataset, "pairs", sum(order.sizes))
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
+    if config.task is Task.sequence:
+        own |= {"width": config.model.embed_dim, "context_width": config.model.context.embed_dim}
     if data.drawn:  # Σ_y u is 1 where all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
@@ -381,12 +385,23 @@ def _labelled(config: TrainConfig, model: Any) -> TrainingData:
     return replace(_of_shards(config, found.shards, Labelled(samples)), order=order)
 
 
+def _sequence(config: TrainConfig, model: Any) -> TrainingData:
+    log, items = open_sequences(config.data, model)
+    ahead = OWN if "lengths" in OBJECTIVES[config.objective.name].takes else NEXT
+    dataset = Sequences(log, items, config.data.sequence.length, ahead)
+    order = _order(config, [len(dataset.windows)], [1.0])
+    data = TrainingData(dataset, order, dataset.fingerprint, {"data.train": log.files})
+    files = sequence_files(config.data.train, config.data)
+    return _with_drawn_items(config, data, lambda: catalogue_of(dataset, files, model.tokenize))
+
+
 # Task → what data.items says, where the task leaves that open → what opens the data for a model
 DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.image_text: dict.fromkeys(ItemKind, _image_text),
     Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
     Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
     Task.labelled: dict.fromkeys(ItemKind, _labelled),
+    Task.sequence: dict.fromkeys(ItemKind, _sequence),
 }
 
 

@@ -26,7 +26,7 @@ from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
 from dyad.train.config import Activation, Precision, TrainConfig
-from dyad.train.run_folder.older_runs import in_first_terms, in_present_terms
+from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_first_terms, in_present_terms
 
 CONFIG, STATE = "config.yaml", "run_state.json"
 BEST_SUFFIX = "@best"
@@ -41,49 +41,6 @@ NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
 )
-
-# Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
-ADDED = {
-    "data.columns": [],
-    "data.template": None,
-    "data.negatives.fields": ["hard_negatives"],
-    "data.negatives.pictures": 0,
-    "data.negatives.picture_fields": ["negative.jpg", "negative.png", "negative.webp"],
-    "data.negatives.picture_file": None,
-    "model.batch_norm": "global",
-    "model.text.lower_case": False,
-    "model.text.dense": False,
-    "optim.name": "adamw",
-    "optim.layer_decay": None,
-    "optim.ema": None,
-    "model.image.from_scratch": False,
-    "model.image.patch_dropout": None,
-    "model.image.lora_rank": 0,
-    "model.image.lora_alpha": 16.0,
-    "model.image.lora_targets": None,
-    "data.batches": "mixed",
-    "weight": 1.0,
-    "target.kind": "none",
-    "target.momentum": 0.996,
-    "target.momentum_end": 1.0,
-    "target.every": 1,
-    "model.head": "none",
-    "model.head_width": None,
-    "data.items": "pictures",
-    "data.label": "cls",
-    **dict.fromkeys(("data.classes", "data.rare", "data.relevance"), None),
-    "data.rare_per_batch": 8,
-    "model.classes": "learnt",
-    "data.augment.jitter": [0.0, 0.0, 0.0, 0.0],
-    "data.augment.jitter_prob": 1.0,
-    "data.augment.blur": 0.0,
-    "data.augment.blur_sigma": [0.1, 2.0],
-    "data.augment.solarise": 0.0,
-}
-# … of these only the runs themselves know what they had; the others were as ADDED says
-UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense", "from_weights")
-# Keys that do not enter a run's name, since those of older runs lack them, and are compared all the same
-UNNAMED = ("from_weights", "model.activation", "data.caption_per")
 
 # Keys that may always change: how long the run is
 LENGTH = ("steps", "epochs")

@@ -4,12 +4,14 @@ A tower runs once per chunk, on one tensor: rows of the pairs and of the extra i
 negatives) alike. So both must have the same shape. Token ids do, as one tokenizer pads them to one length.
 
 Texts are sorted by length before they are cut into several chunks, each side by itself: a text encoder then cuts off
-more columns that are padding in every row. The embeddings are put back into the order of the batch.
+more columns that are padding in every row. The embeddings are put back into the order of the batch. Rows of one
+sequence stay in one chunk, in their order: the embedding of a row depends on those before it.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.towers.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y
+Arguments = dict[str, Lengths]  # of a tower, by name; a number for each row
 
 
 @dataclass(frozen=True)
@@ -28,13 +31,14 @@ class Chunk:
     """One chunk of a batch: the rows that both towers embed at once.
 
     index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower.
-    lengths: of both, the tokens of each row, None where the batch has none. sizes: the numbers of x rows and y rows. A
-    side without rows gets one dummy row, whose embedding is dropped, so that the towers run equally often on all ranks.
+    arguments: of both, what a tower takes beside them, by name: lengths, the tokens of each row; places, that of each
+    row in its sequence. sizes: the numbers of x rows and y rows. A side without rows gets one dummy row, whose
+    embedding is dropped, so that the towers run equally often on all ranks.
     """
 
     index: int
     inputs: TensorPair
-    lengths: Sequence[Lengths | None]
+    arguments: Sequence[Arguments]
     sizes: Sequence[int]
 
 
@@ -42,11 +46,11 @@ class Chunk:
 class Side:
     """One side of a batch, x or y, cut into chunks.
 
-    parts: of each chunk, this side's entries of Chunk.inputs, lengths and sizes. order: the place in the batch of each
-    row of the chunks; None: they are in the order of the batch.
+    parts: of each chunk, this side's entries of Chunk.inputs, arguments and sizes. order: the place in the batch of
+    each row of the chunks; None: they are in the order of the batch.
     """
 
-    parts: list[tuple[Tensor, Lengths | None, int]]
+    parts: list[tuple[Tensor, Arguments, int]]
     order: Tensor | None
 
     def joined(self, embeddings: Sequence[Tensor]) -> Tensor:
@@ -72,38 +76,45 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
     """Cut a batch into `count` chunks, each with an equal share of the rows of x and of y, extra items among them.
 
     Also returns the two sides, which put what the chunks give in the order of the batch. The shares differ by one row
-    at most; if there are fewer rows than chunks, some shares are empty.
+    at most, or by one sequence; if there are fewer rows than chunks, some shares are empty.
     """
     rows, lengths = batch.y, batch.y_lengths
     if (extra := batch.extra) is not None:
         assert extra.y.shape[1:] == rows.shape[1:], f"y of {rows.shape[1:]} a row, extra y of {extra.y.shape[1:]}"
         rows = joined([rows, extra.y])
         lengths = None if lengths is None or extra.lengths is None else np.concatenate([lengths, extra.lengths])
-    of_x = batch.x if batch.extra_x is None else joined([batch.x, batch.extra_x.x])
-    x, y = _side(of_x, batch.x_lengths, count), _side(rows, lengths, count)
+    x_rows = batch.x if batch.extra_x is None else joined([batch.x, batch.extra_x.x])
+    x = _side(x_rows, batch.x_lengths, count, batch.x_places)
+    y = _side(rows, lengths, count)
     parts = enumerate(zip(x.parts, y.parts, strict=True))
     chunks = [
-        Chunk(i, (x_rows, y_rows), (x_lengths, y_lengths), (x_size, y_size))
-        for i, ((x_rows, x_lengths, x_size), (y_rows, y_lengths, y_size)) in parts
+        Chunk(i, (x_rows, y_rows), (of_x, of_y), (x_size, y_size))
+        for i, ((x_rows, of_x, x_size), (y_rows, of_y, y_size)) in parts
     ]
     return chunks, (x, y)
 
 
-def _side(rows: Tensor, lengths: Lengths | None, count: int) -> Side:
+def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | None = None) -> Side:
     """Cut the n rows of a side into `count` chunks; those of texts (lengths (n,)) sorted by length, the longest first.
 
-    The longest first, because they show at once how much memory a chunk takes at most.
+    The longest first, because they show at once how much memory a chunk takes at most. places (n,): the place of each
+    row in its sequence, from 0; None: rows are no sequences. Sequences are not sorted.
     """
-    order = None
-    if lengths is not None and count > 1:
-        places = np.argsort(-lengths, kind="stable")
-        order = index_on(rows.device, places)
-        lengths = lengths[places]
-    parts = (rows if order is None else rows[order]).tensor_split(count)
+    order, starts = None, np.arange(len(rows)) if places is None else np.flatnonzero(places == 0)
+    if lengths is not None and count > 1 and places is None:
+        longest_first = np.argsort(-lengths, kind="stable")
+        order = index_on(rows.device, longest_first)
+        rows, lengths = rows[order], lengths[longest_first]
     dummy = rows[:1] if len(rows) else rows.new_zeros(1, *rows.shape[1:])  # so that a tower can always run
-    own = [None] * count if lengths is None else np.array_split(lengths, count)
-    own = [n if n is None or len(n) else np.array(rows.shape[1:]) for n in own]  # a dummy row is not cut
-    return Side([(part if len(part) else dummy, n, len(part)) for part, n in zip(parts, own, strict=True)], order)
+    # of the dummy row, which is not cut, and of all rows
+    dummies: Arguments = {"lengths": np.array(rows.shape[1:2]), "places": np.zeros(1, np.int64)}
+    arguments = {name: each for name, each in (("lengths", lengths), ("places", places)) if each is not None}
+    bounds = [int(part[0]) if len(part) else len(rows) for part in np.array_split(starts, count)]
+    parts: list[tuple[Tensor, Arguments, int]] = []
+    for start, stop in pairwise([*bounds, len(rows)]):
+        own = {name: each[start:stop] if stop > start else dummies[name] for name, each in arguments.items()}
+        parts.append((rows[start:stop] if stop > start else dummy, own, stop - start))
+    return Side(parts, order)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

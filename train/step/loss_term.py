@@ -36,6 +36,7 @@ from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, se
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
+from dyad.train.towers.rows import sizes_of
 from dyad.train.towers.tower import TwoTower, tf32_products
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
@@ -163,6 +164,8 @@ class LossTerm:
             related["importance"] = batch.y_log_q
         if batch.relevance is not None:
             related["relevance"] = batch.relevance
+        if batch.x_places is not None and "lengths" in self.objective.takes:
+            related["lengths"] = torch.from_numpy(sizes_of(batch.x_places))
         if batch.positives is not None:
             numbers = torch.arange(len(batch), device=batch.positives.device)
             related["positives"] = torch.stack([numbers, batch.positives], 1)
@@ -201,13 +204,13 @@ class LossTerm:
         Dummy rows are left out. key: further numbers of the noise's seed.
         """
         device, embeddings = self.world.device, []
-        for side, (tower, rows, lengths) in enumerate(zip(towers, chunk.inputs, chunk.lengths, strict=True)):
+        for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):
             with (
                 noise(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
-                embeddings.append(tower(rows) if lengths is None else tower(rows, lengths))
+                embeddings.append(tower(rows, **arguments))
         return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
 
 

@@ -23,11 +23,13 @@ from dyad.train.towers.open_clip import BuildContext
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.published import explained, may_download, offline_without_hub
 from dyad.train.towers.rows import Grouped
+from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
 from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
-Build = Callable[..., Any]  # (ModelConfig, load_pretrained), of task=labelled also names of classes → a model
+# (ModelConfig, load_pretrained), of task=labelled also names of classes, of task=sequence run.inputs → a model
+Build = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,15 @@ class TextPairModel(TwoTowerModel):
     """
 
 
+@dataclass(frozen=True)
+class SequenceModel(TwoTowerModel):
+    """A model whose one tower embeds items, and steps of sequences as contexts. image: of items that are pictures."""
+
+    image: ImageSpec | None
+
+
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
-    """Build the towers of model.*, for the task, what both sides are in some tasks (data.items), and run.classes.
+    """Build the towers of model.*, for the task, data.items and what the run found (run.classes, run.inputs).
 
     A single class is told from all others by one number. load_pretrained=False: build architectures only; the weights
     come from a checkpoint. Random initial weights come from torch's global generator. Raises ConfigError for an unknown
@@ -78,8 +87,8 @@ def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerMo
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config.model):
         offline_without_hub()
-    classes = [] if config.run.classes is None else [config.run.classes]
-    return MODELS[config.task][config.data.items](config.model, load_pretrained, *classes)
+    found = [value for value in (config.run.classes, config.run.inputs) if value is not None]
+    return MODELS[config.task][config.data.items](config.model, load_pretrained, *found)
 
 
 def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> ImageTextModel:
@@ -158,6 +167,47 @@ def build_labelled(
     return replace(model, towers=towers, tokenize=model.tokenize or ClassNumbers(classes))
 
 
+def build_sequence(
+    item_tower: Callable[[ModelConfig, bool, int], tuple[Tower, Any]],
+    config: ModelConfig,
+    load_pretrained: bool = True,
+    inputs: int = 1,
+) -> SequenceModel:
+    """Build the tower of task=sequence, which embeds items, and steps of sequences as contexts.
+
+    item_tower: builds the tower of an item, with what prepares its inputs: a tokenizer, an ImageSpec, or None. inputs:
+    run.inputs. Other arguments, and errors, as of `build_text_pair`.
+    """
+    items, prepared = item_tower(config, load_pretrained, inputs)
+    if isinstance(prepared, ImageSpec):
+        width = _probe_pictures(items, prepared)
+    elif prepared is None:
+        width = config.embed_dim or 0
+    else:
+        width = _probe(items, prepared(["a"], prepared.limit), TOKENS_REFUSED)
+    tower = SequenceTower(items, ContextNetwork(config.context, width))
+    spec, tokenize = (prepared, None) if isinstance(prepared, ImageSpec) else (None, prepared)
+    return SequenceModel(_pair(tower, tower, config), tokenize, spec)
+
+
+def _ids_tower(config: ModelConfig, load_pretrained: bool, count: int) -> tuple[Tower, None]:
+    """Build a vector for each of `count` items, about 1 long."""
+    vectors = nn.Embedding(count, _embed_dim(config))
+    nn.init.normal_(vectors.weight, std=vectors.embedding_dim**-0.5)
+    return Tower(vectors, nn.Identity()), None
+
+
+def _frames_tower(config: ModelConfig, load_pretrained: bool, features: int) -> tuple[Tower, None]:
+    width = _embed_dim(config)
+    return Tower(FrameEncoder(features, 4 * width), nn.Linear(4 * width, width)), None
+
+
+def _embed_dim(config: ModelConfig) -> int:
+    if config.embed_dim is None:
+        raise ConfigError("model.embed_dim=null: ids and frames have no width of their own. Set model.embed_dim")
+    return config.embed_dim
+
+
 # Task → what data.items says, where the task leaves that open → what builds the model
 MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
@@ -166,6 +216,14 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.labelled: {
         ItemKind.pictures: partial(build_labelled, build_picture_views, build_image_text),
         ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
+    },
+    Task.sequence: {
+        ItemKind.ids: partial(build_sequence, _ids_tower),
+        ItemKind.frames: partial(build_sequence, _frames_tower),
+        ItemKind.texts: partial(
+            build_sequence, lambda config, load_pretrained, _: _text_encoder(config, load_pretrained)
+        ),
+        ItemKind.pictures: partial(build_sequence, lambda *given: build_image_tower(BuildContext(*given[:2]))),
     },
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +34,11 @@ def text_ends(tokens: Tensor, end: int | None) -> Lengths:
     first token `end`, or the first of the largest id if `end` is None. That of a row without `end` is 1.
     """
     return ((tokens if end is None else (tokens == end).int()).argmax(1) + 1).cpu().numpy()
+
+
+def sizes_of(places: Lengths) -> Lengths:
+    """Return the number of rows of each sequence. places (n,): that of each row in its sequence, from 0."""
+    return np.diff(np.append(np.flatnonzero(places == 0), len(places)))
 
 
 def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:

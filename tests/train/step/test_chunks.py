@@ -73,7 +73,7 @@ def test_the_noise_of_sorted_chunks_is_that_of_the_step(model_of: str) -> None:
 
 def padded(batch: Batch, count: int) -> int:
     """Tokens that the y tower embeds, with the padding of each chunk to its longest row."""
-    return sum(chunk.sizes[1] * int(_of(chunk.lengths[1]).max()) for chunk in in_chunks(batch, count)[0])
+    return sum(chunk.sizes[1] * int(_of(chunk.arguments[1]["lengths"]).max()) for chunk in in_chunks(batch, count)[0])
 
 
 def _of(lengths: Lengths | None) -> Lengths:
@@ -84,7 +84,7 @@ def _of(lengths: Lengths | None) -> Lengths:
 def test_longest_first_and_less_padding(model_of: str) -> None:
     _, batch = step_and_batch(model_of, None)
     chunks, (_, y) = in_chunks(batch, 4)
-    lengths = np.concatenate([_of(chunk.lengths[1]) for chunk in chunks])
+    lengths = np.concatenate([_of(chunk.arguments[1]["lengths"]) for chunk in chunks])
     assert batch.extra is not None
     of_batch = [*_of(batch.y_lengths).tolist(), *_of(batch.extra.lengths).tolist()]
     assert lengths.tolist() == sorted(of_batch, reverse=True)
@@ -98,7 +98,7 @@ def test_one_chunk_and_pictures_stay_as_they_are(model_of: str) -> None:
     _, batch = step_and_batch(model_of, None)
     [chunk], _ = in_chunks(batch, 1)
     assert chunk.inputs[0].data_ptr() == batch.x.data_ptr()
-    assert np.array_equal(_of(chunk.lengths[0]), _of(batch.x_lengths))
+    assert np.array_equal(_of(chunk.arguments[0]["lengths"]), _of(batch.x_lengths))
     batch.x_lengths = None
     chunks, _ = in_chunks(batch, 4)
     assert torch.equal(torch.cat([chunk.inputs[0] for chunk in chunks]), batch.x)
@@ -124,7 +124,7 @@ def test_a_chunk_without_rows_has_the_length_of_its_dummy() -> None:
     tower = Widths()
     chunks, _ = in_chunks(batch, 3)
     for chunk in chunks:
-        tower(chunk.inputs[0], chunk.lengths[0])
+        tower(chunk.inputs[0], chunk.arguments[0]["lengths"])
     assert tower.rows == [1, 1, 1] and chunks[2].sizes == (0, 0)
 
 

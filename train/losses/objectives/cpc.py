@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.arguments import as_int64
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.objectives.softmax import softplus
@@ -58,6 +59,26 @@ class Sequences:
         return Sequences(x_bTD.unbind(1), y_bTD.unbind(1), y_BTD.unbind(1), lengths_b, lengths_B, layout)
 
 
+def padded(x_SD: Tensor, y_SD: Tensor, lengths_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x and y of the steps of b sequences, one after the other, as (b, T, D) with zeros behind the ends.
+
+    T: the steps of the longest sequence on all ranks, at least 1. Raises ValueError if `lengths_b` are not those of S
+    steps. Every rank must call it.
+    """
+    lengths = lengths_b.tolist()
+    if sum(lengths) != len(x_SD):
+        raise ValueError(f"lengths must be those of {len(x_SD)} steps, not of {sum(lengths)}")
+    longest = max(Layout.of(x_SD, x_SD.new_empty(max(lengths, default=0), 1))[1].sizes)
+    row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
+    place = torch.cat([torch.arange(length) for length in lengths] or [row])
+
+    def whole(e_SD: Tensor) -> Tensor:
+        empty = e_SD.new_zeros(len(lengths), max(longest, 1), e_SD.shape[1])
+        return empty.index_put((row.to(e_SD.device), place.to(e_SD.device)), e_SD)
+
+    return whole(x_SD), whole(y_SD)
+
+
 class Cpc(TemperatureObjective):
     """Contrastive predictive coding: L = mean of −log (e^{a_ii} / Σ_j e^{a_ij}) (van den Oord et al. 2018, eq. 3, 4).
 
@@ -66,21 +87,32 @@ class Cpc(TemperatureObjective):
     (options.horizons), for which sequence i reaches step t + s. The sum is over the sequences j of the global batch
     that reach step t + s.
 
-    x and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. y is gathered over ranks once,
-    for all steps. w_HDD: W_s of every horizon (only one matrix if options.shared_w), which starts as the identity.
+    x: (b, T, Dx) and y: (b, T, D), padded to one T on all ranks; lengths: (b,) int64, by default T. Or x and y of all
+    steps, one sequence after the other: (S, Dx) and (S, D), and lengths, whose sum is S. y is gathered over ranks once,
+    for all steps. w_HDD: W_s of every horizon (only one matrix if options.shared_w), (D, Dx), which starts as the
+    identity; for Dx ≠ D as its upper left part.
     """
 
     options: CpcOptions
 
     def __init__(self, options: CpcOptions) -> None:
         super().__init__(options)
-        self.w_HDD = nn.Parameter(torch.eye(options.width).repeat(1 if options.shared_w else options.horizons, 1, 1))
+        if options.width is None:
+            raise ConfigError("objective.width is missing: the width of encodings")
+        self.widths = options.context_width or options.width, options.width
+        of_width = torch.eye(self.widths[1], self.widths[0])
+        self.w_HDD = nn.Parameter(of_width.repeat(1 if options.shared_w else options.horizons, 1, 1))
 
     def of_embeddings(self, x_bD: Tensor, y_mD: Tensor | None, **inputs: Any) -> ObjectiveResult:
-        width = self.options.width
-        if y_mD is None or x_bD.ndim != 3 or x_bD.shape != y_mD.shape or x_bD.shape[2] != width:
-            raise ValueError(f"x and y must be (b, T, {width}) alike, not {shapes(x_bD, y_mD)}")
-        sequences = Sequences.of(x_bD, y_mD, inputs.get("lengths"))
+        lengths_b: Tensor | None = inputs.get("lengths")
+        if y_mD is None or x_bD.shape[:-1] != y_mD.shape[:-1] or (x_bD.shape[-1], y_mD.shape[-1]) != self.widths:
+            of_x, of_y = self.widths
+            raise ValueError(f"x must be (b, T, {of_x}) and y (b, T, {of_y}), not {shapes(x_bD, y_mD)}")
+        if x_bD.ndim == 2 and lengths_b is not None:
+            x_bD, y_mD = padded(x_bD, y_mD, as_int64("lengths", lengths_b, x_bD.device))
+        if x_bD.ndim != 3:
+            raise ValueError(f"x and y must be (b, T, D), or (S, D) with lengths, not {shapes(x_bD, y_mD)}")
+        sequences = Sequences.of(x_bD, y_mD, lengths_b)
         reached = sequences.lengths_B[:, None] > torch.arange(x_bD.shape[1], device=x_bD.device)
         candidates = {u: count for u, count in enumerate(reached.sum(0).tolist()) if u and count}
         anchors = {u: count * min(u, self.options.horizons) for u, count in candidates.items()}

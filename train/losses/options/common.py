@@ -164,6 +164,7 @@ class ObjectiveOptions:
         """
         if self.inputs != batch.inputs:
             ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
+            ways["sequences"] = "task=sequence"
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"
         elif batch.classes and ("positives" not in self.takes or self.by_sample_id or self.by_key):

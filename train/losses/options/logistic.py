@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from omegaconf import MISSING
-
 from dyad.data.config import described
 from dyad.train.losses.options.choices import Density, Duplicates, Noise, Similarity
 from dyad.train.losses.options.common import (
@@ -187,7 +185,8 @@ class CpcOptions(TemperatureOptions):
     inputs: ClassVar[str] = "sequences"
 
     similarity: Similarity = described(Similarity.dot, "score of a prediction and an encoding")
-    width: int = number(MISSING, "D of contexts and encodings", "1 or more")
+    width: int | None = number(None, "D of encodings; null: that of the model", "1 or more")
+    context_width: int | None = number(None, "D of contexts; null: that of the model, else of encodings", "1 or more")
     horizons: int = number(1, "steps ahead that are predicted", "1 or more")
     shared_w: bool = described(False, "one W for all horizons")
 

@@ -1,0 +1,1 @@
+"""Sequences of items: logs of events and arrays of frames, and the batches that are made of them."""

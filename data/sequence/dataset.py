@@ -1,0 +1,103 @@
+"""The training data of sequences: a sample is a window of a sequence, and each of its steps is a pair.
+
+x is the item of a step, from which (with those before it) a tower makes the context of the step; y is the next item, or
+the item of the step itself for an objective that pairs contexts with later steps by itself (CPC).
+
+Letters in shapes: S steps of all samples of a batch; N items.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dyad.data.batch import Batch
+from dyad.data.loading.catalogue import Catalogue
+from dyad.data.sequence.items import Items, ItemTexts, item_keys
+from dyad.data.sequence.log import Log
+from dyad.data.sequence.windows import windows_of
+from dyad.data.shards.content_keys import content_key
+from dyad.data.shards.index_cache import cached_array
+
+NEXT, OWN = 1, 0  # steps from the item of x to that of y
+
+
+class Sequences:
+    """The training data set of sequences: sample i is window i. A batch depends only on its positions.
+
+    pairs: the number of steps of all windows.
+    """
+
+    def __init__(self, log: Log, items: Items, length: int, ahead: int) -> None:
+        """log: the events. items: those that it names. length: most steps of a window. ahead: NEXT or OWN."""
+        self.log, self.items, self.ahead = log, items, ahead
+        self.windows = windows_of(log.starts, length, ahead)
+        self._firsts, self._keys = self.windows.firsts, item_keys(items.names)
+        self.pairs = int(self._firsts[-1])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides what the samples are."""
+        made_of = self.log.fingerprint, self.items.fingerprint, self.windows.starts, self.windows.stops, self.ahead
+        return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
+
+    def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
+        """Return the batch of the windows at the given positions, each a pair (epoch, window): x and y of S steps.
+
+        x_places says which steps are of one window. Sample ids number the steps of all windows. Raises DataError for an
+        item that cannot be read.
+        """
+        windows = np.array([window for _, window in positions], np.int64)
+        sizes = self.windows.sizes[windows]
+        place_S = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        event_S = np.repeat(self.windows.starts[windows], sizes) + place_S
+        id_S = torch.from_numpy(np.repeat(self._firsts[windows], sizes) + place_S)
+        x_item_S, y_item_S = self.log.item_e[event_S], self.log.item_e[event_S + self.ahead]
+        distinct, of_both = np.unique(np.concatenate([x_item_S, y_item_S]), return_inverse=True)
+        inputs, lengths = self.items.inputs(distinct)
+        x_row, y_row = np.split(of_both, 2)
+        y_keys = torch.from_numpy(self._keys[y_item_S]) if len(self._keys) else id_S.clone()
+        return Batch(
+            x=inputs[torch.from_numpy(x_row)],
+            y=inputs[torch.from_numpy(y_row)],
+            sample_ids=id_S,
+            x_keys=id_S.clone(),
+            y_keys=y_keys,
+            x_lengths=None if lengths is None else lengths[x_row],
+            y_lengths=None if lengths is None else lengths[y_row],
+            x_places=place_S,
+        )
+
+    def where(self, sample_id: int) -> str:
+        """Return the name of window `sample_id` for messages: that of its user."""
+        user = int(np.searchsorted(self.log.starts, self.windows.starts[sample_id], side="right")) - 1
+        return f"data.train: the sequence of '{self.log.users[user]:.40}'"
+
+
+def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
+    """Return the catalogue of the items of the log, from which noise is drawn. paths: of its files.
+
+    An item is drawn as often as windows have it as y. tokenize: of texts; None for other items.
+    """
+
+    def table() -> np.ndarray:
+        steps = [np.arange(a, b) + data.ahead for a, b in zip(data.windows.starts, data.windows.stops, strict=True)]
+        names = data.items.names
+        draws_N = np.bincount(data.log.item_e[np.concatenate(steps)], minlength=len(names)).astype(np.float64)
+        order = np.argsort(item_keys(names), kind="stable")
+        keys = item_keys(names)[order]
+        return np.stack([keys, order, np.zeros_like(order), draws_N[order].view(np.int64)])
+
+    mapped = cached_array([paths[0]], "sequence_items", paths[1:], [data.fingerprint], table)
+    return Catalogue(mapped, lambda place, part: place, lambda places: data.items.inputs(np.array(places))[0], tokenize)
+
+
+def text_catalogue_tokenizer(items: Items) -> Any:
+    """Return the tokenizer behind the inputs of items; None if they are no texts."""
+    return items.tokenize if isinstance(items, ItemTexts) else None
+
+
+def _digested(value: Any) -> str:
+    return f"{content_key(value.tobytes())}" if isinstance(value, np.ndarray) else str(value)

@@ -1,0 +1,75 @@
+"""Frames: sequences of feature vectors in .npy files, such as those of a speech or video encoder.
+
+Each file is one sequence, (T, F), float16, float32 or float64. Its frames are numbered on from the file before it.
+
+Shape letters: T frames of a file; F features; k frames to read; U files.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.arrays import map_array
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.sequence.log import Log
+from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.manifest import FileEntry
+from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.storage import scheme_of, sha256_of
+
+SUFFIX = (".npy",)
+
+
+def frame_files(value: Any, key: str = "data.train") -> list[str]:
+    """Return the .npy files that `value` names, in the syntax of data.train. key: for messages. Raises ConfigError."""
+    files = [file for source in parse_sources(value, key, SUFFIX) for file in source.shards]
+    if remote := next(filter(scheme_of, files), None):
+        raise ConfigError(f"{key}={remote}: frames are read from files of this machine. Download them first")
+    return files
+
+
+class Frames:
+    """The frames of U files, by number. width: F. starts (U + 1,): the first frame of each file, and their number.
+
+    Raises DataError for a file that is no such array, or of another width than the first.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = list(paths)
+        shapes = [self._opened(path).shape for path in paths]
+        self.width = shapes[0][1]
+        for path, shape in zip(paths, shapes, strict=True):
+            if shape[1] != self.width:
+                raise DataError(f"{path}: its frames have {shape[1]} features, those of {paths[0]} {self.width}")
+        self.starts = np.concatenate([[0], np.cumsum([steps for steps, _ in shapes], dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def read(self, numbers_k: Int64s) -> np.ndarray:
+        """Return k frames, float32 (k, F). Raises DataError for a value that is not finite."""
+        found = np.empty((len(numbers_k), self.width), np.float32)
+        file_k = np.searchsorted(self.starts, numbers_k, side="right") - 1
+        for file in np.unique(file_k).tolist():
+            own = file_k == file
+            found[own] = self._opened(self.paths[file])[numbers_k[own] - self.starts[file]]
+            if not np.isfinite(found[own]).all():
+                raise DataError(f"{self.paths[file]}: has a value that is not finite")
+        return found
+
+    def log(self) -> Log:
+        """Return the frames as events: those of a file are one sequence."""
+        files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
+        numbers = np.arange(len(self))
+        return Log(numbers, numbers.astype(np.float64), self.starts, [e.name for e in files], (), files)
+
+    def _opened(self, path: str) -> np.ndarray:
+        try:
+            array = map_array(path)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: cannot be read as .npy: {error}") from error
+        if array.ndim != 2 or array.dtype.kind != "f" or not array.size:
+            raise DataError(f"{path}: is {array.dtype} {array.shape}, not frames: floats (steps, features)")
+        return array

@@ -1,0 +1,151 @@
+"""What the items of sequences are: what makes tower inputs of them.
+
+Letters in shapes: k items to read; L tokens; S side of a picture; F features of a frame.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.base.errors import DataError, nearest
+from dyad.data.batch import Lengths, lengths_by
+from dyad.data.config import DataConfig
+from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.data.question_passage.corpus import Corpus, open_corpus
+from dyad.data.question_passage.dataset import TokenizeTexts, tokens
+from dyad.data.question_passage.passages import Passage
+from dyad.data.sequence.frames import Frames
+from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.data.shards.shards import open_shards
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import prepared_tables, table_options
+
+SHOWN = 3  # ids in a message
+
+
+class Items(Protocol):
+    """N items of sequences, by number."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Their ids, (N,); none of frames."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what they are, beside their ids."""
+        ...
+
+    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        """Return the tower inputs of k items, (k, …), and of texts the number of tokens of each."""
+        ...
+
+
+@dataclass(frozen=True)
+class ItemNumbers:
+    """Items that are nothing but their ids: inputs are their numbers, int64 (k,)."""
+
+    names: Sequence[str]
+    fingerprint: str = ""
+
+    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        return torch.from_numpy(numbers_k), None
+
+
+@dataclass(frozen=True)
+class ItemTexts:
+    """Items that are texts: inputs are tokens, int64 (k, L). corpus: texts by id; None: an id is the text itself.
+
+    places (N,): where each item is in the corpus.
+    """
+
+    names: Sequence[str]
+    corpus: Corpus | None
+    places: Int64s
+    tokenize: TokenizeTexts
+    config: DataConfig
+
+    @property
+    def fingerprint(self) -> str:
+        return self.corpus.fingerprint if self.corpus else ""
+
+    def text(self, number: int) -> Passage:
+        """Return the text of an item, with the prefix of data.passage.prefix."""
+        found = Passage(self.names[number]) if self.corpus is None else self.corpus[int(self.places[number])]
+        return replace(found, prefix=self.config.passage.prefix)
+
+    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        found = tokens([self.text(number) for number in numbers_k.tolist()], self.tokenize, self.config.passage)
+        return found, lengths_by(self.tokenize, found)
+
+
+@dataclass(frozen=True)
+class ItemPictures:
+    """Items that are pictures, without augmentation: inputs are uint8 (k, 3, S, S). places (N,): their samples."""
+
+    names: Sequence[str]
+    pictures: Pictures
+    places: Int64s
+
+    @property
+    def fingerprint(self) -> str:
+        return self.pictures.shards.fingerprint
+
+    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        found = [self.pictures.block(place, place + 1) for place in self.places[numbers_k].tolist()]
+        return torch.cat(found), None
+
+
+@dataclass(frozen=True)
+class ItemFrames:
+    """Items that are the frames of arrays: inputs are float32 (k, F), of numbers of frames."""
+
+    frames: Frames
+    fingerprint: str = ""
+
+    @property
+    def names(self) -> Sequence[str]:
+        return ()
+
+    def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
+        return torch.from_numpy(self.frames.read(numbers_k)), None
+
+
+def item_keys(names: Sequence[str]) -> Int64s:
+    """Return the content key of each item, which is that of its id, (N,)."""
+    return np.fromiter((content_key(name.encode()) for name in names), np.int64, len(names))
+
+
+def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataConfig) -> ItemTexts:
+    """Open the texts of items. names: their ids. Raises DataError for an id that data.sequence.items lacks."""
+    if config.sequence.items is None:
+        return ItemTexts(names, None, np.empty(0, np.int64), tokenize, config)
+    corpus = open_corpus(config.sequence.items, "data.sequence.items")
+    places = corpus.positions(names)
+    _refuse_unknown([names[i] for i in np.flatnonzero(places < 0).tolist()], corpus.ids(0, 1000), config)
+    return ItemTexts(names, corpus, places, tokenize, config)
+
+
+def pictures_of_items(names: Sequence[str], spec: ImageSpec, config: DataConfig) -> ItemPictures:
+    """Open the pictures of items, samples of shards by their keys. Errors as of `texts_of_items`."""
+    tables = prepared_tables(table_options(config))
+    pictures = Pictures(
+        open_shards(parse_sources(config.sequence.items, "data.sequence.items", tables=tables)), spec, config
+    )
+    place_of = {pictures.key(i): i for i in range(len(pictures))}
+    _refuse_unknown([name for name in names if name not in place_of], [*place_of], config)
+    return ItemPictures(names, pictures, np.array([place_of[name] for name in names]))
+
+
+def _refuse_unknown(unknown: Sequence[str], there: Sequence[str], config: DataConfig) -> None:
+    if unknown:
+        shown = ", ".join(f"'{name:.40}'" for name in unknown[:SHOWN])
+        raise DataError(
+            f"data.sequence.items={config.sequence.items}: lacks {len(unknown):,} items of the log: {shown}."
+            f"{nearest(unknown[0], there)} Its first id is '{there[0] if there else ''!s:.40}'"
+        )

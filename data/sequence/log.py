@@ -1,0 +1,142 @@
+"""Events in the order of time: which user chose which item. The events of one user are a sequence.
+
+A log is a table (CSV, Parquet, Arrow, JSON-lines) with a row for each event, in any order. Events of one user at equal
+times stay in the order of the rows.
+
+Shape letters: E events; U users; N items.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.config import SequenceConfig
+from dyad.data.shards.content_keys import Int64s
+from dyad.data.shards.manifest import FileEntry
+from dyad.data.shards.sources import parse_sources
+from dyad.data.shards.storage import scheme_of, sha256_of
+from dyad.data.tables.readers import OPENERS, open_table
+
+LOGS = tuple(OPENERS)  # suffixes
+
+
+@dataclass(frozen=True)
+class Log:
+    """Events of U users, sorted by user, then by time.
+
+    item_e (E,): the number of the item of each event. time_e (E,): seconds, or the number that the log has; the row if
+    it has none. starts (U + 1,): the first event of each user, and E. users, items: their ids; numbers count in the
+    order of first appearance in the rows. files: what it was read from.
+    """
+
+    item_e: Int64s
+    time_e: np.ndarray
+    starts: Int64s
+    users: Sequence[str]
+    items: Sequence[str]
+    files: Sequence[FileEntry]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the order of events and of the ids of the items."""
+        digest = hashlib.sha256(self.item_e.tobytes() + self.starts.tobytes())
+        digest.update("\n".join(self.items).encode())
+        return digest.hexdigest()
+
+
+def log_files(value: Any, key: str = "data.train") -> list[str]:
+    """Return the tables that `value` names, in the syntax of data.train. key: for messages. Raises ConfigError if there
+    are none, and for weights, which sequences do not have."""
+    sources = parse_sources(value, key, LOGS)
+    files = [file for source in sources for file in source.shards]
+    if any(source.weight != 1 for source in sources):
+        raise ConfigError(f"{key}={value}: the sequences of a log have no weights. Leave @ out")
+    if remote := next(filter(scheme_of, files), None):
+        raise ConfigError(f"{key}={remote}: a log is read from a file of this machine. Download it first")
+    return files
+
+
+def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] = ()) -> Log:
+    """Read the events in the tables at `paths`. known: ids of items that are numbered first.
+
+    Raises ConfigError for a table without the columns, DataError, with the row, for an event that lacks one of them.
+    """
+    users: dict[str, int] = {}
+    items = {name: number for number, name in enumerate(known)}
+    events = [
+        (users.setdefault(user, len(users)), items.setdefault(item, len(items)), time)
+        for path in paths
+        for user, item, time in _events(path, config)
+    ]
+    if not events:
+        raise DataError(f"{paths[0]}: no event is in the log")
+    table = np.array(events, dtype=[("user", "i8"), ("item", "i8"), ("time", "f8")])
+    if config.time is None:
+        table["time"] = np.arange(len(table))
+    table = table[np.lexsort((table["time"], table["user"]))]  # is stable
+    starts = np.searchsorted(table["user"], np.arange(len(users) + 1))
+    files = [FileEntry(os.path.basename(path), os.path.getsize(path), 0, sha256_of(path)) for path in paths]
+    return Log(table["item"].copy(), table["time"].copy(), starts, [*users], [*items], files)
+
+
+def check_columns(path: str, config: SequenceConfig) -> None:
+    """Raise ConfigError if the table at `path` lacks a column that `config` names."""
+    columns = open_table(path).columns
+    for name in ("user", "item", "time"):
+        if (column := getattr(config, name)) is not None and column not in columns:
+            way_out = ", or data.sequence.time=null: the rows are in order" if name == "time" else ""
+            raise ConfigError(
+                f"data.sequence.{name}={column}: {path} has no such column.{nearest(column, columns)} It has "
+                f"{', '.join(columns[:10])}. Set data.sequence.{name}=COLUMN{way_out}"
+            )
+
+
+def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float]]:
+    """Yield user, item and time of each row of a table."""
+    check_columns(path, config)
+    for where, row in open_table(path).rows():
+        try:
+            if isinstance(row, BadRow):
+                raise row
+            time = 0.0 if config.time is None else _time(row.get(config.time), config.time)
+            yield _id(row.get(config.user), config.user), _id(row.get(config.item), config.item), time
+        except BadRow as bad:
+            raise DataError(f"{path}: {where}: {bad}") from bad
+
+
+def _id(value: Any, column: str) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):
+        raise BadRow("no id", f"{column} is {value!r:.80}")
+    return str(value)
+
+
+def _time(value: Any, column: str) -> float:
+    """Return a time in seconds: a number as it is, or that of ISO 8601, which is UTC where it names no zone."""
+    try:
+        if isinstance(value, datetime):
+            found = value
+        elif isinstance(value, str) and not _is_number(value):
+            found = datetime.fromisoformat(value)
+        else:
+            number = float(value)
+            if not math.isfinite(number):
+                raise ValueError
+            return number
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadRow("no time", f"{column} is {value!r:.80}, neither a number nor ISO 8601") from error
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,53 @@
+"""Open the sequences that a configuration names: the log or the frames, and the items."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import DataConfig, ItemKind
+from dyad.data.sequence.frames import Frames, frame_files
+from dyad.data.sequence.items import ItemFrames, ItemNumbers, Items, pictures_of_items, texts_of_items
+from dyad.data.sequence.log import Log, check_columns, log_files, read_log
+
+
+def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> list[str]:
+    """Return the files of sequences that `value` names: logs, or .npy files of frames. key: for messages. Raises
+    ConfigError for none, and for a log without the columns of data.sequence.*."""
+    if config.items is ItemKind.frames:
+        return frame_files(value, key)
+    if config.items is ItemKind.pictures and config.sequence.items is None:
+        raise ConfigError("data.sequence.items is missing: shards with a picture of each item, whose key is the id")
+    files = log_files(value, key)
+    for file in files:
+        check_columns(file, config.sequence)
+    return files
+
+
+def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
+    """Read the log that `value` names. known: ids of items that are numbered first. Errors as of `read_log`."""
+    return read_log(sequence_files(value, config), config.sequence, known)
+
+
+def items_of(names: Sequence[str], config: DataConfig, model: Any) -> Items:
+    """Open the items with the ids `names`. model: its tokenizer, or the size of its pictures. Raises DataError."""
+    if config.items is ItemKind.texts:
+        return texts_of_items(names, model.tokenize, config)
+    if config.items is ItemKind.pictures:
+        return pictures_of_items(names, model.image, config)
+    return ItemNumbers(names)
+
+
+def open_sequences(config: DataConfig, model: Any) -> tuple[Log, Items]:
+    """Open the training data of task=sequence: its events, and the items that they name."""
+    if config.items is ItemKind.frames:
+        frames = Frames(frame_files(config.train))
+        return frames.log(), ItemFrames(frames)
+    log = open_log(config.train, config)
+    return log, items_of(log.items, config, model)
+
+
+def inputs_of(config: DataConfig) -> int:
+    """Return the number of items of data.train, or the number of features of its frames."""
+    if config.items is ItemKind.frames:
+        return Frames(frame_files(config.train)).width
+    return len(open_log(config.train, config).items)

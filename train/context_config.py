@@ -1,0 +1,29 @@
+"""The keys model.context.*: the network that makes contexts of the items of a sequence. Does not import torch."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import described
+
+ContextKind = StrEnum("ContextKind", ["gru", "transformer"])
+
+
+@dataclass
+class ContextConfig:
+    """Options of the context network of task=sequence. The context of a step depends on the items up to that step."""
+
+    kind: ContextKind = described(ContextKind.gru, "task=sequence, network of contexts: gru, or a causal transformer")
+    layers: int = described(1, "its layers", least=1, most=1 << 8)
+    width: int | None = described(None, "width of its states; null: that of an item's embedding", least=1, most=1 << 16)
+    heads: int = described(4, "transformer: heads of attention", least=1, most=1 << 10)
+    dropout: float = described(0.1, "dropout of its inputs and between its layers", least=0, below=1)
+    embed_dim: int | None = described(
+        None, "width of a context; null: that of an item's embedding, which all objectives but cpc need", least=1
+    )
+
+    def __post_init__(self) -> None:
+        if self.kind is ContextKind.transformer and self.width is not None and self.width % self.heads:
+            raise ConfigError(
+                f"model.context.width={self.width}: a multiple of model.context.heads={self.heads} is needed"
+            )

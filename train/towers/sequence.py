@@ -1,0 +1,115 @@
+"""The tower of sequences: it embeds items one by one, and the steps of a sequence as their contexts.
+
+Both sides of a pair have this one tower. Side y is an item; side x the items of a sequence up to a step, of which a
+recurrent or causal network makes the context: van den Oord et al. 2018 (CPC); Hidasi et al. 2016 (GRU4Rec); Kang &
+McAuley 2018 (SASRec).
+
+Letters in shapes: S steps of all sequences; b sequences; T steps of the longest; H width of the network; D of contexts.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dyad.data.batch import Lengths
+from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.towers.rows import index_on
+from dyad.train.towers.tower import Tower
+
+LONGEST_WAVE = 10_000  # of positions, as Vaswani et al. 2017, section 3.5
+
+
+class ContextNetwork(nn.Module):
+    """Makes the context of each step of sequences from the embeddings of the items up to that step.
+
+    width: of an item's embedding.
+    """
+
+    def __init__(self, config: ContextConfig, width: int) -> None:
+        super().__init__()
+        inside, outside = config.width or width, config.embed_dim or width
+        self.kind, self.inside = config.kind, inside
+        self.enter = nn.Identity() if inside == width else nn.Linear(width, inside)
+        self.dropout = nn.Dropout(config.dropout)
+        between = config.dropout if config.layers > 1 else 0.0
+        if config.kind is ContextKind.gru:
+            self.network: nn.Module = nn.GRU(inside, inside, config.layers, batch_first=True, dropout=between)
+        else:
+            how = {"activation": "gelu", "batch_first": True, "norm_first": True}
+            layer = nn.TransformerEncoderLayer(inside, config.heads, 4 * inside, config.dropout, **how)
+            norm = nn.LayerNorm(inside)
+            self.network = nn.TransformerEncoder(layer, config.layers, norm, enable_nested_tensor=False)
+        self.leave = nn.Identity() if inside == outside else nn.Linear(inside, outside)
+
+    def forward(self, items_SD: Tensor, places: Lengths) -> Tensor:
+        """Return the contexts of S steps, (S, D). places (S,): of each step in its sequence, from 0, in order."""
+        device = items_SD.device
+        row, place = (index_on(device, each) for each in (np.cumsum(places == 0) - 1, places))
+        # The states of a recurrent network are sums over many steps, and its kernels have no autocast on CPUs
+        with torch.autocast(device.type, enabled=False):
+            entered = self.dropout(self.enter(items_SD.float()))
+            shape = int((places == 0).sum()), int(places.max()) + 1, self.inside
+            padded = entered.new_zeros(shape).index_put((row, place), entered)  # behind the end, which nothing reads
+            return self.leave(self._states(padded)[row, place])
+
+    def _states(self, padded_bTH: Tensor) -> Tensor:
+        if self.kind is ContextKind.gru:
+            return self.network(padded_bTH)[0]
+        steps = padded_bTH.shape[1]
+        ahead = torch.ones(steps, steps, dtype=torch.bool, device=padded_bTH.device).triu(1)
+        return self.network(padded_bTH * math.sqrt(self.inside) + positions(padded_bTH), mask=ahead, is_causal=True)
+
+
+def positions(like_bTH: Tensor) -> Tensor:
+    """Return the sinusoids of T positions, (T, H) (Vaswani et al. 2017, section 3.5): no sequence is too long."""
+    _, steps, width = like_bTH.shape
+    place_T = torch.arange(steps, device=like_bTH.device, dtype=like_bTH.dtype)
+    wave_h = LONGEST_WAVE ** (-torch.arange(0, width, 2, device=like_bTH.device, dtype=like_bTH.dtype) / width)
+    angle = place_T[:, None] * wave_h
+    return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :width]
+
+
+class SequenceTower(Tower):
+    """Embeds items (b, …) as (b, D), as the tower `items` does; with places, the steps of sequences as contexts."""
+
+    def __init__(self, items: Tower, context: ContextNetwork) -> None:
+        super().__init__(items.trunk, items.projection, prepare=items.prepare)
+        self._frozen_cache = items._frozen_cache
+        self.context = context
+
+    def forward(self, inputs: Tensor, lengths: Lengths | None = None, places: Lengths | None = None) -> Tensor:
+        """Embed S items as (S, D). places (S,): then S steps of sequences as contexts, see ContextNetwork."""
+        embedded = super().forward(inputs, lengths)
+        return embedded if places is None else self.context(embedded, places)
+
+    def compile(self, *args: object, **kwargs: object) -> None:
+        """Compile what embeds an item. The lengths of sequences would be further shapes to compile for."""
+        self.trunk.compile(*args, **kwargs)
+
+
+class FrameEncoder(nn.Sequential):
+    """Embeds frames (b, F) as (b, H): two linear layers."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
+
+
+def of_history(tower: SequenceTower, items_ND: Tensor) -> nn.Module:
+    """Return the module that embeds histories: numbers of items (b, T), filled up with −1, as contexts (b, D) of their
+    last items. items_ND: embeddings of the items."""
+    return _OfHistory(tower, items_ND)
+
+
+class _OfHistory(nn.Module):
+    def __init__(self, tower: SequenceTower, items_ND: Tensor) -> None:
+        super().__init__()
+        self.tower, self.items = tower, items_ND
+
+    def forward(self, numbers_bT: Tensor) -> Tensor:
+        numbers = numbers_bT.cpu().numpy()
+        sizes = (numbers >= 0).sum(1)
+        places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        chosen = index_on(self.items.device, numbers[numbers >= 0])
+        return self.tower.context(self.items[chosen], places)[index_on(self.items.device, np.cumsum(sizes) - 1)]
