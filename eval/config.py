@@ -7,10 +7,10 @@ from omegaconf import MISSING
 
 from dyad.data.base.command_line import run_option
 from dyad.data.config import AnswerMatch, CaptionPer, DataConfig, MiningConfig, PassageConfig, described
-from dyad.train.eval_config import EmbeddingType, EvalConfig, ProbeFeatures, Truth, check_search
+from dyad.train.eval_config import EmbeddingType, EvalConfig, ProbeFeatures, Seen, Truth, check_search
 
 MinedItems = StrEnum("MinedItems", ["captions", "pictures"])
-Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion"])
+Baseline = StrEnum("Baseline", ["bm25", "untrained", "fusion", "popularity", "successors", "item_knn"])
 
 
 @dataclass
@@ -35,11 +35,13 @@ class EvalCommand:
     caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")
     text_key: str | None = run_option(DataConfig, "text_key")
     truth: Truth | None = run_option(EvalConfig, "truth")
+    seen: Seen | None = run_option(EvalConfig, "seen")
     recall_k: list[int] | None = run_option(EvalConfig, "recall_k")
     baselines: list[Baseline] | None = described(
         None,
-        "rows beside the model: untrained (before training); of questions also bm25 and fusion (with bm25); null: all "
-        "of questions, none of pictures, where untrained doubles the time",
+        "rows beside the model: untrained (before training); of questions also bm25 and fusion (with bm25); of "
+        "sequences popularity, successors (of the last item), item_knn, of texts bm25 (by the last item); null: all of "
+        "questions and sequences, none of pictures, where untrained doubles the time",
     )
     index: str | None = run_option(EvalConfig, "index")
     depth: int | None = run_option(EvalConfig, "depth")

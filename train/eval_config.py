@@ -11,6 +11,7 @@ DEEPEST = 1000  # passages found for a question; TREC's runs end there too
 
 Truth = StrEnum("Truth", ["keys", "pairs"])
 EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
+Seen = StrEnum("Seen", ["keep", "drop"])
 ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
 
 
@@ -25,6 +26,7 @@ class EvalConfig:
         "python -m eval --help lists the kinds",
     )
     block: int = described(256, "items encoded at a time; results do not depend on the number of ranks", least=1)
+    seen: Seen = described(Seen.keep, "task=sequence: whether the items of a history can be its next item")
     truth: Truth = described(Truth.keys, "image_text, right answers: equal content keys, or only the own pair")
     recall_k: list[int] = described([1, 5, 10], "image_text: the K of recall@K")
     index: str = described(

@@ -31,13 +31,13 @@ LOGS = tuple(OPENERS)  # suffixes
 class Log:
     """Events of U users, sorted by user, then by time.
 
-    item_e (E,): the number of the item of each event. time_e (E,): seconds, or the number that the log has; the row if
-    it has none. starts (U + 1,): the first event of each user, and E. users, items: their ids; numbers count in the
-    order of first appearance in the rows. files: what it was read from.
+    item_e (E,): the number of the item of each event. file_e (E,): of its file. starts (U + 1,): the first event of
+    each user, and E. users, items: their ids; numbers count in the order of first appearance in the rows. files: what
+    it was read from.
     """
 
     item_e: Int64s
-    time_e: np.ndarray
+    file_e: Int64s
     starts: Int64s
     users: Sequence[str]
     items: Sequence[str]
@@ -71,19 +71,19 @@ def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] 
     users: dict[str, int] = {}
     items = {name: number for number, name in enumerate(known)}
     events = [
-        (users.setdefault(user, len(users)), items.setdefault(item, len(items)), time)
-        for path in paths
+        (users.setdefault(user, len(users)), items.setdefault(item, len(items)), file, time)
+        for file, path in enumerate(paths)
         for user, item, time in _events(path, config)
     ]
     if not events:
         raise DataError(f"{paths[0]}: no event is in the log")
-    table = np.array(events, dtype=[("user", "i8"), ("item", "i8"), ("time", "f8")])
+    table = np.array(events, dtype=[("user", "i8"), ("item", "i8"), ("file", "i8"), ("time", "f8")])
     if config.time is None:
         table["time"] = np.arange(len(table))
     table = table[np.lexsort((table["time"], table["user"]))]  # is stable
     starts = np.searchsorted(table["user"], np.arange(len(users) + 1))
     files = [FileEntry(os.path.basename(path), os.path.getsize(path), 0, sha256_of(path)) for path in paths]
-    return Log(table["item"].copy(), table["time"].copy(), starts, [*users], [*items], files)
+    return Log(table["item"].copy(), table["file"].copy(), starts, [*users], [*items], files)
 
 
 def check_columns(path: str, config: SequenceConfig) -> None:

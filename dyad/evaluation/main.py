@@ -111,12 +111,18 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
 
     Raises ConfigError for a baseline that this model does not have.
     """
-    has_questions = not config.has_pictures
-    legal = ([] if command.model else [Baseline.untrained]) + [Baseline.bm25, Baseline.fusion] * has_questions
+    from dyad.train.config import Task
+
+    legal = [] if command.model else [Baseline.untrained]
+    if config.task is Task.sequence:
+        legal += [Baseline.popularity, Baseline.successors, Baseline.item_knn] + [Baseline.bm25] * config.has_texts
+    elif not config.has_pictures:
+        legal += [Baseline.bm25, Baseline.fusion]
     if wrong := set(command.baselines or ()) - set(legal):
         of_model = "a model as it is" if command.model else f"task={config.task.name}"
         raise ConfigError(f"baselines=[{min(wrong)}]: {of_model} has {', '.join(legal) or 'no baselines'}")
-    return command.baselines if command.baselines is not None else legal if has_questions else []
+    has_others = legal != [Baseline.untrained]  # which cost little beside the model
+    return command.baselines if command.baselines is not None else legal if has_others else []
 
 
 def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:

@@ -130,7 +130,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    own = config.has_pictures or config.task is Task.labelled
+    own = config.has_pictures or config.task in (Task.labelled, Task.sequence)
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
     if val is not None:
@@ -283,6 +283,37 @@ def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEn
     return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
 
 
+# ---- sequences -------------------------------------------------------------------------------------------------------
+
+
+def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.sequence.histories import next_items
+    from dyad.data.sequence.log import read_log
+    from dyad.data.sequence.open import items_of, sequence_files
+    from dyad.eval.tasks.next_item import NextItem
+
+    config = inputs.config
+    data, options, train = config.data, config.eval, sequence_files(config.data.train, config.data)
+    earlier = [] if data.val is None else sequence_files(data.val, data, "data.val")
+    own = sequence_files(entry.target, data, entry.key)
+    files = [*train, *(file for file in earlier if file not in own), *own]
+    log = read_log(files, data.sequence)
+    known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
+    events = next_items(
+        log, items_of(known, data, inputs.model), data.sequence.length, len(files) - len(own), len(train)
+    )
+    how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
+    return NextItem(entry.name, entry.spec, events, *how)
+
+
+def _check_log(entry: SuiteEntry) -> None:
+    from dyad.data.sequence.open import sequence_files
+
+    if entry.data.items is ItemKind.frames:
+        raise ConfigError(f"{entry.key}={entry.target}: frames have no next item to find among others. Leave it out")
+    sequence_files(entry.target, entry.data, entry.key)
+
+
 # ---- labelled pictures or texts of any model -------------------------------------------------------------------------
 
 
@@ -321,7 +352,7 @@ def _path(entry: SuiteEntry) -> Path:
 
 
 # Task of pictures → the kind of data.val
-VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes"}
+VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes", Task.sequence: "next_item"}
 KINDS = {
     "retrieval": images(_retrieval),
     "views": replace(images(_views), task=Task.views),
@@ -343,6 +374,7 @@ KINDS = {
         lambda entry: check_dpr(entry.target, entry.data, entry.key),
         partial(_passages, open_dpr),
     ),
+    "next_item": SuiteKind(Task.sequence, "LOG", _check_log, _next_item),
     "probe": SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe),
 }
 

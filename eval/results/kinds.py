@@ -22,13 +22,15 @@ RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of passages, in the order in which they are shown
+# metrics of next items that are printed
+NEXT_COLUMNS = {"HR@1": "HR@1", "HR@10": "HR@10", "nDCG@10": "nDCG@10", "MRR": "MRR"}
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
 # The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
-HEADLINES = "image_to_text_R@ view_R@ acc1 linear_acc1 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
-COMPANIONS = "text_to_image_R@ mean_per_class_recall knn_acc1 Recall@100 accuracy@100".split()
+HEADLINES = "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
+COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100".split()
 # Starts of metric names → the words that replace them
 LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}
 LABELS |= {"linear_acc1": "linear probe", "linear_acc5": "linear probe, top-5 accuracy", "linear_": "linear probe, "}
@@ -43,9 +45,10 @@ MEANINGS = {
     "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",
     "AUC": "AUC, of the linear probe each class against the others: 0.5 is chance, 1 is best.",
     "partial AUC": "Partial AUC: the same, but only where at most 5 % of the wrong ones count as right.",
-    "nDCG": "nDCG@10: order of the first ten passages against the best possible one; 1 is best.",
+    "HR@": "HR@K: share of events whose item is among the first K of all items.",
+    "nDCG": "nDCG@K: order of the first K answers against the best possible one; 1 is best.",
     "Recall@": "Recall@K: share of the right passages that are among the first K.",
-    "MRR": "MRR@10: mean of 1 / rank of the first right passage, 0 beyond ten.",
+    "MRR": "MRR: mean of 1 / rank of the first right answer; MRR@10: 0 beyond ten.",
     "Success": "Success@K: share of questions with a right passage among the first K.",
     "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
     "recall against exact": "Recall against exact@K: share of the exact first K that the approximate index found.",
@@ -284,6 +287,20 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
         yield table
 
 
+def _next_groups(result: Result) -> Groups:
+    """Return one table of next items for the HTML report: each metric with its baselines."""
+    return {"history → next item": _numbers(result, (m for m in result["metrics"] if not m.startswith("num_")))}
+
+
+def _next_tables(results: Sequence[Result]) -> Iterator[Any]:
+    """Yield one printed table for each result on next items: rows for each system, columns for NEXT_COLUMNS."""
+    for result in results:
+        shown = {name: metric for name, metric in NEXT_COLUMNS.items() if metric in result["metrics"]}
+        table = _table("next item", *shown, title=_title(result, "events", "items"))
+        _add_rows(table, "model", list(shown.values()), result)
+        yield table
+
+
 @dataclass(frozen=True)
 class ResultKind:
     """How results of one task are shown.
@@ -310,5 +327,6 @@ KINDS = {
     "classification": _classes("image-classification", "sample → class", "classes", ZERO_SHOT),
     "text_classification": _classes("text-classification", "sample → class", "classes", ZERO_SHOT),
     "rare_class": _classes("image-classification", "rare class", "rare class", RARE),
+    "next_item": ResultKind("other", _next_groups, _next_tables),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

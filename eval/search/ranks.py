@@ -38,30 +38,42 @@ class Ranked(NamedTuple):
 
 
 def ranked(
-    queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, spec: str, depth: int, world: World
+    queries_nD: np.ndarray,
+    items_mD: np.ndarray,
+    matches: Matches,
+    spec: str,
+    depth: int,
+    world: World,
+    hidden: Matches | None = None,
 ) -> Ranked:
     """Rank the best right item of each of n queries among m items, with the FAISS index `spec`.
 
-    An exact index ranks by counting, whatever the depth; an approximate one finds `depth` items for each query. All
-    processes must call it together with the same arguments, and get the same result.
+    An exact index ranks by counting, whatever the depth; an approximate one finds `depth` items for each query. hidden:
+    items that cannot be answers of a query, which are never its right ones. All processes must call it together with
+    the same arguments, and get the same result.
     """
     index = Index(items_mD, spec, world=world)
     if index.exact:
-        return Ranked(count_ranks(queries_nD, items_mD, matches, world), index.how, None, {})
-    hits = index.search(queries_nD, depth)
+        return Ranked(count_ranks(queries_nD, items_mD, matches, world, hidden), index.how, None, {})
+    most = max(np.bincount(hidden.pairs(0, len(queries_nD))[0]), default=0) if hidden else 0
+    hits = index.search(queries_nD, depth + int(most))
+    hits = hits if hidden is None else _without(hits, hidden, depth)
     ranking = found_ranks(queries_nD, items_mD, matches, hits)
     return Ranked(ranking, index.how, hits, index.agreement(hits, queries_nD))
 
 
 @torch.inference_mode()
-def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World) -> Ranking:
+def count_ranks(
+    queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, world: World, hidden: Matches | None = None
+) -> Ranking:
     """Compute exactly the rank of each of n queries among m items: 1 + the number of wrong items ahead of its best
     right item.
 
     An item is ahead if its score is higher, or equal and its index is lower. matches: which items are right for which
-    queries; every query needs a right item. All processes must call it with the same arguments; each scores its share
-    of the queries, and all return the same result. queries_nD, items_mD: embeddings; a score is their inner product.
-    Memory: two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
+    queries; a query without a right item is MISSED. hidden: items that cannot be answers of a query. All processes must
+    call it with the same arguments; each scores its share of the queries, and all return the same result. queries_nD,
+    items_mD: embeddings; a score is their inner product. Memory: two float32 arrays of STRIP elements each (on a GPU of
+    STRIP_GPU), or of m elements if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -76,10 +88,11 @@ def count_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, 
         queries_tD = torch.from_numpy(queries_nD[start:stop]).to(world.device)
         pairs = [torch.from_numpy(p).to(world.device) for p in matches.pairs(start, stop)]
         score_tm = torch.mm(queries_tD, items_Dm, out=score[: stop - start])
+        if hidden is not None:
+            score_tm[tuple(torch.from_numpy(p).to(world.device) for p in hidden.pairs(start, stop))] = -torch.inf
         counts[:, start:stop], scores[:, start:stop] = _strip_ranks(score_tm, flag[: stop - start], *pairs)
-    ranking = Ranking(*all_reduce_sum(counts, world).cpu().numpy(), *all_reduce_sum(scores, world).cpu().numpy())
-    assert ranking.right.all(), "a query without a right item has no rank"
-    return ranking
+    (rank, right), (best, best_wrong) = (all_reduce_sum(sums, world).cpu().numpy() for sums in (counts, scores))
+    return Ranking(np.where(right > 0, rank, MISSED), right, best, best_wrong)
 
 
 def strip_size(device: torch.device, n: int, m: int, world_size: int) -> int:
@@ -107,6 +120,19 @@ def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -
     earlier = torch.arange(m, device=row.device) < first_t[tied, None]
     ahead_t[tied] += ((score_tm[tied] == best_t[tied, None]) & earlier).sum(dim=1, dtype=torch.int32)
     return torch.stack([1 + ahead_t.long(), right_t]), torch.stack([best_t, score_tm.amax(dim=1)])
+
+
+def _without(hits: Hits, hidden: Matches, depth: int) -> Hits:
+    """Return the first `depth` of the items found for each query that are not among its hidden ones."""
+    row, item = hidden.pairs(0, len(hits.positions))
+    m = hidden.shape[1]
+    pairs_nk = np.arange(len(hits.positions))[:, None] * (m + 1) + hits.positions
+    is_hidden_nk = np.isin(pairs_nk, row * (m + 1) + item)
+    order_nk = np.argsort(is_hidden_nk, axis=1, kind="stable")[:, :depth]
+    gone_nk, scores_nk, positions_nk = (
+        np.take_along_axis(each, order_nk, 1) for each in (is_hidden_nk, hits.scores, hits.positions)
+    )
+    return Hits(np.where(gone_nk, -np.inf, scores_nk).astype(np.float32), np.where(gone_nk, m, positions_nk))
 
 
 # ---- among what an index found ---------------------------------------------------------------------------------------

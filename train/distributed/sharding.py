@@ -80,7 +80,9 @@ def shard(
         assert isinstance(tower, FSDPModule)
         if FINALIZED:
             tower.set_manual_backward_finalization(True)
-        register_fsdp_forward_method(tower, "features")
+        for name in ("features", "contexts"):
+            if hasattr(tower, name):
+                register_fsdp_forward_method(tower, name)
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:

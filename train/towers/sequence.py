@@ -84,6 +84,10 @@ class SequenceTower(Tower):
         embedded = super().forward(inputs, lengths)
         return embedded if places is None else self.context(embedded, places)
 
+    def contexts(self, items_SD: Tensor, places: Lengths) -> Tensor:
+        """Return the contexts of S steps of sequences, (S, D), from the embeddings of their items."""
+        return self.context(items_SD, places)
+
     def compile(self, *args: object, **kwargs: object) -> None:
         """Compile what embeds an item. The lengths of sequences would be further shapes to compile for."""
         self.trunk.compile(*args, **kwargs)
@@ -112,4 +116,4 @@ class _OfHistory(nn.Module):
         sizes = (numbers >= 0).sum(1)
         places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         chosen = index_on(self.items.device, numbers[numbers >= 0])
-        return self.tower.context(self.items[chosen], places)[index_on(self.items.device, np.cumsum(sizes) - 1)]
+        return self.tower.contexts(self.items[chosen], places)[index_on(self.items.device, np.cumsum(sizes) - 1)]

@@ -1,0 +1,142 @@
+"""Next items: the rank of the item that a user chose, among all items, by the context of what the user chose before.
+
+HR@K is the share of events whose item is among the first K, nDCG@K the mean of 1 / log2(1 + rank) over those, 0 beyond
+K, and MRR the mean of 1 / rank: with one right item, as in Kang & McAuley 2018 (SASRec), section IV.C, but over the
+whole catalogue (Krichene & Rendle 2020: sampled ones may order models wrongly). An item that training never had has no
+vector: it is never found.
+
+Symbols: n events; N items; D embedding width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from dyad.data.sequence.histories import ItemList, NextItems
+from dyad.eval.config import Baseline
+from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.metrics.bootstrap import Values, comparison, summary
+from dyad.eval.metrics.matches import MISSED, Labels, Matches
+from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item
+from dyad.eval.search.index import Index
+from dyad.eval.search.index_spec import EXACT
+from dyad.eval.search.ranks import Ranked, ranked
+from dyad.eval.tasks.baselines import before_training
+from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
+from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.eval_config import Seen
+from dyad.train.towers.sequence import of_history
+
+
+@dataclass(frozen=True)
+class NextItem(Evaluator):
+    """Evaluator of one log of events to predict. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
+    history can be answers. index: a FAISS index; "Flat" is exact; an approximate one finds `depth` items."""
+
+    data: NextItems
+    recall_k: Sequence[int]
+    seen: Seen
+    index: str = EXACT
+    depth: int = 100
+    baselines: Sequence[Baseline] = ()
+
+    def report(self, encode: Encoder, examples: int | None = None) -> Report:
+        own, found = self._ranked(encode)
+        values = self._values(found.ranking.rank)
+        details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
+        for baseline in [*SCORERS] if self.baselines else []:
+            if baseline in self.baselines:
+                rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
+                details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
+        if before := before_training(self.untrained, encode.world):
+            rank = self._ranked(before)[1].ranking.rank
+            details["baselines"]["untrained"] = comparison(values, self._values(rank), self._groups)
+        average = summary(values, self._groups) if examples is not None or details["baselines"] else None
+        metrics = average["metrics"] if average else {name: float(v.mean()) for name, v in values.items()}
+        details |= {"intervals": average["intervals"]} if average else {}
+        if examples:
+            details["gallery"] = {"history → next item": self._cases(own, found, examples)}
+        return Report("next_item", {**metrics, **found.agreement, **self._sizes()}, self._chance(), details)
+
+    def higher_is_better(self) -> dict[str, bool]:
+        return {**{f"{name}@{k}": True for name in ("HR", "nDCG") for k in self.recall_k}, "MRR": True}
+
+    def _ranked(self, encode: Encoder) -> tuple[tuple[np.ndarray, np.ndarray], Ranked]:
+        """Return the embeddings of histories, (n, D), and of items, (N, D), and the ranks of the targets."""
+        items_ND = replace(encode, cosine=False)("y", ItemList(self.data.items))
+        of_items = torch.from_numpy(items_ND).to(encode.world.device)
+        histories = of_history(encode.towers["x"], of_items)
+        x_nD = replace(encode, towers={"x": histories})("x", self.data)
+        if encode.cosine:
+            items_ND = F.normalize(of_items, dim=-1).cpu().numpy()
+        n, count = len(self.data), len(items_ND)
+        known = self.data.target_n < count
+        # one place more than there are items: a target that the model does not know is right for no item
+        right = Matches(
+            Labels(np.flatnonzero(known), self.data.target_n[known], n), Labels(*(np.arange(count),) * 2, count)
+        )
+        hidden = None
+        if self.seen is Seen.drop:
+            event, seen = self.data.seen()
+            hidden = Matches(Labels(event, seen, n), Labels(*(np.arange(count),) * 2, count))
+        found = ranked(x_nD, items_ND, right, self.index, max(self.depth, *self.recall_k), encode.world, hidden)
+        return (x_nD, items_ND), found
+
+    def _values(self, rank: np.ndarray) -> Values:
+        """Return metric → its value for each event, of the ranks of the targets (n,), MISSED where not found."""
+        gain = np.where(rank == MISSED, 0.0, 1 / np.log2(1.0 + rank))
+        hits = {k: rank <= k for k in self.recall_k}
+        return {
+            **{f"HR@{k}": 1.0 * hit for k, hit in hits.items()},
+            **{f"nDCG@{k}": gain * hit for k, hit in hits.items()},
+            "MRR": np.where(rank == MISSED, 0.0, 1.0 / rank),
+        }
+
+    def _groups(self, metric: str) -> list[int]:
+        return self.data.user_n.tolist()
+
+    def _sizes(self) -> dict[str, float]:
+        count = len(self.data.items.names)
+        unknown = int((self.data.target_n >= count).sum())
+        return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
+
+    def _chance(self) -> dict[str, float]:
+        """Return the metrics of a random order of all items."""
+        count = len(self.data.items.names)
+        known = float((self.data.target_n < count).mean())
+        values = self._values(np.arange(1, count + 1))
+        return {name: known * float(v.mean()) for name, v in values.items()}
+
+    def _cases(self, own: tuple[np.ndarray, np.ndarray], found: Ranked, examples: int) -> list[Case]:
+        ranking = found.ranking
+        chosen = choose(-ranking.rank, np.abs(ranking.best - ranking.best_wrong), self._groups(""), examples)
+        events = np.array([event for _, event in chosen])
+        index = Index(own[1])
+        hits = index.search(own[0][events], ANSWERS + max(len(self.data.before(event)) for event in events.tolist()))
+        return [
+            self._case(kind, event, int(ranking.rank[event]), hits.found(row))
+            for row, (kind, event) in enumerate(chosen)
+        ]
+
+    def _case(self, kind: str, event: int, rank: int, found: Sequence[tuple[int, float]]) -> Case:
+        before, target = self.data.before(event), int(self.data.target_n[event])
+        dropped = {*before.tolist()} - {target} if self.seen is Seen.drop else set[int]()
+        shown = [(number, score) for number, score in found if number not in dropped][:ANSWERS]
+        history = " → ".join(self._item(number).get("text") or "" for number in before[-ANSWERS:].tolist())
+        return {
+            "kind": kind,
+            "query": item(self.data.log.users[self.data.user_n[event]], history),
+            "value": {"rank": None if rank == MISSED else rank},
+            "systems": {"model": [answer(self._item(n), score, n == target) for n, score in shown]},
+            "right": [self._item(target)],
+        }
+
+    def _item(self, number: int) -> Item:
+        name = self.data.log.items[number]
+        text = getattr(self.data.items, "text", None)
+        known = text is not None and number < len(self.data.items.names)
+        return item(name, text(number).text if known else name)
