@@ -10,13 +10,14 @@ Symbols: n events; N items; D embedding width.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from dyad.data.sequence.histories import ItemList, NextItems
+from dyad.data.sequence.items import ItemTexts
 from dyad.eval.config import Baseline
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
@@ -29,7 +30,7 @@ from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
-from dyad.train.towers.sequence import of_history
+from dyad.train.towers.sequence import SequenceTower, of_history
 
 
 @dataclass(frozen=True)
@@ -69,20 +70,18 @@ class NextItem(Evaluator):
         """Return the embeddings of histories, (n, D), and of items, (N, D), and the ranks of the targets."""
         items_ND = replace(encode, cosine=False)("y", ItemList(self.data.items))
         of_items = torch.from_numpy(items_ND).to(encode.world.device)
-        histories = of_history(encode.towers["x"], of_items)
+        histories = of_history(cast(SequenceTower, encode.towers["x"]), of_items)
         x_nD = replace(encode, towers={"x": histories})("x", self.data)
         if encode.cosine:
             items_ND = F.normalize(of_items, dim=-1).cpu().numpy()
         n, count = len(self.data), len(items_ND)
         known = self.data.target_n < count
-        # one place more than there are items: a target that the model does not know is right for no item
-        right = Matches(
-            Labels(np.flatnonzero(known), self.data.target_n[known], n), Labels(*(np.arange(count),) * 2, count)
-        )
+        every = Labels(np.arange(count), np.arange(count), count)
+        right = Matches(Labels(np.flatnonzero(known), self.data.target_n[known], n), every)
         hidden = None
         if self.seen is Seen.drop:
             event, seen = self.data.seen()
-            hidden = Matches(Labels(event, seen, n), Labels(*(np.arange(count),) * 2, count))
+            hidden = Matches(Labels(event, seen, n), every)
         found = ranked(x_nD, items_ND, right, self.index, max(self.depth, *self.recall_k), encode.world, hidden)
         return (x_nD, items_ND), found
 
@@ -129,7 +128,7 @@ class NextItem(Evaluator):
         history = " → ".join(self._item(number).get("text") or "" for number in before[-ANSWERS:].tolist())
         return {
             "kind": kind,
-            "query": item(self.data.log.users[self.data.user_n[event]], history),
+            "query": item(self.data.log.users[int(self.data.user_n[event])], history),
             "value": {"rank": None if rank == MISSED else rank},
             "systems": {"model": [answer(self._item(n), score, n == target) for n, score in shown]},
             "right": [self._item(target)],
@@ -137,6 +136,7 @@ class NextItem(Evaluator):
 
     def _item(self, number: int) -> Item:
         name = self.data.log.items[number]
-        text = getattr(self.data.items, "text", None)
-        known = text is not None and number < len(self.data.items.names)
-        return item(name, text(number).text if known else name)
+        items = self.data.items
+        return item(
+            name, items.text(number).text if isinstance(items, ItemTexts) and number < len(items.names) else name
+        )

@@ -32,7 +32,7 @@ def successors(data: NextItems) -> Score:
     is ahead."""
     item_e, user_e = _training(data)
     same_user = user_e[1:] == user_e[:-1]
-    follows = _matrix(item_e[:-1][same_user], item_e[1:][same_user], (data_size(data),) * 2)
+    follows = _matrix(item_e[:-1][same_user], item_e[1:][same_user], (data_size(data), data_size(data)))
     tie = _counts(data) / (1 + _counts(data).sum())
     return lambda history_k: follows[[history_k[-1]]].toarray()[0] + tie
 

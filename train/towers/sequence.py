@@ -49,7 +49,8 @@ class ContextNetwork(nn.Module):
         row, place = (index_on(device, each) for each in (np.cumsum(places == 0) - 1, places))
         # The states of a recurrent network are sums over many steps, and its kernels have no autocast on CPUs
         with torch.autocast(device.type, enabled=False):
-            entered = self.dropout(self.enter(items_SD.float()))
+            wide_SD = items_SD.to(torch.promote_types(items_SD.dtype, torch.float32))
+            entered = self.dropout(self.enter(wide_SD))
             shape = int((places == 0).sum()), int(places.max()) + 1, self.inside
             padded = entered.new_zeros(shape).index_put((row, place), entered)  # behind the end, which nothing reads
             return self.leave(self._states(padded)[row, place])
