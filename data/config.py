@@ -193,7 +193,6 @@ class SequenceConfig:
         None, "data.items=texts: passages by id (.jsonl, .tsv, BEIR folder), null: an id is the text; pictures: shards"
     )
     length: int = described(50, "most steps of a sample; longer sequences are cut into several", least=2, most=1 << 14)
-    frames_key: str = described("npy", "data.items=frames: suffix of the array of a sample, (steps, features)")
 
 
 @dataclass

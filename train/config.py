@@ -385,6 +385,12 @@ def _objective_rules(config: TrainConfig) -> dict[str, bool]:
         and not (listed or by_key or classes or own_lists),
         f"data.rare_per_batch={config.data.rare_per_batch}: a batch has others too. Set it below global_batch_size="
         f"{config.global_batch_size}": rare and config.data.rare_per_batch >= config.global_batch_size,
+        "model.context.embed_dim: a context is scored with items, and has their width. Leave it out, or take "
+        "objective=cpc": config.model.context.embed_dim is not None
+        and config.task is Task.sequence
+        and "lengths" not in getattr(objective, "takes", ()),
+        "data.batches=by_source: a log has no sources; leave it out": config.task is Task.sequence
+        and config.data.batches is Batches.by_source,
         "data.batches=by_source: data.rare draws from the classes of all sources; leave it out": rare
         and config.data.batches is Batches.by_source,
         **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),

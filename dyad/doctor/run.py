@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import open_clip
@@ -29,6 +30,9 @@ from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import without_negatives
 from dyad.data.question_passage.views import text_of
+from dyad.data.sequence.dataset import NEXT, OWN
+from dyad.data.sequence.open import inputs_of, open_sequences
+from dyad.data.sequence.windows import windows_of
 from dyad.data.shards.index import has_index, scan_stream, stored_index
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.scan_tar import Problem, Scan
@@ -86,6 +90,9 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     """
     if config.data.train is None:
         return
+    if config.task is Task.sequence:
+        yield from _sequences(config)
+        return
     shards = training_files(config)
     if config.task is Task.question_passage:
         shards = [queries_of(file) if "qrels" in file and file.endswith(".tsv") else file for file in shards]
@@ -95,6 +102,19 @@ def data(config: TrainConfig) -> Iterator[Finding]:
     total = f"{len(shards)} file{'s' * (len(shards) > 1)}"
     for shard in dict.fromkeys([shards[0], shards[-1]]):
         yield from _shard(shard, total, config)
+
+
+def _sequences(config: TrainConfig) -> Iterator[Finding]:
+    """Read the sequences, and look for each of their items. Raises DataError for an event or item without what it
+    needs."""
+    log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
+    ahead = OWN if "lengths" in config.objective.takes else NEXT
+    windows = windows_of(log.starts, config.data.sequence.length, ahead)
+    items = f", {len(log.items):,} items" if log.items else ""
+    found = f"{len(log.item_e):,} steps of {len(log.users):,} sequences{items}: {len(windows):,} samples"
+    if len(windows) < config.global_batch_size:
+        raise DataError(f"{log.files[0].name}: {found}, fewer than global_batch_size={config.global_batch_size}")
+    yield ok("data", f"{', '.join(file.name for file in log.files[:3])}: {found}")
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
@@ -227,7 +247,8 @@ def model(config: TrainConfig) -> Iterator[Finding]:
             towers: list[nn.Module] = [build_image_tower(context)[0], build_text_tower(context)[0]]
         else:
             some = [config.data.rare] if config.data.rare else ["", ""]  # the data are not read for all classes
-            own = replace(config.run, classes=some if config.task is Task.labelled else None)
+            inputs = inputs_of(config.data) if config.task is Task.sequence else None
+            own = replace(config.run, classes=some if config.task is Task.labelled else None, inputs=inputs)
             towers = [build_model(replace(config, run=own), load_pretrained=False).towers]
     modules = nn.ModuleList(towers).train()
     set_batch_norms(modules, config.model.batch_norm)
@@ -248,7 +269,7 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
         weights = {} if text.from_scratch else {"weights": WEIGHTS}
         yield "model.text.name", name, {"its configuration": ("config.json",), "a tokenizer": TOKENIZERS, **weights}
     if not config.has_pictures:
-        if text.kind is not TextTower.transformers:
+        if config.has_texts and text.kind is not TextTower.transformers:
             raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
         return
     if image.kind is ImageTower.transformers and image.name:

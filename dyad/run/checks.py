@@ -59,11 +59,16 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.train.cli.also import further_configs
-    from dyad.train.config import check_values
+    from dyad.train.config import Task, check_values
     from dyad.train.run_folder.folder import check_run
     from dyad.train.tracking.trackers import check_tracking
 
     if config.planned and config.plan.dry_run is None:  # without data, for other devices
+        if config.task is Task.sequence:
+            raise ConfigError(
+                "plan.*: is of pairs, and the steps of a sequence are no pairs by themselves. Train some steps of "
+                "task=sequence: metrics.jsonl has their memory and rate"
+            )
         check_values(config, config.plan.gpus or 1)
         return
     _check_loss(config)

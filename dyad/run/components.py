@@ -58,7 +58,7 @@ from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import TwoTowerModel, build_model, on_meta, share_towers
+from dyad.train.towers.build import SequenceModel, TwoTowerModel, build_model, on_meta, share_towers
 from dyad.train.towers.published import may_download
 from dyad.train.towers.tower import Tower, TwoTower
 from dyad.train.towers.transformers_model import weights_in_files
@@ -133,7 +133,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
 
     losses = {"": own, **further}
     for loss in losses.values():
-        build = partial(_objective, loss.config, loss.data)
+        build = partial(_objective, loss.config, loss.data, loss.model)
         raise_on_all(world, partial(try_on_one_rank, loss.objective.options, build, world))
     whole = own.model.towers
     if shard_size(config.dist, world.size) > 1:
@@ -158,7 +158,7 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     if shard_size(config.dist, world.size) == 1:  # what is sharded is moved layer by layer, part by part
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
-    objective = raise_on_all(world, lambda: _objective(config, data)).to(world.device)
+    objective = raise_on_all(world, lambda: _objective(config, data, model)).to(world.device)
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
@@ -276,14 +276,14 @@ def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[st
     return options
 
 
-def _objective(config: TrainConfig, data: TrainingData) -> Objective:
+def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) -> Objective:
     own: dict[str, float | None] = {}
     if isinstance(order := data.order, Order):
         of_classes = config.task is Task.labelled and config.data.rare is None
         samples = len(config.run.classes or []) if of_classes else getattr(data.dataset, "pairs", sum(order.sizes))
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
-    if config.task is Task.sequence:
-        own |= {"width": config.model.embed_dim, "context_width": config.model.context.embed_dim}
+    if isinstance(model, SequenceModel):
+        own |= {"width": model.width, "context_width": config.model.context.embed_dim}
     if data.drawn:  # Σ_y u is 1 where all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))

@@ -16,6 +16,7 @@ from dyad.train.run_folder.folder import all_keys
 PICTURES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text or question_passage, or data.items=texts"
 NO_PICTURES = "task=question_passage, or data.items=texts of another task"
+RANKS = "task=image_text or sequence, or data.items=pictures of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
@@ -27,15 +28,19 @@ TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
-    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y "
-    "eval.recall_k",
+    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y",
+    RANKS: "eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
     "data.negatives.fields data.negatives.picture eval.truth",
     "task=image_text or question_passage": "data.relevance data.negatives.",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
-    "task=views or labelled": "data.items",
+    "task=views or labelled or sequence": "data.items",
+    "task=sequence": "data.sequence. model.context. eval.seen run.inputs",
+    "data.items=texts or pictures": "data.sequence.items",
+    "model.context.kind=transformer": "model.context.heads",
+    "objective=cpc": "model.context.embed_dim",
     "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
     "data.rare=CLASS": "data.rare_per_batch",
     "data.rare=null": "model.classes data.classes eval.index",
@@ -132,6 +137,8 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
 
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     PICTURES: lambda config: config.has_pictures,
+    RANKS: lambda config: config.has_pictures or config.task == "sequence",
+    "objective=cpc": lambda config: getattr(config.objective, "context_width", ...) is not ...,
     TEXTS: lambda config: config.has_texts,
     NO_PICTURES: lambda config: not config.has_pictures,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),

@@ -72,9 +72,13 @@ class TextPairModel(TwoTowerModel):
 
 @dataclass(frozen=True)
 class SequenceModel(TwoTowerModel):
-    """A model whose one tower embeds items, and steps of sequences as contexts. image: of items that are pictures."""
+    """A model whose one tower embeds items, and steps of sequences as contexts.
+
+    image: of items that are pictures. width: of the embedding of an item.
+    """
 
     image: ImageSpec | None
+    width: int
 
 
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
@@ -187,7 +191,7 @@ def build_sequence(
         width = _probe(items, prepared(["a"], prepared.limit), TOKENS_REFUSED)
     tower = SequenceTower(items, ContextNetwork(config.context, width))
     spec, tokenize = (prepared, None) if isinstance(prepared, ImageSpec) else (None, prepared)
-    return SequenceModel(_pair(tower, tower, config), tokenize, spec)
+    return SequenceModel(_pair(tower, tower, config), tokenize, spec, width)
 
 
 def _ids_tower(config: ModelConfig, load_pretrained: bool, count: int) -> tuple[Tower, None]:
@@ -286,7 +290,7 @@ def representation(model: TwoTowerModel) -> TwoTowerModel:
         return Tower(tower.trunk, Representation(), prepare=tower.prepare)
 
     x, y = model.towers.x_tower, model.towers.y_tower
-    y = x if isinstance(y, Tower) and isinstance(y.trunk, nn.Embedding) else y
+    y = x if type(y) is Tower and isinstance(y.trunk, nn.Embedding) else y
     return replace(model, towers=TwoTower(ended(x), ended(y)))
 
 
@@ -343,7 +347,7 @@ def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = Tr
     for side in ("x_tower", "y_tower"):
         for own in (of_run.x_tower, of_run.y_tower):
             tower = getattr(towers, side)
-            if isinstance(tower, Tower) and isinstance(tower.trunk, nn.Embedding):
+            if type(tower) is Tower and isinstance(tower.trunk, nn.Embedding):
                 continue
             if whole and shapes(tower) == shapes(own):
                 setattr(towers, side, own)
