@@ -1,0 +1,113 @@
+"""Runs of task=sequence by the command line: any number of processes, kills, sharded, every objective, evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Jobs, digest
+from helpers.cli import Commands
+from helpers.tiny_runs import losses, records, refused
+
+from dyad.train.losses import OBJECTIVES
+
+Tiny = Callable[[dict[str, Any]], list[str]]
+USERS, ITEMS = 40, 9
+MODEL = {
+    "task": "sequence",
+    "data": "log",
+    "model": "next_item",
+    "model.embed_dim": 8,
+    "model.image.image_size": "null",
+    "model.image.widths": [32, 64, 128, 192],
+    "model.text.name": "null",
+    "global_batch_size": 10,
+    "data.sequence.length": 6,
+}
+NEXT = {"objective": "nce", "objective.noise": "unigram", "objective.k": 32}
+CPC = {"objective": "cpc", "objective.horizons": 2, "model.context.embed_dim": 5, "model.context.kind": "transformer"}
+FRAMES = {**CPC, "data.items": "frames"}
+WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with logs, train.csv and val.jsonl, of users who go round in a circle, and frames/ of some of them."""
+    folder, generator = tmp_path_factory.mktemp("log"), np.random.default_rng(0)
+    train, val = ["user,item,time"], []
+    (folder / "frames").mkdir()
+    for user in range(USERS):
+        items = (generator.integers(ITEMS) + np.cumsum(generator.choice([1, 1, 1, 3], 2 + user % 11))) % ITEMS
+        train += [f"u{user},i{item},{time}" for time, item in enumerate(items[:-1])]
+        val.append({"user": f"u{user}", "item": f"i{items[-1]}", "time": 99})
+        np.save(folder / f"frames/{user}.npy", generator.normal(size=(1 + user % 5, 3)).astype(np.float32))
+    (folder / "train.csv").write_text("\n".join(train))
+    (folder / "val.jsonl").write_text("\n".join(map(json.dumps, val)))
+    return folder
+
+
+def keys(data: Path, **own: Any) -> dict[str, Any]:
+    return {**MODEL, "data.train": data / "train.csv", **own}
+
+
+@pytest.mark.parametrize("own", [NEXT, CPC, FRAMES], ids=["nce", "cpc", "frames"])
+def test_the_same_losses_on_any_number_of_processes(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
+    more = {"data.train": data / "frames"} if own is FRAMES else {}
+    given = keys(data, **{**own, **more, "model.context.dropout": 0, "steps": 4})
+    runs = [jobs.run(w, {**given, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
+    runs.append(jobs.run(2, {**given, "dist": "fsdp2", "run.name": "sharded"}))
+    for run in runs[1:]:
+        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5, rel=1e-5), run.name
+
+
+@pytest.mark.parametrize("own", [NEXT, CPC], ids=["nce", "cpc"])
+def test_a_killed_run_goes_on_to_the_same_bits(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
+    given = keys(data, **{**own, "steps": 8, "checkpoint.every": 2, "data.workers": 1})
+    killed, whole = jobs.run_killed(given, after=5), jobs.run(1, {**given, "run.name": "whole"})
+    assert digest(killed) == digest(whole) and losses(killed) == losses(whole)
+
+
+def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, commands: Commands) -> None:
+    given = keys(data, **{**NEXT, "data.val": data / "val.jsonl", "steps": 300, "optim.lr": 0.01, "tracking.every": 50})
+    run = jobs.run(1, given)
+    ended = commands.run("eval", f"run={run}")
+    assert ended.code == 0, ended.out
+    result = json.loads((run / "eval/val.json").read_text())
+    metrics, baselines = result["metrics"], result["baselines"]
+    assert {*metrics} >= {"HR@1", "HR@10", "nDCG@10", "MRR"} and metrics["num_items"] == ITEMS
+    assert {*baselines} == {"popularity", "successors", "item_knn", "untrained"}
+    assert metrics["MRR"] > baselines["popularity"]["metrics"]["MRR"] + 0.2  # three of four steps go to the next item
+    assert records(run)[-1]["val/MRR"] == pytest.approx(metrics["MRR"])
+    assert result["gallery"]["history → next item"] and result["intervals"]["MRR"]
+    two = commands.world(2, "eval", f"run={run}", f"out={run}/two", "seen=drop", "baselines=[]")
+    assert [each.code for each in two] == [0, 0], two[0].out
+    dropped = json.loads((run / "two/val.json").read_text())["metrics"]
+    assert dropped["MRR"] > metrics["MRR"]  # what was seen is no rival any more
+
+
+def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tiny: Tiny, tmp_path: Path) -> None:
+    names = sorted(name for name in OBJECTIVES if name not in ("partial_auc", "epr"))
+    words = tiny(keys(data, steps=2))
+    ended = commands.run(*words, "-m", f"objective={','.join(names)}")
+    assert ended.code == 0, ended.out[-3000:]
+    assert len([*(tmp_path / "runs").iterdir()]) == len(names)
+
+
+def test_what_does_not_fit_is_refused_before_a_folder_is_made(
+    data: Path, commands: Commands, tiny: Tiny, tmp_path: Path
+) -> None:
+    for own, words in [
+        ({"data.sequence.item": "thing"}, ["data.sequence.item=thing", "COLUMN"]),
+        ({"data.items": "pictures"}, ["data.sequence.items is missing"]),
+        ({"model.context.embed_dim": 3, "objective": "clip"}, ["model.context.embed_dim", "objective=cpc"]),
+        ({"data.batches": "by_source"}, ["data.batches=by_source"]),
+        ({"data.mode": "stream"}, ["data.mode=stream"]),
+        ({"objective": "partial_auc"}, ["objective=partial_auc"]),
+        ({"plan.gpus": 8}, ["plan"]),
+    ]:
+        refused(commands.run(*tiny(keys(data, **own))), 2, *words)
+    assert not (tmp_path / "runs").exists()
