@@ -51,11 +51,12 @@ from dyad.inputs import (
     queries_of,
     texts_of,
 )
+from dyad.recommend import Recommender, recommender
 from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
-from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel, representation
+from dyad.train.towers.build import ImageTextModel, PictureModel, SequenceModel, TextPairModel, representation
 
 
 class Hit(NamedTuple):
@@ -131,6 +132,7 @@ class Model:
 
     def __repr__(self) -> str:
         inputs = {ImageTextModel: "pictures and texts", TextPairModel: "questions and passages"}
+        inputs[SequenceModel] = "items of sequences"
         compared = "cosine" if self.encoder.cosine else "inner product"
         what = inputs.get(type(self.loaded.model), "pictures")
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
@@ -220,6 +222,31 @@ class Model:
         found = index.faiss.search(embeddings, k)
         hits = [[Hit(score, index.items[i]) for i, score in found.found(n)] for n in range(len(queries))]
         return hits if isinstance(query, list) else hits[0]
+
+    # ---- sequences ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def recommend(self, history: list[list[str]], k: int = 5, *, drop_seen: bool = False) -> list[list[Hit]]: ...
+    @overload
+    def recommend(self, history: list[str], k: int = 5, *, drop_seen: bool = False) -> list[Hit]: ...
+    def recommend(self, history: Any, k: int = 5, *, drop_seen: bool = False) -> list[Hit] | list[list[Hit]]:
+        """Return the k items that come next after a history, best first; for a list of histories, a list of such
+        results.
+
+        history: ids of items, oldest first. drop_seen: leave out those of the history. Raises ConfigError for a model
+        of another task, for an empty history and for an id that the model does not know.
+        """
+        k, many = count_of(k), [*listed(history, "items")]
+        is_one = all(isinstance(each, str) for each in many)
+        histories = [texts_of(each, "items of a history") for each in ([many] if is_one else many)]
+        found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
+        return found[0] if is_one else found
+
+    @cached_property
+    def _recommender(self) -> Recommender:
+        if not isinstance(self.loaded.model, SequenceModel):
+            raise ConfigError("this model is of no sequences: only one of task=sequence recommends")
+        return recommender(self.config, self.loaded.model, self.encoder)
 
     # ---- parts -------------------------------------------------------------------------------------------------------
 

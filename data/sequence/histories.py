@@ -3,6 +3,7 @@
 Letters in shapes: n events to predict; N items; T items of the longest history that is used.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -57,11 +58,15 @@ class NextItems:
 
     def block(self, start: int, stop: int) -> Tensor:
         """Return the histories start … stop − 1 as numbers of items, int64 (k, T), filled up with PADDING."""
-        rows = [self.before(i)[-self.length :] for i in range(start, min(stop, len(self)))]
-        block = np.full((len(rows), max(map(len, rows))), PADDING, np.int64)
-        for row, items in zip(block, rows, strict=True):
-            row[: len(items)] = items
-        return torch.from_numpy(block)
+        return padded([self.before(i)[-self.length :] for i in range(start, min(stop, len(self)))])
+
+
+def padded(histories: Sequence[Int64s]) -> Tensor:
+    """Return k histories of numbers of items as int64 (k, T), filled up with PADDING."""
+    block = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
+    for row, items in zip(block, histories, strict=True):
+        row[: len(items)] = items
+    return torch.from_numpy(block)
 
 
 @dataclass(frozen=True)

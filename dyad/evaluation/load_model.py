@@ -162,10 +162,18 @@ def _dpr(target: str) -> FoundModel:
     return FoundModel(question.config, load)
 
 
+def _sequence(target: str) -> FoundModel:
+    from dyad.sequence_folder import read_sequence_folder
+
+    found = read_sequence_folder(target)
+    return FoundModel(found.config, lambda: found)
+
+
 # Kind of models → what finds one by the part of its name after KIND:, and a file that its folders have
 KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
     "open_clip": (_open_clip, "open_clip_config.json"),
     "st": (_sentence_transformer, "modules.json"),
     "dpr": (_dpr, "question_encoder/config.json"),
+    "sequence": (_sequence, "sequence.json"),
     "hf": (_transformers, "tokenizer_config.json"),
 }

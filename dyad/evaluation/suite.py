@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
+    from dyad.train.towers.build import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -293,14 +293,15 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.eval.tasks.next_item import NextItem
 
     config = inputs.config
-    data, options, train = config.data, config.eval, sequence_files(config.data.train, config.data)
+    data, options, model = config.data, config.eval, cast("SequenceModel", inputs.model)
+    train = [] if data.train is None else sequence_files(data.train, data)  # an export does not say
     earlier = [] if data.val is None else sequence_files(data.val, data, "data.val")
     own = sequence_files(entry.target, data, entry.key)
     files = [*train, *(file for file in earlier if file not in own), *own]
-    log = read_log(files, data.sequence)
+    log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
     events = next_items(
-        log, items_of(known, data, inputs.model), data.sequence.length, len(files) - len(own), len(train)
+        log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train)
     )
     how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
     return NextItem(entry.name, entry.spec, events, *how)

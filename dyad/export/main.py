@@ -27,7 +27,7 @@ CARD = "README.md"
 EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
 
 
-ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx"])
+ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch"])
 
 
 @dataclass
@@ -42,8 +42,9 @@ class ExportCommand:
 
 
 PURPOSE = """\
-Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders) or
-onnxruntime loads, with a model card, checked by loading it there and comparing embeddings. Everything is key=value."""
+Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders), onnxruntime
+or torch (of sequences) loads, with a model card, checked by loading it there and comparing embeddings. Everything is
+key=value."""
 EXAMPLES = {
     "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
     "the best by checkpoint.best": "python -m train.export run=runs/x@best",
@@ -169,9 +170,11 @@ def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportForm
     The format is sentence_transformers for questions and passages, open_clip or transformers if both towers come from
     one model of that library, else onnx.
     """
-    from dyad.train.towers.build import TextPairModel
+    from dyad.train.towers.build import SequenceModel, TextPairModel
     from dyad.train.towers.published import of_one_model
 
+    if isinstance(model, SequenceModel):
+        return ExportFormat.torch
     if isinstance(model, TextPairModel):
         return ExportFormat.sentence_transformers
     if getattr(model, "open_clip_config", None):

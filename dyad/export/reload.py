@@ -158,11 +158,51 @@ def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
         yield str(i), session.run(None, {"input_ids": tokens})[0]
 
 
+def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Build the context network of a model of sequences by torch; yield (i, the context) of entry number i of `calls`.
+
+    An entry holds a history, numbers of items.
+    """
+    import torch
+    from safetensors.torch import load_file as load
+
+    about, weights = json.loads((Path(folder) / "sequence.json").read_text()), load(f"{folder}/model.safetensors")
+    items, H, of = weights["trunk.weight"], about["width"], "context.network."
+    if about["kind"] == "gru":
+        network: Any = torch.nn.GRU(H, H, about["layers"], batch_first=True)
+    else:
+        how: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        layer = torch.nn.TransformerEncoderLayer(H, about["heads"], 4 * H, 0.0, **how)
+        network = torch.nn.TransformerEncoder(layer, about["layers"], torch.nn.LayerNorm(H), enable_nested_tensor=False)
+    network.load_state_dict({name.removeprefix(of): each for name, each in weights.items() if name.startswith(of)})
+    network.eval()
+
+    def linear(name: str, states: Any) -> Any:
+        key = f"context.{name}"
+        if f"{key}.weight" not in weights:
+            return states
+        return torch.nn.functional.linear(states, weights[f"{key}.weight"], weights[f"{key}.bias"])
+
+    with torch.no_grad():
+        for i, call in enumerate(calls):
+            states = linear("enter", items[call["history"]])[None]
+            if about["kind"] == "gru":
+                states = network(states)[0]
+            else:
+                steps = states.shape[1]
+                angle = torch.arange(steps)[:, None] * 10_000 ** (-torch.arange(0, H, 2) / H)
+                waves = torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :H]
+                ahead = torch.ones(steps, steps, dtype=torch.bool).triu(1)
+                states = network(states * H**0.5 + waves, mask=ahead)
+            yield str(i), linear("leave", states[:, -1]).numpy()
+
+
 LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
     "open_clip": _open_clip,
     "sentence_transformers": _sentence_transformers,
     "transformers": _transformers,
     "onnxruntime": _onnxruntime,
+    "torch": _torch,
 }
 
 if __name__ == "__main__":

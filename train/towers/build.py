@@ -74,11 +74,13 @@ class TextPairModel(TwoTowerModel):
 class SequenceModel(TwoTowerModel):
     """A model whose one tower embeds items, and steps of sequences as contexts.
 
-    image: of items that are pictures. width: of the embedding of an item.
+    image: of items that are pictures. width: of the embedding of an item. names: the ids of the items, of an export;
+    else the log has them.
     """
 
     image: ImageSpec | None
     width: int
+    names: Sequence[str] = ()
 
 
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:

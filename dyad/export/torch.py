@@ -1,0 +1,61 @@
+"""format=torch: write a model of sequences as a folder that torch alone loads: the item matrix, the context network."""
+
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from dyad.data.base.errors import ConfigError
+from dyad.eval.encode.encoder import Encoder
+from dyad.export.library import Call, ExportSource, Library, render
+from dyad.recommend import Recommender, recommender
+from dyad.sequence_folder import About, write_sequence_folder
+from dyad.train.distributed.world import World
+from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.sequence import SequenceTower, of_history
+
+HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as there are so many
+
+
+def write(folder: Path, source: ExportSource) -> None:
+    """Write items and context network into `folder`. Raises ConfigError for a model of another task, and of frames."""
+    tower, made = _checked(source)
+    context, config = tower.context, source.config
+    about = About(
+        str(context.kind),
+        config.model.context.layers,
+        config.model.context.heads,
+        context.inside,
+        made.length,
+        made.cosine,
+    )
+    write_sequence_folder(folder, about, context, made.items_ND, made.items.names)
+
+
+def calls(source: ExportSource) -> list[Call]:
+    """Return histories for the check of the export, with our contexts of them."""
+    tower, made = _checked(source)
+    count = len(made.items_ND)
+    found = []
+    for history in HISTORIES:
+        numbers = [number % count for number in history]
+        with torch.no_grad():
+            ours = of_history(tower, made.items_ND)(torch.tensor([numbers]))
+        found.append(Call(ours, hints={"history": numbers}))
+    return found
+
+
+def snippet(folder: Path, source: ExportSource) -> str:
+    """Return Markdown that shows how to load the folder and recommend items."""
+    return render("torch.md.j2", folder, source)
+
+
+def _checked(source: ExportSource) -> tuple[SequenceTower, Recommender]:
+    if not isinstance(source.model, SequenceModel):
+        raise ConfigError("format=torch: only models of task=sequence can be exported. Leave format out")
+    encoder = Encoder.of(source.config, source.model, World())
+    return cast(SequenceTower, source.model.towers.x_tower.eval()), recommender(source.config, source.model, encoder)
+
+
+FRONT = {"library_name": "pytorch", "tags": ["sequential-recommendation"]}
+LIBRARY = Library("torch", FRONT, "model of sequences", write, calls, snippet)

@@ -1,0 +1,87 @@
+"""Recommendations: the items that come next after a history, by the context of its items."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.config import ItemKind
+from dyad.data.sequence.histories import ItemList, padded
+from dyad.data.sequence.items import ItemNumbers, Items
+from dyad.data.sequence.open import items_of, open_log
+from dyad.eval.encode.encoder import Encoder
+from dyad.eval.search.index import Index
+from dyad.train.config import TrainConfig
+from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.sequence import SequenceTower, of_history
+
+
+@dataclass(frozen=True)
+class Recommender:
+    """Finds next items. items: all N that can be found. items_ND: their embeddings, not normalised, on the host.
+
+    encoder: runs the model. length: items of a history that count, the last ones. cosine: whether contexts and items
+    are compared by it.
+    """
+
+    items: Items
+    items_ND: Tensor
+    encoder: Encoder
+    length: int
+    cosine: bool
+
+    def __call__(self, histories: Sequence[Sequence[str]], k: int, drop_seen: bool) -> list[list[tuple[float, str]]]:
+        """Return the k items with the highest scores for each history of ids, best first, with their scores.
+
+        drop_seen: leave out the items of the history. Raises ConfigError for an id that the model does not know.
+        """
+        number = {name: i for i, name in enumerate(self.items.names)}
+        for name in {name for history in histories for name in history if name not in number}:
+            raise ConfigError(f"history: '{name!s:.80}' is no item of the model.{nearest(name, self.items.names)}")
+        numbers = [[number[name] for name in history] for history in histories]
+        contexts = self.contexts(numbers)
+        index = Index(F.normalize(self.items_ND, dim=-1).numpy() if self.cosine else self.items_ND.numpy())
+        hidden = [{*history} if drop_seen else set[int]() for history in numbers]
+        hits = index.search(contexts, k + max(map(len, hidden)))
+        found = [
+            [(i, score) for i, score in hits.found(row) if i not in hidden[row]][:k] for row in range(len(numbers))
+        ]
+        return [[(score, self.items.names[i]) for i, score in row] for row in found]
+
+    def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
+        """Return the contexts of n histories of numbers of items, (n, D), normalised if `cosine`."""
+        last = padded([np.array(history[-self.length :]) for history in numbers])
+        tower = cast(SequenceTower, self.encoder.towers["x"])
+        of = of_history(tower, self.items_ND.to(self.encoder.world.device))
+        return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        return self.rows[start:stop]
+
+
+def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
+    """Make a Recommender of a model: embed all items that it knows, those of its export or of its training log.
+
+    Raises ConfigError for a model of frames, and if the log is not there; DataError if it is damaged.
+    """
+    if config.data.items is ItemKind.frames:
+        raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")
+    if model.names:
+        items: Items = ItemNumbers(model.names)
+    else:
+        items = items_of(open_log(config.data.train, config.data).items[: config.run.inputs], config.data, model)
+    embeddings = replace(encoder, cosine=False)("y", ItemList(items))
+    return Recommender(items, torch.from_numpy(embeddings), encoder, config.data.sequence.length, encoder.cosine)

@@ -1,0 +1,94 @@
+"""The folder of an exported model of sequences: the item matrix and the context network, for torch alone.
+
+model.safetensors has the embeddings of N items, `trunk.weight` (N, D), and the weights of the context network,
+`context.…`; sequence.json its shape; items.txt an id a line. Whatever embedded the items, a text tower say, the folder
+has their embeddings: it is a model of ids.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError, first_line
+from dyad.data.base.files import checked_path, open_foreign, write_json
+from dyad.data.base.json_text import read_json
+from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.evaluation.load_run import LoadedModel
+from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
+from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.losses.options.choices import Similarity
+from dyad.train.losses.options.registry import configure
+from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.sequence import ContextNetwork, SequenceTower
+from dyad.train.towers.tower import Tower, TwoTower
+
+ABOUT, WEIGHTS, ITEMS = "sequence.json", "model.safetensors", "items.txt"
+
+
+@dataclass(frozen=True)
+class About:
+    """The content of sequence.json, beside the shapes of the weights.
+
+    kind, layers, heads: of the context network; width: of its states. length: items of a history that count, the last
+    ones. cosine: whether contexts and items are compared by it, or by inner product.
+    """
+
+    kind: str
+    layers: int
+    heads: int
+    width: int
+    length: int
+    cosine: bool
+
+
+def write_sequence_folder(
+    folder: Path, about: About, context: ContextNetwork, items_ND: Tensor, names: Sequence[str]
+) -> None:
+    """Write the model into `folder`. items_ND: embeddings of the items, not normalised; names: their ids."""
+    weights = {f"context.{name}": tensor.detach().contiguous() for name, tensor in context.state_dict().items()}
+    save_file({"trunk.weight": items_ND.contiguous(), **weights}, folder / WEIGHTS)
+    write_json(folder / ABOUT, vars(about))
+    (folder / ITEMS).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
+def read_sequence_folder(folder: str) -> LoadedModel:
+    """Load a model that `write_sequence_folder` wrote, perhaps for somebody else.
+
+    Raises ConfigError for a file that is missing, damaged or does not fit the others. No memory is taken that the files
+    do not take too.
+    """
+    path = Path(folder).expanduser()
+    try:
+        about = About(**read_json(path / ABOUT, folder=path))
+        weights = load_file(checked_path(path / WEIGHTS, folder=path))
+        with open_foreign(path / ITEMS, folder=path) as file:
+            names = file.read().decode().splitlines()
+        config = _config(about, weights)
+        if len(names) != config.run.inputs:
+            raise ValueError(f"{ITEMS} has {len(names):,} ids, {WEIGHTS} {config.run.inputs:,} items")
+        with torch.device("meta"):
+            count, width = weights["trunk.weight"].shape
+            vectors, network = nn.Embedding(count, width), ContextNetwork(config.model.context, width)
+            tower = SequenceTower(Tower(vectors, nn.Identity()), network)
+        tower.load_state_dict(weights, assign=True)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"{folder}: is no export of a model of sequences, or damaged: {first_line(error)}") from error
+    model = SequenceModel(TwoTower(tower, tower).eval(), None, None, width, tuple(names))
+    return LoadedModel(folder, config, model, None)
+
+
+def _config(about: About, weights: dict[str, Tensor]) -> TrainConfig:
+    count, width = weights["trunk.weight"].shape
+    leave = weights.get("context.leave.weight")
+    outside = None if leave is None else len(leave)
+    kind = ContextKind(about.kind)
+    context = ContextConfig(kind, about.layers, about.width, about.heads, 0.0, outside)
+    similarity = Similarity.cosine if about.cosine else Similarity.dot
+    data = DataConfig(items=ItemKind.ids, sequence=SequenceConfig(length=about.length))
+    model = ModelConfig(name=None, embed_dim=width, context=context)
+    objective = replace(configure("clip"), similarity=similarity)
+    return TrainConfig(task=Task.sequence, model=model, data=data, run=RunConfig(inputs=count), objective=objective)
