@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
+    from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -287,9 +287,10 @@ def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEn
 
 
 def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.sequence.files import sequence_files
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
-    from dyad.data.sequence.open import items_of, sequence_files
+    from dyad.data.sequence.open import items_of
     from dyad.eval.tasks.next_item import NextItem
 
     config = inputs.config
@@ -300,15 +301,13 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     files = [*train, *(file for file in earlier if file not in own), *own]
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
-    events = next_items(
-        log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train)
-    )
+    events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))
     how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
     return NextItem(entry.name, entry.spec, events, *how)
 
 
 def _check_log(entry: SuiteEntry) -> None:
-    from dyad.data.sequence.open import sequence_files
+    from dyad.data.sequence.files import sequence_files
 
     if entry.data.items is ItemKind.frames:
         raise ConfigError(f"{entry.key}={entry.target}: frames have no next item to find among others. Leave it out")

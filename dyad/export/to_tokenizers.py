@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.models import TwoTowerModel
 from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.text import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower

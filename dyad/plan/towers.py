@@ -25,7 +25,8 @@ from dyad.train.config import Task, TrainConfig
 from dyad.train.distributed.sharding import layers_of
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
-from dyad.train.towers.build import PictureModel, TwoTowerModel, build_model
+from dyad.train.towers.build import build_model
+from dyad.train.towers.models import PictureModel, TwoTowerModel
 from dyad.train.towers.rows import Grouped
 from dyad.train.towers.tower import COLOURS
 

@@ -17,10 +17,10 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
-from dyad.train.towers.open_clip import BuildContext
-from dyad.train.towers.published import explained, listed
+from dyad.train.towers.libraries.open_clip import BuildContext
+from dyad.train.towers.libraries.published import explained, listed
+from dyad.train.towers.libraries.transformers_model import checkpoint_activations, layers_of, load_companion
 from dyad.train.towers.tower import Tower, convolves, freeze, precision_of
-from dyad.train.towers.transformers_model import checkpoint_activations, layers_of, load_companion
 
 HALF = (0.5, 0.5, 0.5)
 PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache

@@ -36,8 +36,9 @@ from dyad.train.config import Activation, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run_folder.folder import CONFIG, all_keys, check_run, open_run, recorded_activation, run_folder
-from dyad.train.towers.build import ImageTextModel, build_model
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.build import build_model
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import ImageTextModel
 
 TEXTS = ["a frog", "", "two red flags on a mountain, and a very long row of words behind them, " * 3]
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from dyad.data.image_text.transforms import decode, evaluation_transform
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
-from dyad.train.towers.build import ImageTextModel, build_image_text, features_on_meta, on_meta
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.models import ImageTextModel
+from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
 transformers: Any = library  # its annotations are too wide for the type checker

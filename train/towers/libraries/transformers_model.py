@@ -18,8 +18,8 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import checked_path
-from dyad.train.towers.calibration import Calibration
-from dyad.train.towers.published import (
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.published import (
     WRAPPERS,
     check_files,
     check_settings,
