@@ -60,7 +60,7 @@ class ContextNetwork(nn.Module):
     def followed_by(self, w_DE: Tensor) -> "ContextNetwork":
         """Return the network whose contexts are w_DE · c, (D,), for the contexts c, (E,), of this one."""
         made, leave = copy.deepcopy(self), self.leave
-        made.leave = nn.Linear(w_DE.shape[1], w_DE.shape[0], device=w_DE.device)
+        made.leave = nn.Linear(self.inside, len(w_DE), device=w_DE.device)
         inside, bias = (leave.weight, leave.bias) if isinstance(leave, nn.Linear) else (torch.eye(len(w_DE.T)), None)
         made.leave.weight.copy_(w_DE @ inside.to(w_DE))
         made.leave.bias.copy_(w_DE.new_zeros(len(w_DE)) if bias is None else w_DE @ bias.to(w_DE))
