@@ -56,7 +56,8 @@ from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
-from dyad.train.towers.build import ImageTextModel, PictureModel, SequenceModel, TextPairModel, representation
+from dyad.train.towers.heads import representation
+from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel
 
 
 class Hit(NamedTuple):

@@ -17,7 +17,7 @@ from dyad.data.sequence.open import items_of, open_log
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Index
 from dyad.train.config import TrainConfig
-from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.sequence import SequenceTower, of_history
 
 

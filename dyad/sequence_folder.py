@@ -22,7 +22,7 @@ from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
 from dyad.train.context_config import ContextConfig, ContextKind
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.losses.options.registry import configure
-from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.sequence import ContextNetwork, SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
 

@@ -18,9 +18,9 @@ from dyad.train.cli.compose import typed
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
-from dyad.train.towers.calibration import SETTINGS, Calibration, exported
-from dyad.train.towers.published import is_two_tower
-from dyad.train.towers.sentence_transformers import open_schema, sentence_folder
+from dyad.train.towers.libraries.calibration import SETTINGS, Calibration, exported
+from dyad.train.towers.libraries.published import is_two_tower
+from dyad.train.towers.libraries.sentence_transformers import open_schema, sentence_folder
 
 if TYPE_CHECKING:
     from dyad.train.distributed.world import World
@@ -57,7 +57,7 @@ class FoundModel:
     def load_on_all(self, world: "World") -> LoadedModel:
         """Load the model on every rank. Every rank must call it; errors are raised on all."""
         from dyad.train.distributed.agreement import node_first, raise_on_all
-        from dyad.train.towers.published import may_download
+        from dyad.train.towers.libraries.published import may_download
 
         if self.trained:
             return load_on_all(self.trained, world)

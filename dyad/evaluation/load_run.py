@@ -15,11 +15,11 @@ from dyad.train.cli.compose import typed
 from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import saved_config, without_best
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.libraries.calibration import Calibration
 
 if TYPE_CHECKING:
     from dyad.train.distributed.world import World
-    from dyad.train.towers.build import TwoTowerModel
+    from dyad.train.towers.models import TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     from dyad.data.image_text.dataset import image_spec
     from dyad.train.run_folder.checkpoint import load_weights, step_of
     from dyad.train.run_folder.named_tensors import restore_weights
-    from dyad.train.towers.build import PictureModel, build_model
+    from dyad.train.towers.build import build_model
+    from dyad.train.towers.models import PictureModel
     from dyad.train.towers.tower import Tower
 
     config = read_config(run)

@@ -13,7 +13,7 @@ from dyad.eval.config import Baseline, EvalCommand
 if TYPE_CHECKING:
     from dyad.evaluation.load_model import FoundModel
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import TwoTowerModel
+    from dyad.train.towers.models import TwoTowerModel
 
 PURPOSE = """\
 Evaluate a model, trained here or as it is: retrieval of pictures, texts and passages, zero-shot classification. One

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
+    from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,7 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     files = [*train, *(file for file in earlier if file not in own), *own]
     log = read_log(files, data.sequence, model.names)
     known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
-    events = next_items(
-        log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train)
-    )
+    events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))
     how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
     return NextItem(entry.name, entry.spec, events, *how)
 

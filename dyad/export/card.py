@@ -20,7 +20,7 @@ from dyad.train.cli.also import further_configs
 from dyad.train.cli.unread_keys import is_read
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.run_folder.folder import by_section, maths_keys
-from dyad.train.towers.published import location_of
+from dyad.train.towers.libraries.published import location_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dyad", "torch", "transformers", "open_clip_torch", "sentence-transformers", "onnx", "onnxruntime")

@@ -19,8 +19,8 @@ from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.export import reload
 from dyad.train.config import TrainConfig
 from dyad.train.panels import Scored
-from dyad.train.towers.build import TwoTowerModel
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import TwoTowerModel
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
 TEMPLATES = Environment(

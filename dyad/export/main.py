@@ -20,7 +20,7 @@ from dyad.data.config import described
 if TYPE_CHECKING:
     from dyad.export.library import ExportSource, Library
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.build import TwoTowerModel
+    from dyad.train.towers.models import TwoTowerModel
 
 
 CARD = "README.md"
@@ -69,7 +69,7 @@ def main() -> None:
     from dyad.eval.results.write import saved_results
     from dyad.evaluation.load_run import find_run, load_run, own_output
     from dyad.export.library import ExportSource
-    from dyad.train.towers.build import representation
+    from dyad.train.towers.heads import representation
 
     trained = load_run(*find_run(command.run))
     chosen = command.format or _default_format(trained.config, trained.model)
@@ -147,7 +147,7 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     from dyad.evaluation.load_model import settings
     from dyad.export.card import card
     from dyad.export.library import difference
-    from dyad.train.towers.calibration import SETTINGS
+    from dyad.train.towers.libraries.calibration import SETTINGS
 
     out = out.absolute()
     try:
@@ -170,8 +170,8 @@ def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportForm
     The format is sentence_transformers for questions and passages, open_clip or transformers if both towers come from
     one model of that library, else onnx.
     """
-    from dyad.train.towers.build import SequenceModel, TextPairModel
-    from dyad.train.towers.published import of_one_model
+    from dyad.train.towers.libraries.published import of_one_model
+    from dyad.train.towers.models import SequenceModel, TextPairModel
 
     if isinstance(model, SequenceModel):
         return ExportFormat.torch

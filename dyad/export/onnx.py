@@ -25,9 +25,9 @@ from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictu
 from dyad.export.to_tokenizers import padding_id, takes_any_length, to_tokenizers
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.build import ImageTextModel, PictureModel, TextPairModel
-from dyad.train.towers.rows import Grouped
-from dyad.train.towers.text import TextTokenizer
+from dyad.train.towers.models import ImageTextModel, PictureModel, TextPairModel
+from dyad.train.towers.text.rows import Grouped
+from dyad.train.towers.text.text_tower import TextTokenizer
 from dyad.train.towers.tower import Tower
 
 OPSET = 20  # of the standard operators: old enough for the runtimes of 2024

@@ -12,9 +12,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.build import ImageTextModel
-from dyad.train.towers.calibration import Calibration
-from dyad.train.towers.open_clip import PROJECTIONS, MatrixProjection
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.open_clip import PROJECTIONS, MatrixProjection
+from dyad.train.towers.models import ImageTextModel
 from dyad.train.towers.tower import Tower
 
 WEIGHTS, CHECKPOINT, CONFIG = "open_clip_model.safetensors", "open_clip_pytorch_model.pt", "open_clip_config.json"

@@ -17,7 +17,7 @@ from dyad.export.encoder import encoder_sides
 from dyad.export.library import PROBES, Call, ExportSource, Library, render
 from dyad.train.config import Pooling
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.towers.sentence_transformers import SentenceFolder, folder_of_config
+from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, folder_of_config
 
 POOLINGS: dict[Pooling, PoolingMode] = {Pooling.cls: "cls", Pooling.mean: "mean", Pooling.last: "lasttoken"}
 

@@ -11,7 +11,7 @@ from dyad.export.library import Call, ExportSource, Library, render
 from dyad.recommend import Recommender, recommender
 from dyad.sequence_folder import About, write_sequence_folder
 from dyad.train.distributed.world import World
-from dyad.train.towers.build import SequenceModel
+from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.sequence import SequenceTower, of_history
 
 HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as there are so many

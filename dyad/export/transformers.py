@@ -8,9 +8,9 @@ import torch
 from dyad.data.base.errors import ConfigError
 from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.build import ImageTextModel
-from dyad.train.towers.published import of_one_model
-from dyad.train.towers.transformers_model import load_companion, load_model
+from dyad.train.towers.libraries.published import of_one_model
+from dyad.train.towers.libraries.transformers_model import load_companion, load_model
+from dyad.train.towers.models import ImageTextModel
 
 
 def write(folder: Path, source: ExportSource) -> None:

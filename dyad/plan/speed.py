@@ -18,7 +18,7 @@ from dyad.plan.cluster import Devices
 from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.run_folder.folder import run_folder
-from dyad.train.towers.build import PictureModel
+from dyad.train.towers.models import PictureModel
 
 Span = NDArray[np.float64]  # (2,): the least and the most
 

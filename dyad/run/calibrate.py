@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from dyad.train.config import Activation, ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.towers.build import ImageTextModel, PictureModel, TwoTowerModel
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import ImageTextModel, PictureModel, TwoTowerModel
 
 
 def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:

@@ -21,7 +21,7 @@ from dyad.eval.tasks.prompts import read_task
 from dyad.train.config import Classes, Task, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.world import World
-from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.models import TwoTowerModel
 
 
 @dataclass(frozen=True)

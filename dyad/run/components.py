@@ -58,10 +58,12 @@ from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.batch_norm import check_batch_norms
-from dyad.train.towers.build import SequenceModel, TwoTowerModel, build_model, on_meta, share_towers
-from dyad.train.towers.published import may_download
+from dyad.train.towers.build import build_model, share_towers
+from dyad.train.towers.libraries.published import may_download
+from dyad.train.towers.libraries.transformers_model import weights_in_files
+from dyad.train.towers.models import SequenceModel, TwoTowerModel
+from dyad.train.towers.probe import on_meta
 from dyad.train.towers.tower import Tower, TwoTower
-from dyad.train.towers.transformers_model import weights_in_files
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from dyad.train.run_folder.folder import check_run, folder_of, run_of
 from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import restore_weights
 from dyad.train.run_folder.run_state import locked_folder
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.libraries.calibration import Calibration
 
 Count = Annotated[int, Field(ge=0, le=MOST)]
 

@@ -75,7 +75,7 @@ from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
 from dyad.train.step.loop import fit
 from dyad.train.step.schedule import describe_schedule
 from dyad.train.step_plan import Plan
-from dyad.train.towers.sentence_transformers import describe_choices
+from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 

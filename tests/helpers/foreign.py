@@ -19,7 +19,7 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from dyad.train.towers.published import location_of
+from dyad.train.towers.libraries.published import location_of
 from helpers.towers import MINILM
 
 TAG, SIGMOID_TAG = ("ViT-B-32", "openai"), ("ViT-L-14-CLIPA", "datacomp1b")  # QuickGELU; bilinear, squashed, a bias

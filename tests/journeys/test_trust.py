@@ -27,9 +27,9 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.run_folder import checkpoint
 from dyad.train.towers.build import build_model
-from dyad.train.towers.open_clip import model_name
-from dyad.train.towers.published import location_of
-from dyad.train.towers.transformers_model import load_companion, load_model
+from dyad.train.towers.libraries.open_clip import model_name
+from dyad.train.towers.libraries.published import location_of
+from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from tests.journeys.test_slurm import sbatch, shell
 from tests.layout.test_layout import FILES, SOURCES
 

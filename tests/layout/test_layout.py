@@ -35,7 +35,7 @@ train/losses/sums
 train/losses/gathered
 train/losses/objectives
 train/losses
-train/towers
+train/towers train/towers/text train/towers/image train/towers/libraries
 train/distributed
 train/run_folder
 train/tracking
@@ -58,7 +58,7 @@ HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wand
 BUDGETS = {"data": 7990, "train": 11092, "eval": 4128, "dyad": 5074}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
-the temperature that weights know | train/towers/calibration.py | Calibration
+the temperature that weights know | train/towers/libraries/calibration.py | Calibration
 the temperature is clamped | train/losses/objectives/base.py | clamp_
 the schedule of the learning rate | train/step/optim.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
@@ -67,6 +67,9 @@ the relevance that a file gives a pair | data/base/relevance.py | relevance_of
 DDP | train/distributed/data_parallel.py | wrap_towers
 where compiled kernels are kept | train/distributed/compile_caches.py | use_local_caches
 shards are indexed by several machines | dyad/run/indexing.py | index_shares
+the layers of a tower | train/towers/layers.py | layers_of
+activation checkpointing | train/towers/layers.py | checkpoint_activations
+the heads that only training needs | train/towers/heads.py | HEADS
 sharded towers: FSDP2 and HSDP | train/distributed/sharding.py | shard
 parts of a checkpoint, by rows | train/run_folder/tensor_files.py | SavedTensors
 the all-gather with a gradient | train/losses/sums/all_gather.py | Layout

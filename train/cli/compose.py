@@ -39,7 +39,7 @@ from dyad.train.cli.synonyms import ADVICE, SYNONYMS
 from dyad.train.config import TrainConfig, check_values
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
-from dyad.train.towers.sentence_transformers import fill_defaults, open_schema
+from dyad.train.towers.libraries.sentence_transformers import fill_defaults, open_schema
 
 # Group → what to write for a name or file which is none of the group's choices
 KEY_OF_GROUP = {"model": "model.name={}", "data": "data.train={}", "experiment": "experiment=PATH.yaml"}

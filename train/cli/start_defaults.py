@@ -14,8 +14,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import KNOWN_BY_WEIGHTS
 from dyad.train.run_folder.folder import flat, run_of, saved_config
-from dyad.train.towers.published import of_one_model
-from dyad.train.towers.sentence_transformers import OPEN, folder_of_config
+from dyad.train.towers.libraries.published import of_one_model
+from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
 NAMES = ("model.name", "model.text", "model.text.name")  # one of these typed: the user names the text model
 # What makes the weights of a run the model they are; with OPEN, the keys that init_from brings

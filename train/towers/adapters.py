@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTowerConfig, TextTowerConfig
-from dyad.train.towers.published import explained
+from dyad.train.towers.libraries.published import explained
 
 
 class AdaptedAttention(nn.MultiheadAttention):

@@ -1,15 +1,13 @@
 """Build the two towers of a configuration, with the tokenizer of their texts."""
 
-import copy
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from itertools import pairwise
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
@@ -17,70 +15,21 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.loading.classes import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
-from dyad.train.towers.calibration import Calibration, exported
-from dyad.train.towers.image import build_image_tower
-from dyad.train.towers.open_clip import BuildContext
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.published import explained, may_download, offline_without_hub
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.heads import Representation, build_head
+from dyad.train.towers.image.image_tower import build_image_tower
+from dyad.train.towers.libraries.calibration import Calibration, exported
+from dyad.train.towers.libraries.open_clip import BuildContext
+from dyad.train.towers.libraries.published import may_download, offline_without_hub
+from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel, TwoTowerModel
+from dyad.train.towers.probe import probe, probe_pictures
 from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
-from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.text_tower import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 # (ModelConfig, load_pretrained), of task=labelled also names of classes, of task=sequence run.inputs → a model
 Build = Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class TwoTowerModel:
-    """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
-
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens. calibration: what the weights of both
-    towers know of the logit of a pair; None: nothing.
-    """
-
-    towers: TwoTower
-    tokenize: Any
-    calibration: Calibration | None = field(default=None, kw_only=True)
-
-
-@dataclass(frozen=True)
-class PictureModel(TwoTowerModel):
-    """A model whose x_tower takes pictures. image: size and normalisation of its input. tokenize: None if no texts."""
-
-    image: ImageSpec
-
-
-@dataclass(frozen=True)
-class ImageTextModel(PictureModel):
-    """A model whose x_tower takes pictures and y_tower texts.
-
-    open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None.
-    """
-
-    open_clip_config: dict[str, Any] | None
-
-
-@dataclass(frozen=True)
-class TextPairModel(TwoTowerModel):
-    """A model whose x_tower takes questions and y_tower passages, or one tower that takes texts.
-
-    tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
-    """
-
-
-@dataclass(frozen=True)
-class SequenceModel(TwoTowerModel):
-    """A model whose one tower embeds items, and steps of sequences as contexts.
-
-    image: of items that are pictures. width: of the embedding of an item. names: the ids of the items, of an export;
-    else the log has them.
-    """
-
-    image: ImageSpec | None
-    width: int
-    names: Sequence[str] = ()
 
 
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
@@ -106,7 +55,7 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    widths = [_probe_pictures(image, spec), _probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [probe_pictures(image, spec), probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
             f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
@@ -128,21 +77,21 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
         torch.set_rng_state(generator)
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
-        _probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+        probe(encoder, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     return TextPairModel(_pair(tower, other, config), tokenize, calibration=_exported(config, load_pretrained))
 
 
 def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> PictureModel:
     """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    return PictureModel(_one_tower(tower, config, partial(_probe_pictures, tower, spec)), None, spec)
+    return PictureModel(_one_tower(tower, config, partial(probe_pictures, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
     tower, tokenize = _text_encoder(config, load_pretrained)
-    probe = partial(_probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
-    return TextPairModel(_one_tower(tower, config, probe), tokenize)
+    run_once = partial(probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
+    return TextPairModel(_one_tower(tower, config, run_once), tokenize)
 
 
 def build_labelled(
@@ -159,9 +108,9 @@ def build_labelled(
     model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
     tower = cast(Tower, model.towers.x_tower)
     if isinstance(model, PictureModel):
-        width = _probe_pictures(tower, model.image)
+        width = probe_pictures(tower, model.image)
     else:
-        width = _probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
+        width = probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
     if single and width != 1:
         problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
         raise ConfigError(f"{problem}. Take a picture tower of kind cnn, timm or transformers, or model.embed_dim")
@@ -186,11 +135,11 @@ def build_sequence(
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
-        width = _probe_pictures(items, prepared)
+        width = probe_pictures(items, prepared)
     elif prepared is None:
         width = config.embed_dim or 0
     else:
-        width = _probe(items, prepared(["a"], prepared.limit), TOKENS_REFUSED)
+        width = probe(items, prepared(["a"], prepared.limit), TOKENS_REFUSED)
     tower = SequenceTower(items, ContextNetwork(config.context, width))
     spec, tokenize = (prepared, None) if isinstance(prepared, ImageSpec) else (None, prepared)
     return SequenceModel(_pair(tower, tower, config), tokenize, spec, width)
@@ -234,75 +183,13 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 }
 
 
-class Representation(nn.Identity):
-    """What comes before a ProjectionHead: features (b, C), of feature maps (b, C, H, W) the mean over their places."""
-
-    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return features.mean((2, 3)) if features.dim() == 4 else features
-
-
-class ProjectionHead(nn.Sequential):
-    """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
-
-    Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
-
-    linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
-    simclr     there, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
-    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
-    byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
-    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
-    """
-
-    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return super().forward(Representation()(features))
-
-
-# Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
-HEADS: dict[Head, tuple[int, int | None, bool]] = {
-    Head.linear: (1, None, True),
-    Head.simclr: (2, None, True),
-    Head.simclr_v2: (3, None, True),
-    Head.byol: (2, 4096, False),
-    Head.vicreg: (3, 8192, False),
-}
-
-
-def build_head(config: ModelConfig, width: int) -> ProjectionHead:
-    """Build the head model.head, from the `width` of the trunk to model.embed_dim. model.head_width replaces the hidden
-    width. Biases before batch norms would have no effect, and the papers' outputs have none: no linear layer has one.
-    """
-    count, published, is_normed = HEADS[config.head]
-    assert config.embed_dim is not None
-    widths = [width, *[config.head_width or published or width] * (count - 1), config.embed_dim]
-    layers: list[nn.Module] = []
-    for inside, outside in pairwise(widths):
-        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU()]
-    layers[-2].requires_grad_(False).weight.requires_grad_(True)  # the bias of the last norm stays 0
-    return ProjectionHead(*layers[: -1 if is_normed else -2])
-
-
-def representation(model: TwoTowerModel) -> TwoTowerModel:
-    """Return the model as it is used after training, with shared weights: towers with a ProjectionHead end before it,
-    and in the place of vectors of classes stands the tower of the samples."""
-
-    @cache
-    def ended(tower: nn.Module) -> nn.Module:
-        if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
-            return tower
-        return Tower(tower.trunk, Representation(), prepare=tower.prepare)
-
-    x, y = model.towers.x_tower, model.towers.y_tower
-    y = x if type(y) is Tower and isinstance(y.trunk, nn.Embedding) else y
-    return replace(model, towers=TwoTower(ended(x), ended(y)))
-
-
-def _one_tower(tower: Tower, config: ModelConfig, probe: Callable[[], int]) -> TwoTower:
-    """Make `tower` both towers, with model.head in place of its projection. probe: calls `_probe` for the tower."""
+def _one_tower(tower: Tower, config: ModelConfig, run_once: Callable[[], int]) -> TwoTower:
+    """Make `tower` both towers, with model.head in place of its projection. run_once: calls `probe` for the tower."""
     if config.head is Head.none:
-        probe()
+        run_once()
     else:
         tower.projection = Representation()
-        tower.projection = build_head(config, probe())
+        tower.projection = build_head(config, run_once())
     return _pair(tower, tower, config)
 
 
@@ -327,11 +214,6 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     towers = TwoTower(x_tower, y_tower).train()
     set_batch_norms(towers, config.batch_norm)
     return towers
-
-
-def _probe_pictures(tower: Tower, spec: ImageSpec) -> int:
-    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    return _probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
 
 
 def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = True) -> None:
@@ -361,62 +243,3 @@ def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = Tr
             break
     if not shared:
         raise ConfigError(f"{name}: shares no tower with the run: its model.* keys make others")
-
-
-def _probe(tower: Tower, inputs: Tensor, problem: str) -> int:
-    """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
-
-    DDP (torch's DistributedDataParallel) would wait for the gradients of those. A copy of the tower without memory is
-    run once. When the tower cannot take `inputs`, raises ConfigError with a message that begins with `problem`.
-    """
-    tower.eval()
-    try:
-        width, used = _run_once(on_meta(tower), inputs.to("meta"))
-        if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
-            raise IndexError
-    except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
-        with explained(problem):
-            width, used = _run_once(tower, inputs)
-    for parameter, is_used in zip(tower.parameters(), used, strict=True):
-        parameter.requires_grad_(is_used)
-    return width
-
-
-def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
-    """Whether an id or a position of `tokens`, (b, L), may be beyond its table: on meta that goes unnoticed.
-
-    Ids belong to the largest table; the smallest may be of positions, which RoBERTa counts from behind its padding_idx.
-    Tables of at most two rows are of token types.
-    """
-    tables = [m for m in tower.modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 2]
-    if not tables:
-        return True
-    smallest = min(tables, key=lambda table: table.num_embeddings)
-    largest = max(table.num_embeddings for table in tables)
-    first = 0 if smallest.padding_idx is None else smallest.padding_idx + 1
-    pad = tower.trunk.pad if isinstance(tower.trunk, Pooled) else 0
-    return max(int(tokens.max()), pad) >= largest or first + tokens.shape[1] > smallest.num_embeddings
-
-
-def on_meta(tower: Tower) -> Tower:
-    """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
-    copies: dict[int, Any] = {id(b): b.detach().to("meta") for b in tower.buffers()}
-    copies[id(tower._frozen_cache)] = None  # what it holds may be large
-    copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
-    return copy.deepcopy(tower, copies)
-
-
-def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
-    """Return the features of a tower on the meta device. Texts count as of full length: no token can be read there."""
-    if isinstance(tower.trunk, Pooled):
-        return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
-    return tower.trunk.encode_group(inputs) if isinstance(tower.trunk, Grouped) else tower.features(inputs)
-
-
-def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
-    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
-    embedding = tower.projection(features_on_meta(tower, inputs) if inputs.is_meta else tower.features(inputs))
-    trained = [p for p in tower.parameters() if p.requires_grad]
-    gradients = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
-    used = {id(p) for p, gradient in zip(trained, gradients, strict=True) if gradient is not None}
-    return embedding.shape[1], [id(p) in used for p in tower.parameters()]

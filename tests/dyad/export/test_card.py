@@ -16,7 +16,7 @@ from dyad.export.card import ROOT as CHECKOUT, card, code, commit, escaped
 from dyad.export.library import ExportSource, Library
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.libraries.calibration import Calibration
 
 FRONT = {"library_name": "open_clip", "pipeline_tag": "feature-extraction", "tags": ["clip"]}
 LIBRARY = Library("open_clip", FRONT, "CLIP model", print, lambda _: [], lambda folder, _: f"    load('{folder}')")

@@ -22,7 +22,8 @@ from dyad.export.library import ExportSource
 from dyad.export.main import _default_format, export
 from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.towers.build import build_model, representation
+from dyad.train.towers.build import build_model
+from dyad.train.towers.heads import representation
 
 
 def source(model: ModelConfig, items: ItemKind) -> ExportSource:

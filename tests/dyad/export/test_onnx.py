@@ -28,8 +28,9 @@ from dyad.export.to_tokenizers import CLEANING, to_tokenizers
 from dyad.train.config import ModelConfig, Pooling, Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.towers.build import TwoTowerModel, build_model
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.build import build_model
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import TwoTowerModel
 from dyad.train.towers.tower import TwoTower
 
 TEXTS = ["a", "", "wheel of dharma", "b " * 40, "Grüße, it's <b>9</b>\n\tnew"]

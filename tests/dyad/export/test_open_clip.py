@@ -29,8 +29,9 @@ from dyad.export.main import export, main
 from dyad.export.open_clip import CHECKPOINT, CONFIG, LIBRARY, WEIGHTS
 from dyad.train.config import ImageTower, ModelConfig, TrainConfig
 from dyad.train.losses import OBJECTIVES
-from dyad.train.towers.build import TwoTowerModel, build_image_text
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import TwoTowerModel
 
 
 @pytest.fixture(scope="module")

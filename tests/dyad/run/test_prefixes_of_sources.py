@@ -19,7 +19,8 @@ from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.run.components import TrainingData, build_data
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
-from dyad.train.towers.build import TwoTowerModel, build_model
+from dyad.train.towers.build import build_model
+from dyad.train.towers.models import TwoTowerModel
 
 TOLD = {"question_prefix": "instruct\nquery ", "passage_prefix": ""}
 

@@ -22,7 +22,7 @@ from dyad.eval.results.write import saved_results
 from dyad.evaluation.load_run import read_config
 from dyad.train.panels import Picture
 from dyad.train.run_folder.checkpoint import FORMAT, step_of
-from dyad.train.towers.published import read_json
+from dyad.train.towers.libraries.published import read_json
 
 SECRET = b"PRIVATE KEY"
 SEEN = base64.b64encode(SECRET)[:12].decode()

@@ -16,7 +16,7 @@ from dyad.data.loading.loader import worker_count
 from dyad.train.config import ImageTowerConfig, ModelConfig, Precision, TextTower, TextTowerConfig
 from dyad.train.distributed import devices
 from dyad.train.distributed.devices import chosen_kernels, chosen_precision, gpu_problem
-from dyad.train.towers.published import may_download
+from dyad.train.towers.libraries.published import may_download
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

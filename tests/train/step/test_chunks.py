@@ -14,7 +14,8 @@ from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.step.chunks import in_chunks
 from dyad.train.step.step import TrainStep
-from dyad.train.towers.build import TextPairModel, build_model
+from dyad.train.towers.build import build_model
+from dyad.train.towers.models import TextPairModel
 
 PAIRS = 12
 

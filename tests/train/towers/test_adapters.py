@@ -14,8 +14,10 @@ from torch import nn
 from dyad.export.open_clip import open_clip_state_dict
 from dyad.train.config import ImageTowerConfig, ModelConfig
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.build import ImageTextModel, build_image_text, on_meta
-from dyad.train.towers.image import PatchDropout
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.image.pixels import PatchDropout
+from dyad.train.towers.models import ImageTextModel
+from dyad.train.towers.probe import on_meta
 from dyad.train.towers.tower import Tower
 
 TIMM_VIT = {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear"}

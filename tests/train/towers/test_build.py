@@ -9,7 +9,7 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.towers.build import _probe
+from dyad.train.towers.probe import probe
 from dyad.train.towers.tower import Tower
 
 
@@ -31,7 +31,7 @@ class Spy(nn.Module):
 def test_shapes_are_settled_without_the_real_weights(reads: bool, devices: list[str]) -> None:
     Spy.seen.clear()
     tower = Tower(Spy(reads), nn.Linear(5, 7))
-    assert _probe(tower, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), "problem") == 7
+    assert probe(tower, torch.zeros(1, 3, 4, 4, dtype=torch.uint8), "problem") == 7
     assert Spy.seen == devices
     assert {name for name, p in tower.named_parameters() if not p.requires_grad} == {"trunk.unused"}
 
@@ -54,4 +54,4 @@ def test_a_text_longer_than_the_positions_is_refused(padding_idx: int | None) ->
     for length, fits in ((20, True), (21, False)):
         tower, tokens = Tower(Positions(positions, padding_idx), nn.Identity()), torch.ones(1, length).long()
         with nullcontext() if fits else raises(ConfigError, "problem"):
-            assert _probe(tower, tokens, "problem") == 4
+            assert probe(tower, tokens, "problem") == 4

@@ -14,15 +14,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig, validate
-from dyad.train.towers.build import (
-    PictureModel,
-    ProjectionHead,
-    TwoTowerModel,
-    build_head,
-    build_model,
-    representation,
-    share_towers,
-)
+from dyad.train.towers.build import build_model, share_towers
+from dyad.train.towers.heads import ProjectionHead, build_head, representation
+from dyad.train.towers.models import PictureModel, TwoTowerModel
 from dyad.train.towers.tower import Tower, TwoTower
 
 LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from dyad.export.open_clip import open_clip_state_dict
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, Pooling
-from dyad.train.towers.build import ImageTextModel, build_image_text
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.models import ImageTextModel
 from dyad.train.towers.tower import Tower
 
 # open_clip ------------------------------------------------------------------------------------------------------------

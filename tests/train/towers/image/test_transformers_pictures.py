@@ -14,11 +14,13 @@ from torch import Tensor
 
 from dyad.data.image_text.transforms import decode, evaluation_transform
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
-from dyad.train.towers.build import ImageTextModel, build_image_text, features_on_meta, on_meta
+from dyad.train.towers.build import build_image_text
+from dyad.train.towers.models import ImageTextModel
+from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
 transformers: Any = library  # its annotations are too wide for the type checker
-PICTURE = Path(__file__).parents[3] / "docs/images/report.webp"  # not a square
+PICTURE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = {**SHAPE, "image_size": 32, "patch_size": 8}
 TEXT = {**SHAPE, "vocab_size": 100}

@@ -7,7 +7,7 @@ from typing import Any
 
 from dyad.data.base.errors import ConfigError, first_line
 from dyad.train.losses.options.common import ObjectiveOptions
-from dyad.train.towers.published import file_of, read_json
+from dyad.train.towers.libraries.published import file_of, read_json
 
 SETTINGS = "dyad.json"  # of an export: what its format has no place for
 

@@ -18,8 +18,8 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import checked_path
-from dyad.train.towers.calibration import Calibration
-from dyad.train.towers.published import (
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.libraries.published import (
     WRAPPERS,
     check_files,
     check_settings,
@@ -161,18 +161,6 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
         raise ConfigError(f"{key}: holds adapters beside another model. Merge them into it (peft: merge_and_unload)")
     refuse_code()
     return location, revision
-
-
-def checkpoint_activations(model: Any) -> None:
-    """Make a model of transformers recompute its activations in backward, as model.grad_checkpointing=true asks."""
-    renamed = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.x
-    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model of transformers: the longest list of modules in it."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[model])
 
 
 def _weights_of(name: str) -> tuple[torch.dtype, bool]:

@@ -18,7 +18,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.towers.published import check_settings, file_of, is_unknown, location_of, read_json
+from dyad.train.towers.libraries.published import check_settings, file_of, is_unknown, location_of, read_json
 
 # Keys that keep the default of the schema if the folder cannot be used
 LAYERS = ["model.text.lower_case", "model.text.dense"]

@@ -13,9 +13,9 @@ from helpers.towers import ARCHITECTURES
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.towers.build import build_model
-from dyad.train.towers.published import check_files, check_settings
-from dyad.train.towers.sentence_transformers import sentence_folder
-from dyad.train.towers.transformers_model import load_companion, load_model
+from dyad.train.towers.libraries.published import check_files, check_settings
+from dyad.train.towers.libraries.sentence_transformers import sentence_folder
+from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 
 KEY = "model.text.name=x"
 

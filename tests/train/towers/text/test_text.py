@@ -22,9 +22,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.batch import PADDING
 from dyad.train.config import Pooling, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.published import location_of
+from dyad.train.towers.libraries.published import location_of
+from dyad.train.towers.libraries.transformers_model import load_model
 from dyad.train.towers.tower import Tower
-from dyad.train.towers.transformers_model import load_model
 
 
 def states(tower: nn.Module, tokens: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ from dyad.train.config import Activation, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run_folder.folder import CONFIG, all_keys, check_run, open_run, recorded_activation, run_folder
-from dyad.train.towers.build import ImageTextModel, build_model
-from dyad.train.towers.calibration import Calibration
+from dyad.train.towers.build import build_model
+from dyad.train.towers.libraries.calibration import Calibration
+from dyad.train.towers.models import ImageTextModel
 
 TEXTS = ["a frog", "", "two red flags on a mountain, and a very long row of words behind them, " * 3]
 
@@ -172,7 +173,7 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
     commands, hub: Path, tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path
 ) -> None:
     """A run of the tag openai, and one that begins with its weights and names nothing of its model."""
-    there = {"PYTHONPATH": str(Path(__file__).parents[2]), "DYAD_HUB": str(hub)}
+    there = {"PYTHONPATH": str(Path(__file__).parents[3]), "DYAD_HUB": str(hub)}
     common = {"plugins": "[helpers.foreign]", "data.augment": "null", "steps": 2, "optim.lr": 1e-9}
     of_tag = ["model=open_clip", *(f"{word}" for word in WEIGHTS)]
     words = [w for w in tiny({"run.name": "a", **common}) if not w.startswith(("model", "data.augment"))]

@@ -1,0 +1,73 @@
+"""Projection heads that only training needs: what model.head names, and a model without it."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from dyad.train.config import Head, ModelConfig
+from dyad.train.towers.models import TwoTowerModel
+from dyad.train.towers.tower import Tower, TwoTower
+
+
+class Representation(nn.Identity):
+    """What comes before a ProjectionHead: features (b, C), of feature maps (b, C, H, W) the mean over their places."""
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return features.mean((2, 3)) if features.dim() == 4 else features
+
+
+class ProjectionHead(nn.Sequential):
+    """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
+
+    Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
+
+    linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
+    simclr     there, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
+    simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
+    byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
+    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
+    """
+
+    def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(Representation()(features))
+
+
+# Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
+HEADS: dict[Head, tuple[int, int | None, bool]] = {
+    Head.linear: (1, None, True),
+    Head.simclr: (2, None, True),
+    Head.simclr_v2: (3, None, True),
+    Head.byol: (2, 4096, False),
+    Head.vicreg: (3, 8192, False),
+}
+
+
+def build_head(config: ModelConfig, width: int) -> ProjectionHead:
+    """Build the head model.head, from the `width` of the trunk to model.embed_dim. model.head_width replaces the hidden
+    width. Biases before batch norms would have no effect, and the papers' outputs have none: no linear layer has one.
+    """
+    count, published, is_normed = HEADS[config.head]
+    assert config.embed_dim is not None
+    widths = [width, *[config.head_width or published or width] * (count - 1), config.embed_dim]
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(widths):
+        layers += [nn.Linear(inside, outside, bias=False), nn.BatchNorm1d(outside), nn.ReLU()]
+    layers[-2].requires_grad_(False).weight.requires_grad_(True)  # the bias of the last norm stays 0
+    return ProjectionHead(*layers[: -1 if is_normed else -2])
+
+
+def representation(model: TwoTowerModel) -> TwoTowerModel:
+    """Return the model as it is used after training, with shared weights: towers with a ProjectionHead end before it,
+    and in the place of vectors of classes stands the tower of the samples."""
+
+    @cache
+    def ended(tower: nn.Module) -> nn.Module:
+        if not isinstance(tower, Tower) or not isinstance(tower.projection, ProjectionHead):
+            return tower
+        return Tower(tower.trunk, Representation(), prepare=tower.prepare)
+
+    x, y = model.towers.x_tower, model.towers.y_tower
+    y = x if type(y) is Tower and isinstance(y.trunk, nn.Embedding) else y
+    return replace(model, towers=TwoTower(ended(x), ended(y)))

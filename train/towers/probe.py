@@ -1,0 +1,77 @@
+"""Run a tower once, without memory if possible: the width of its embeddings, and which parameters they depend on."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dyad.data.image_text.transforms import ImageSpec
+from dyad.train.towers.libraries.published import explained
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.rows import Grouped
+from dyad.train.towers.tower import Tower
+
+
+def probe_pictures(tower: Tower, spec: ImageSpec) -> int:
+    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    return probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
+
+
+def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
+    """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
+
+    DDP (torch's DistributedDataParallel) would wait for the gradients of those. A copy of the tower without memory is
+    run once. When the tower cannot take `inputs`, raises ConfigError with a message that begins with `problem`.
+    """
+    tower.eval()
+    try:
+        width, used = _run_once(on_meta(tower), inputs.to("meta"))
+        if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
+            raise IndexError
+    except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
+        with explained(problem):
+            width, used = _run_once(tower, inputs)
+    for parameter, is_used in zip(tower.parameters(), used, strict=True):
+        parameter.requires_grad_(is_used)
+    return width
+
+
+def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
+    """Whether an id or a position of `tokens`, (b, L), may be beyond its table: on meta that goes unnoticed.
+
+    Ids belong to the largest table; the smallest may be of positions, which RoBERTa counts from behind its padding_idx.
+    Tables of at most two rows are of token types.
+    """
+    tables = [m for m in tower.modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 2]
+    if not tables:
+        return True
+    smallest = min(tables, key=lambda table: table.num_embeddings)
+    largest = max(table.num_embeddings for table in tables)
+    first = 0 if smallest.padding_idx is None else smallest.padding_idx + 1
+    pad = tower.trunk.pad if isinstance(tower.trunk, Pooled) else 0
+    return max(int(tokens.max()), pad) >= largest or first + tokens.shape[1] > smallest.num_embeddings
+
+
+def on_meta(tower: Tower) -> Tower:
+    """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
+    copies: dict[int, Any] = {id(b): b.detach().to("meta") for b in tower.buffers()}
+    copies[id(tower._frozen_cache)] = None  # what it holds may be large
+    copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
+    return copy.deepcopy(tower, copies)
+
+
+def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
+    """Return the features of a tower on the meta device. Texts count as of full length: no token can be read there."""
+    if isinstance(tower.trunk, Pooled):
+        return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
+    return tower.trunk.encode_group(inputs) if isinstance(tower.trunk, Grouped) else tower.features(inputs)
+
+
+def _run_once(tower: Tower, inputs: Tensor) -> tuple[int, list[bool]]:
+    """Run a tower on `inputs`; return the width of its embeddings, and for each parameter whether it has a gradient."""
+    embedding = tower.projection(features_on_meta(tower, inputs) if inputs.is_meta else tower.features(inputs))
+    trained = [p for p in tower.parameters() if p.requires_grad]
+    gradients = torch.autograd.grad(embedding.sum(), trained, allow_unused=True) if trained else ()
+    used = {id(p) for p, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+    return embedding.shape[1], [id(p) in used for p in tower.parameters()]
