@@ -82,7 +82,9 @@ the features of a frozen tower are cached | train/towers/frozen_cache.py | Froze
 a run is new, resumed, or begins with other weights | dyad/run/resume.py | lock_and_find
 the best checkpoint by a metric | dyad/run/best.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
-what is in a checkpoint | train/run_folder/checkpoint.py | capture
+what is in a checkpoint | train/run_folder/checkpoint_state.py | capture
+a checkpoint is read | train/run_folder/checkpoint.py | Checkpoint
+old checkpoints are deleted | train/run_folder/saving.py | _delete_old
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
 the pictures that are wrong for a caption | data/image_text/wrong_pictures.py | WrongPictures
 wrong x among the candidates of a y | train/losses/gathered/further_rows.py | FurtherRows
