@@ -52,12 +52,12 @@ from dyad.inputs import (
     texts_of,
 )
 from dyad.recommend import Recommender, recommender
-from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
 from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel
+from dyad.training_data import build_data
 
 
 class Hit(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -75,7 +76,7 @@ def read_sequence_folder(folder: str) -> LoadedModel:
             vectors, network = nn.Embedding(count, width), ContextNetwork(config.model.context, width)
             tower = SequenceTower(Tower(vectors, nn.Identity()), network)
         tower.load_state_dict(weights, assign=True)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{folder}: is no export of a model of sequences, or damaged: {first_line(error)}") from error
     model = SequenceModel(TwoTower(tower, tower).eval(), None, None, width, tuple(names))
     return LoadedModel(folder, config, model, None)

@@ -69,7 +69,7 @@ def convert(source: str, options: PackOptions) -> None:
     on_error=stop a bad row raises DataError, naming file and line, and the folder is not made. With on_error=skip bad
     rows are left out, but the new corpus may still hold their passages.
     """
-    out = checked_out(options)
+    out = checked_out(options.out)
     questions = open_input(source, options, "INPUT")
     report = ConversionReport(options.to, Tally(options.on_error), questions.unread)
     with new_folder(out) as folder:
@@ -139,7 +139,7 @@ def convert_passages(source: str, options: PackOptions) -> None:
     source: paths or URLs. Raises ConfigError for a format without a corpus file, and for other options that cannot
     work. With on_error=stop a bad row raises DataError, and the folder is not made.
     """
-    out, target, unread = checked_out(options), options.to, UnreadFields()
+    out, target, unread = checked_out(options.out), options.to, UnreadFields()
     if target not in CORPORA:
         raise ConfigError(f"INPUT {source} has passages only: to= must be one of {', '.join(t.name for t in CORPORA)}.")
     report = ConversionReport(target, Tally(options.on_error), unread)

@@ -15,6 +15,7 @@ from dyad.data.cli.options import (
     IndexOptions,
     NegativesOptions,
     PackOptions,
+    SequencesOptions,
     SplitOptions,
     WeightsOptions,
 )
@@ -68,6 +69,9 @@ VERBS = (
     Verb(
         "negatives", "training data for DPR by BM25, from answers or judgements", NegativesOptions, "QUESTIONS", "build"
     ),
+    Verb(
+        "sequences", "logs to train, validate and test on, from a log or a corpus", SequencesOptions, "INPUT", "build"
+    ),
     Verb("weights", "log q of each item, from how often it is a positive", WeightsOptions, folder="build"),
 )
 EXAMPLES = """
@@ -105,6 +109,10 @@ negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10
 negatives beir/scifact/ out=train.jsonl passages=ids
+sequences ratings.csv out=log user=user_id item=movie_id time=timestamp
+sequences clicks.parquet out=log split=time val=0.05 test=0.05
+sequences corpus.jsonl out=chapters 'user_of=(.*)[.][0-9]+' split=user
+sequences beir/scifact/ out=cited 'user_of=(.*)'
 weights nq-train.json out=q.safetensors
 weights shards/ out=log_q.safetensors power=0.75
 weights train.jsonl out=log_q.safetensors corpus=corpus.jsonl add=1

@@ -1,10 +1,12 @@
 """The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow: `--help` reads
 it."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
+from dyad.data.base.errors import ConfigError
 from dyad.data.config import (
     AnswerMatch,
     CaptionPer,
@@ -12,6 +14,7 @@ from dyad.data.config import (
     DrawnPositives,
     PassageConfig,
     QuestionConfig,
+    SequenceConfig,
     check_split,
     check_template,
     described,
@@ -21,6 +24,7 @@ from dyad.data.tables.pictures import TableOptions
 OnError = StrEnum("OnError", ["stop", "skip"])
 PictureTask = StrEnum("PictureTask", ["image_text", "views", "labelled"])  # that pictures are for, as the key task
 Side = StrEnum("Side", ["x", "y"])
+LogSplit = StrEnum("LogSplit", ["last", "time", "user"])
 PassagesOfRows = StrEnum("PassagesOfRows", ["inside", "ids"])
 # Formats that questions are converted to.
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
@@ -97,8 +101,8 @@ class WriteOptions(QuestionKeys):
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     by: str = described("content", BY)
-    maxcount: int = described(10_000, "samples per shard, at most")
-    maxsize: float = described(1e9, "bytes of samples after which a shard is closed")
+    maxcount: int = described(10_000, "samples per shard, at most", least=1)
+    maxsize: float = described(1e9, "bytes of samples after which a shard is closed", above=0)
 
 
 @dataclass
@@ -138,6 +142,32 @@ class NegativesOptions(QuestionKeys):
     passages: PassagesOfRows = described(PassagesOfRows.inside, "inside the rows, or their ids in corpus= alone")
     index: str | None = described(None, "folder that keeps the BM25 index for the next build; null: it is not kept")
     workers: int | None = described(None, "processes that search; null: one per core", least=1, most=1024)
+
+
+@dataclass
+class SequencesOptions:
+    """The key=value options of `python -m data sequences`."""
+
+    out: str | None = described(None, "folder to write; must not exist yet (required)")
+    user: str = config_option(SequenceConfig, "user")
+    item: str = config_option(SequenceConfig, "item")
+    time: str | None = config_option(SequenceConfig, "time")
+    user_of: str | None = described(
+        None, "INPUT is a corpus, or a BEIR folder: a regular expression whose group is the user, of ids in order"
+    )
+    split: LogSplit = described(LogSplit.last, "last: the last event of a user is for the test; time; or whole users")
+    val: float = described(0.1, "split=time and user: share for validation", above=0, below=1)
+    test: float = described(0.1, "split=time and user: share for the test", above=0, below=1)
+    least: int = described(3, "users with fewer events are left out", least=3)
+
+    def __post_init__(self) -> None:
+        if self.val + self.test >= 1:
+            raise ConfigError(f"val={self.val:g} test={self.test:g}: nothing is left to train on. Make them smaller")
+        try:
+            if self.user_of is not None and re.compile(self.user_of).groups != 1:
+                raise ConfigError(f"user_of={self.user_of}: needs one group, as in '(.*)[.][0-9]+'")
+        except re.error as error:
+            raise ConfigError(f"user_of={self.user_of}: is no regular expression: {error}") from error
 
 
 @dataclass

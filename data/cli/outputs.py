@@ -52,14 +52,12 @@ def new_folder(out: Path) -> Iterator[Path]:
         raise ConfigError(f"out={out} cannot be written: {error}") from error
 
 
-def checked_out(options: WriteOptions) -> Path:
-    """Return the path of the folder that `pack` or `split` will write. Raises ConfigError for options that cannot work,
-    and when the folder exists and is not empty."""
-    if not options.out:
+def checked_out(folder: str | None) -> Path:
+    """Return the path of the folder that a verb will write. Raises ConfigError without one, and when it exists and is
+    not empty."""
+    if not folder:
         raise ConfigError("out=FOLDER is missing, for example out=shards.")
-    if options.maxcount < 1 or options.maxsize <= 0:
-        raise ConfigError(f"maxcount={options.maxcount} and maxsize={options.maxsize:g} must be positive.")
-    out = Path(options.out)
+    out = Path(folder)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out={out} is there already; choose a new folder or delete it.")
     return out

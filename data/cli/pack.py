@@ -46,7 +46,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
     made.
     """
-    out = outputs.checked_out(options)
+    out = outputs.checked_out(options.out)
     if options.to is not Target.shards:
         raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
     tally = Tally(options.on_error)

@@ -70,6 +70,12 @@ class Sequences:
             x_places=place_S,
         )
 
+    def notes(self) -> list[str]:
+        """Return a line for the log on what the samples are."""
+        items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
+        steps, longest = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}", self.windows.sizes.max()
+        return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]
+
     def where(self, sample_id: int) -> str:
         """Return the name of window `sample_id` for messages: that of its user."""
         user = int(np.searchsorted(self.log.starts, self.windows.starts[sample_id], side="right")) - 1

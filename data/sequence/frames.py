@@ -63,7 +63,8 @@ class Frames:
         """Return the frames as events: those of a file are one sequence."""
         files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
         file_e = np.repeat(np.arange(len(self.paths)), np.diff(self.starts))
-        return Log(np.arange(len(self)), file_e, self.starts, [e.name for e in files], (), files)
+        numbers = np.arange(len(self))
+        return Log(numbers, file_e, numbers.astype(np.float64), self.starts, [e.name for e in files], [], files)
 
     def _opened(self, path: str) -> np.ndarray:
         try:

@@ -31,16 +31,17 @@ LOGS = tuple(OPENERS)  # suffixes
 class Log:
     """Events of U users, sorted by user, then by time.
 
-    item_e (E,): the number of the item of each event. file_e (E,): of its file. starts (U + 1,): the first event of
-    each user, and E. users, items: their ids; numbers count in the order of first appearance in the rows. files: what
-    it was read from.
+    item_e (E,): the number of the item of each event. file_e (E,): of its file. time_e (E,): its time. starts (U + 1,):
+    the first event of each user, and E. users, items: their ids; numbers count in the order of first appearance in the
+    rows. files: what it was read from.
     """
 
     item_e: Int64s
     file_e: Int64s
+    time_e: np.ndarray
     starts: Int64s
-    users: Sequence[str]
-    items: Sequence[str]
+    users: list[str]
+    items: list[str]
     files: Sequence[FileEntry]
 
     @property
@@ -83,7 +84,7 @@ def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] 
     table = table[np.lexsort((table["time"], table["user"]))]  # is stable
     starts = np.searchsorted(table["user"], np.arange(len(users) + 1))
     files = [FileEntry(os.path.basename(path), os.path.getsize(path), 0, sha256_of(path)) for path in paths]
-    return Log(table["item"].copy(), table["file"].copy(), starts, [*users], [*items], files)
+    return Log(table["item"].copy(), table["file"].copy(), table["time"].copy(), starts, [*users], [*items], files)
 
 
 def check_columns(path: str, config: SequenceConfig) -> None:

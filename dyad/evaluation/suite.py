@@ -287,9 +287,10 @@ def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEn
 
 
 def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.sequence.files import sequence_files
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
-    from dyad.data.sequence.open import items_of, sequence_files
+    from dyad.data.sequence.open import items_of
     from dyad.eval.tasks.next_item import NextItem
 
     config = inputs.config
@@ -306,7 +307,7 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _check_log(entry: SuiteEntry) -> None:
-    from dyad.data.sequence.open import sequence_files
+    from dyad.data.sequence.files import sequence_files
 
     if entry.data.items is ItemKind.frames:
         raise ConfigError(f"{entry.key}={entry.target}: frames have no next item to find among others. Leave it out")

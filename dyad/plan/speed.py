@@ -15,10 +15,10 @@ from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.cluster import Devices
-from dyad.run.components import build_data
 from dyad.train.config import TrainConfig
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import PictureModel
+from dyad.training_data import build_data
 
 Span = NDArray[np.float64]  # (2,): the least and the most
 

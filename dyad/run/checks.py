@@ -59,7 +59,8 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
     from dyad.train.cli.also import further_configs
-    from dyad.train.config import Task, check_values
+    from dyad.train.config import Task
+    from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
     from dyad.train.tracking.trackers import check_tracking
 
@@ -85,7 +86,7 @@ def check(config: TrainConfig) -> None:
 def _check_loss(config: TrainConfig) -> None:
     """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
     from dyad.evaluation.suite import check_suite
-    from dyad.train.config import validate
+    from dyad.train.config_rules import validate
 
     _check_task(config)
     validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
@@ -96,7 +97,7 @@ def _check_loss(config: TrainConfig) -> None:
 def training_files(config: TrainConfig) -> list[str]:
     """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
     from dyad.data.question_passage.questions import named_files
-    from dyad.data.sequence.open import sequence_files
+    from dyad.data.sequence.files import sequence_files
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
     from dyad.train.config import Task

@@ -40,14 +40,14 @@ from dyad.run.resume import (
     restore_parts,
     verify_source,
 )
-from dyad.train.config import Task, TrackingConfig, TrainConfig, validate
+from dyad.train.config import Task, TrackingConfig, TrainConfig
+from dyad.train.config_rules import validate
 from dyad.train.distributed.agreement import from_rank_0, only_on, raise_on_all, rank_0_only
 from dyad.train.distributed.consistency import check_same_config, code_digest
 from dyad.train.distributed.failures import report_failures
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.distributed.signals import StopRequest
 from dyad.train.distributed.world import World, any_rank, gather_objects, patient_at_first
-from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
 from dyad.train.losses.options.choices import Partition, Similarity
 from dyad.train.monitor.bad_samples import BadSampleCounter
@@ -259,7 +259,7 @@ class TrainingRun:
                     f"objective=cross_entropy: the loss is the cross-entropy less log {len(classes):,}, 0 by chance; "
                     "objective=cross_entropy_sum has the same gradient, and the cross-entropy as its loss"
                 )
-        if config.task is Task.question_passage and "excluded" not in OBJECTIVES[config.objective.name].takes:
+        if config.task is Task.question_passage and "excluded" not in config.objective.takes:
             yield (
                 f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
                 "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
@@ -331,10 +331,7 @@ class TrainingRun:
         return map(with_further, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostic scalars of the last training step: of its embeddings, batch and loss.
-
-        Every rank must call it.
-        """
+        """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
         own, scalars = self.parts.step.terms[0], self.parts.step.scalars
         if own.pairs is None:  # no diagonal
             return saturation(scalars)

@@ -33,7 +33,7 @@ from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import check_values
+from dyad.train.config_rules import check_values
 from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.folder import recorded_state, shorter_run
 from dyad.train.run_folder.locate import locate

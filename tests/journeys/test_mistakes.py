@@ -65,7 +65,7 @@ MISTAKES = {
         [EMOJI, "eval.suite=[beir:data/samples/topics]"],
         ["beir:data/samples/topics", "task=question_passage"],
     ),
-    "objective of no task": ([EMOJI, "objective=cpc", "objective.width=8"], ["objective=cpc", "build_objective"]),
+    "objective of another task": ([EMOJI, "objective=cpc"], ["objective=cpc", "task=sequence"]),
     "key of another tower": (
         ["model=tiny_clip", DATA, "steps=1", "model.text.lora_rank=4"],
         ["lora_rank=4", "kind=transformers"],

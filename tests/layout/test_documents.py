@@ -37,7 +37,7 @@ from dyad.data.cli.main import VERBS, parse_verb
 from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config, keys
-from dyad.train.config import check_values
+from dyad.train.config_rules import check_values
 from dyad.train.losses import OBJECTIVES
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"

@@ -36,7 +36,8 @@ from dyad.train.cli.presets import (
 )
 from dyad.train.cli.start_defaults import take_start_defaults
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
-from dyad.train.config import TrainConfig, check_values
+from dyad.train.config import TrainConfig
+from dyad.train.config_rules import check_values
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys
 from dyad.train.towers.libraries.sentence_transformers import fill_defaults, open_schema

@@ -24,7 +24,7 @@ from dyad.data.image_text.stream import Reader, Stream, StreamBatch, StreamProgr
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.sources import parse_sources
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import validate
+from dyad.train.config_rules import validate
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 

@@ -17,8 +17,8 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.log import Log, log_files, read_log
-from dyad.data.sequence.open import sequence_files
 from dyad.data.sequence.windows import windows_of
 
 ROWS = [("ann", "b", 5), ("bob", "c", 1), ("ann", "a", 2), ("bob", "a", 1), ("ann", "c", 5), ("cat", "b", 0)]

@@ -16,7 +16,8 @@ from dyad.data.base.errors import ConfigError
 from dyad.doctor.translate import Translation, run, translate
 from dyad.train.cli import open_clip_flags as flags
 from dyad.train.cli.compose import compose_config, groups, keys
-from dyad.train.config import BatchNorm, Precision, TrainConfig, validate
+from dyad.train.config import BatchNorm, Precision, TrainConfig
+from dyad.train.config_rules import validate
 
 ROOT = Path(__file__).parents[3]
 MAIN = "python -m open_clip_train.main"

@@ -13,7 +13,7 @@ from dyad.run.best import BestCheckpoint, choices, refuse_unknown_metric
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.cli.also import further_configs
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import check_values
+from dyad.train.config_rules import check_values
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.folder import folder_of

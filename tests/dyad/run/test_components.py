@@ -11,10 +11,11 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.stream import OneEpoch
 from dyad.data.loading.order import Order
-from dyad.run.components import TrainingData, _objective, batch_norms
+from dyad.run.components import _objective, batch_norms
 from dyad.train.cli.compose import compose_config
 from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.tower import Tower, TwoTower
+from dyad.training_data import TrainingData
 
 LABELLED = ["task=labelled", "model=small_cnn", "data.train=a.tar", "steps=1"]
 
@@ -31,7 +32,7 @@ def test_a_uniform_density_is_over_the_classes() -> None:
     config = compose_config([*LABELLED, "objective=nce", "objective.density=uniform"])
     config.run.classes = ["a", "b", "c"]
     data = TrainingData(None, Order([100], [1.0], seed=0, global_batch_size=10), "", {})  # type: ignore[arg-type]
-    assert _objective(config, data).options.num_samples == 3
+    assert _objective(config, data, None).options.num_samples == 3  # pyright: ignore[reportArgumentType]
 
 
 def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:
@@ -39,7 +40,7 @@ def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:
 
     def gamma_epochs(*words: str) -> float | None:
         run = compose_config(["experiment=emoji", "objective=nuclr", "global_batch_size=30", *words])
-        return _objective(run, data).options.gamma_epochs
+        return _objective(run, data, None).options.gamma_epochs  # pyright: ignore[reportArgumentType]
 
     passes = ("steps=null", "epochs=12")
     assert gamma_epochs(*passes) == 12
@@ -53,7 +54,7 @@ def test_gamma_auto_takes_the_epochs_of_the_run_and_typed_values_stay() -> None:
 def test_gamma_auto_of_a_stream_counts_the_typed_samples() -> None:
     words = ["objective=sogclr", "data.mode=stream", "data.id_key=id", "objective.num_samples=320", "steps=50"]
     run = compose_config(["experiment=emoji", "data.train=a.tar", "global_batch_size=64", *words])
-    assert _objective(run, TrainingData(None, OneEpoch(50), "", {})).options.gamma_epochs == 10  # type: ignore[arg-type]
+    assert _objective(run, TrainingData(None, OneEpoch(50), "", {}), None).options.gamma_epochs == 10  # type: ignore[arg-type]
 
 
 def test_older_runs_of_an_estimator_keep_their_names() -> None:

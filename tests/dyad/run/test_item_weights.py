@@ -15,11 +15,11 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import read_log_weights, write_log_weights
 from dyad.data.shards.manifest import changes, summary
 from dyad.run.checks import check
-from dyad.run.components import TrainingData, build_data, with_weights
 from dyad.run.item_weights import notes_on_weights
 from dyad.train.cli.compose import compose_config
 from dyad.train.losses import build_objective
 from dyad.train.towers.build import build_model
+from dyad.training_data import TrainingData, build_data, with_weights
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards.manifest import changes, summary
 from dyad.doctor import run as doctor
 from dyad.evaluation.suite import build_evaluators, check_suite
-from dyad.run.components import TrainingData, build_data
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.towers.build import build_model
 from dyad.train.towers.models import TwoTowerModel
+from dyad.training_data import TrainingData, build_data
 
 TOLD = {"question_prefix": "instruct\nquery ", "passage_prefix": ""}
 

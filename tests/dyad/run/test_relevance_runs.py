@@ -20,7 +20,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
 from dyad.run.components import build_parts
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import validate
+from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
 
 

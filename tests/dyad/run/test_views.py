@@ -16,7 +16,8 @@ from dyad.data.loading.loader import build_loader
 from dyad.run.components import Parts, build_parts
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
-from dyad.train.config import TrainConfig, validate
+from dyad.train.config import TrainConfig
+from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.eval import LOCAL, Keys, clustered, right_matrix, search, some_captions, unit_rows
-from helpers.messages import raises
 
 from dyad.eval.metrics.matches import MISSED, Labels, Matches, Ranking
 from dyad.eval.search import ranks
@@ -121,12 +120,28 @@ def test_many_right_items_of_each_query_need_little_memory() -> None:
     tracemalloc.stop()
 
 
-def test_a_query_without_a_right_item_is_our_fault() -> None:
+def test_a_query_without_a_right_item_is_missed() -> None:
     nothing = Matches(
         Labels.of((np.array([0]), np.array([0])), size=2), Labels.of((np.array([0]), np.array([0])), size=1)
     )
-    with raises(AssertionError):
-        count_ranks(unit_rows(2, 4, 0), unit_rows(1, 4, 1), nothing, LOCAL)
+    found = count_ranks(unit_rows(2, 4, 0), unit_rows(1, 4, 1), nothing, LOCAL)
+    assert found.rank.tolist() == [1, MISSED] and found.right.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("spec", ["Flat", "IVF4,Flat;nprobe=4"])
+def test_hidden_items_are_no_answers(spec: str) -> None:
+    """The ranks are those among the other items, also by an index that finds all."""
+    queries, items, generator = unit_rows(30, 6, 0), unit_rows(200, 6, 1), np.random.default_rng(2)
+    target = generator.integers(200, size=30)
+    hide = generator.random((30, 200)) < 0.2
+    hide[np.arange(30), target] = False
+    every = Labels(np.arange(200), np.arange(200), 200)
+    row, item = np.nonzero(hide)
+    right, hidden = Matches(Labels(np.arange(30), target, 30), every), Matches(Labels(row, item, 30), every)
+    found = ranked(queries, items, right, spec, 200, LOCAL, hidden).ranking
+    scores = queries @ items.T
+    want = [1 + sum(scores[i, j] > scores[i, target[i]] for j in range(200) if not hide[i, j]) for i in range(30)]
+    assert found.rank.tolist() == want
 
 
 def test_memory_does_not_grow_with_the_number_of_pairs() -> None:

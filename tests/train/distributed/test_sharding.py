@@ -11,7 +11,8 @@ from helpers.messages import raises
 from torch import nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig, check_values
+from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig
+from dyad.train.config_rules import check_values
 from dyad.train.distributed.sharding import describe_layers, shard_size
 from dyad.train.towers.layers import layers_of
 from dyad.train.towers.tower import TwoTower

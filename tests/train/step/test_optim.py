@@ -14,7 +14,8 @@ from torch import nn
 from transformers import TrainingArguments, get_linear_schedule_with_warmup
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.config import OptimConfig, Schedule, TrainConfig, validate
+from dyad.train.config import OptimConfig, Schedule, TrainConfig
+from dyad.train.config_rules import validate
 from dyad.train.losses import build_objective
 from dyad.train.step.optim import build_optimizer, learning_rate, warmup_steps
 

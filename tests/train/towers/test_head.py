@@ -13,7 +13,8 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import DataConfig, ItemKind
 from dyad.train.cli.compose import compose_config
-from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig, validate
+from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Task, TrainConfig
+from dyad.train.config_rules import validate
 from dyad.train.towers.build import build_model, share_towers
 from dyad.train.towers.heads import ProjectionHead, build_head, representation
 from dyad.train.towers.models import PictureModel, TwoTowerModel

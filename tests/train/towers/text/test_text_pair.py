@@ -17,7 +17,6 @@ from transformers import AutoModel
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import PADDING, Batch
-from dyad.run.components import build_data
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import build_objective
@@ -30,6 +29,7 @@ from dyad.train.towers.text import rows
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import group_by_length, token_counts
 from dyad.train.towers.tower import Tower
+from dyad.training_data import build_data
 
 TEXTS = ["a", "a red cat", "b " * 9, "c d e " * 6, "x y", "f " * 60, "", "g h i j"] * 6
 

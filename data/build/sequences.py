@@ -1,0 +1,129 @@
+"""`python -m data sequences`: logs for training, validation and test from a log, a corpus in order, or judgements.
+
+split=last leaves one out: the last event of a user is for the test, the one before it for validation. split=time
+divides all events by two times. split=user gives all events of a user to one part, by a hash of the user's id. The
+division depends on the data and the shares alone.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.progress import print_line
+from dyad.data.cli import outputs
+from dyad.data.cli.options import LogSplit, SequencesOptions
+from dyad.data.config import SequenceConfig
+from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.judgements import judgements
+from dyad.data.sequence.log import log_files, read_log
+from dyad.data.shards.sources import local_path
+
+PARTS = ("train", "val", "test")
+Event = tuple[str, str, float]  # user, item, time
+
+
+def run(arguments: Sequence[str], options: SequencesOptions) -> None:
+    """Write the logs of the parts into the new folder options.out, and print what they hold.
+
+    Raises ConfigError for options that cannot work, DataError for data without events that could be divided.
+    """
+    out = outputs.checked_out(options.out)
+    of_users = _by_user(_events(arguments[0], options))
+    kept = {user: events for user, events in of_users.items() if len(events) >= options.least}
+    if not kept:
+        longest = max(map(len, of_users.values()), default=0)
+        raise DataError(f"{arguments[0]}: no user has least={options.least} events; the most are {longest}")
+    part_of = SPLITS[options.split](kept, options)
+    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    with outputs.new_folder(out) as folder, ExitStack() as stack:
+        files = {part: stack.enter_context((folder / f"{part}.jsonl").open("w", encoding="utf-8")) for part in PARTS}
+        for user, events in kept.items():
+            for part, (item, time) in zip(part_of[user], events, strict=True):
+                files[part].write(json.dumps({"user": user, "item": item, "time": time}, ensure_ascii=False) + "\n")
+                counts[part] += 1
+        if empty := next((part for part in PARTS if not counts[part]), None):
+            shares = f"val={options.val:g} test={options.test:g}"
+            raise ConfigError(f"split={options.split} {shares}: no event is left for {empty}. Change the shares")
+    items = len({item for events in kept.values() for item, _ in events})
+    dropped = len(of_users) - len(kept)
+    print_line(f"{sum(counts.values()):,} events of {len(kept):,} users, {items:,} items; {dropped:,} users had fewer")
+    print_line(f"than least={options.least} events. " + ", ".join(f"{part} {n:,}" for part, n in counts.items()))
+    train, val = (out / f"{part}.jsonl" for part in PARTS[:2])
+    print_line(
+        f"train on them:\n  python -m train task=sequence data=log model=next_item data.train={train} "
+        f"data.val={val} objective=nce objective.noise=unigram epochs=10"
+    )
+
+
+def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
+    """Yield the events of a log; or, with user_of, those of a corpus or of a BEIR folder's judgements, in their order.
+
+    Raises ConfigError for a source that is neither, DataError for an id that user_of does not match.
+    """
+    if options.user_of is None:
+        config = SequenceConfig(options.user, options.item, options.time)
+        log = read_log(log_files(source, "INPUT"), config)
+        users = np.repeat(np.arange(len(log.users)), np.diff(log.starts))
+        for user, item, time in zip(users.tolist(), log.item_e.tolist(), log.time_e.tolist(), strict=True):
+            yield log.users[user], log.items[item], time
+        return
+    for number, (name, item) in enumerate(_named(local_path(source))):
+        if not (found := re.fullmatch(options.user_of, name)):
+            raise DataError(f"{source}: the id '{name:.80}' does not match user_of={options.user_of}")
+        yield found[1], item, float(number)
+
+
+def _named(source: str) -> Iterator[tuple[str, str]]:
+    """Yield, of a corpus, each id twice; of a BEIR folder with judgements, the ids of a question and of each passage
+    that is right for it."""
+    qrels = Path(source) / "qrels"
+    if not qrels.is_dir():
+        corpus = open_corpus(source, "INPUT")
+        yield from ((name, name) for i in range(len(corpus)) for name in corpus.ids(i, i + 1))
+        return
+    for file in sorted(qrels.glob("*.tsv")):
+        for _, (question, passage), grade in judgements(str(file)):
+            if grade > 0:
+                yield question, passage
+
+
+def _by_user(events: Iterator[Event]) -> dict[str, list[tuple[str, float]]]:
+    of_users: dict[str, list[tuple[str, float]]] = {}
+    for user, item, time in events:
+        of_users.setdefault(user, []).append((item, time))
+    return of_users
+
+
+Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order
+PartOf = dict[str, list[str]]  # user → the part of each event
+
+
+def _last(users: Users, options: SequencesOptions) -> PartOf:
+    return {user: ["train"] * (len(events) - 2) + ["val", "test"] for user, events in users.items()}
+
+
+def _by_time(users: Users, options: SequencesOptions) -> PartOf:
+    times = np.sort([time for events in users.values() for _, time in events])
+    shares = 1 - options.val - options.test, 1 - options.test
+    bounds = [times[min(int(share * len(times)), len(times) - 1)] for share in shares]
+    number = {
+        user: np.searchsorted(bounds, [time for _, time in events], side="right") for user, events in users.items()
+    }
+    return {user: [PARTS[part] for part in parts.tolist()] for user, parts in number.items()}
+
+
+def _by_hash(users: Users, options: SequencesOptions) -> PartOf:
+    def part(user: str) -> str:
+        share = int.from_bytes(hashlib.sha256(user.encode()).digest()[:8]) / 2**64
+        return "test" if share < options.test else "val" if share < options.test + options.val else "train"
+
+    return {user: [part(user)] * len(events) for user, events in users.items()}
+
+
+SPLITS = {LogSplit.last: _last, LogSplit.time: _by_time, LogSplit.user: _by_hash}

@@ -1,0 +1,106 @@
+"""`python -m data sequences`: what goes to which part, from logs, a corpus in order and judgements."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.messages import raises
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.build.sequences import run
+from dyad.data.cli.main import VERBS, parse_verb
+
+Parts = dict[str, list[tuple[str, str]]]  # part → user and item of each event
+SEQUENCES = {f"u{n}": [f"i{(n + step) % 7}" for step in range(2 + n % 5)] for n in range(40)}
+
+
+def build(source: Path, out: Path, *words: str) -> Parts:
+    (verb,) = (verb for verb in VERBS if verb.name == "sequences")
+    run(*parse_verb(verb, [str(source), f"out={out}", *words]))
+    rows: dict[str, list[dict[str, Any]]] = {
+        part: [json.loads(line) for line in (out / f"{part}.jsonl").read_text().splitlines()]
+        for part in ("train", "val", "test")
+    }
+    return {part: [(row["user"], row["item"]) for row in found] for part, found in rows.items()}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """A log whose rows are by time: the first event of every user, then the second …"""
+    events = [(step, user, items[step]) for user, items in SEQUENCES.items() for step in range(len(items))]
+    lines = [f"{user},{item},{time}" for time, (_, user, item) in enumerate(sorted(events, key=lambda e: e[0]))]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["who,what,when", *lines]))
+    return path
+
+
+KEYS = ("user=who", "item=what", "time=when")
+
+
+def test_the_last_events_are_left_out(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = build(log, tmp_path / "out", *KEYS)
+    kept = {user: items for user, items in SEQUENCES.items() if len(items) >= 3}
+    assert parts["test"] == [(user, items[-1]) for user, items in kept.items()]
+    assert parts["val"] == [(user, items[-2]) for user, items in kept.items()]
+    assert parts["train"] == [(user, item) for user, items in kept.items() for item in items[:-2]]
+    said = capsys.readouterr().out
+    assert "8 users had fewer" in said and f"data.train={tmp_path}/out/train.jsonl" in said
+
+
+def test_a_time_divides_all_events(log: Path, tmp_path: Path) -> None:
+    parts = build(log, tmp_path / "out", *KEYS, "split=time", "val=0.2", "test=0.1")
+    total = sum(map(len, parts.values()))
+    assert abs(len(parts["val"]) / total - 0.2) < 0.02 and abs(len(parts["test"]) / total - 0.1) < 0.02
+    times = [
+        [json.loads(line)["time"] for line in (tmp_path / f"out/{part}.jsonl").read_text().splitlines()]
+        for part in ("train", "val", "test")
+    ]
+    assert max(times[0]) < min(times[1]) and max(times[1]) < min(times[2])
+
+
+def test_whole_users_go_to_one_part(log: Path, tmp_path: Path) -> None:
+    parts = build(log, tmp_path / "out", *KEYS, "split=user", "val=0.25", "test=0.25")
+    users = [{user for user, _ in parts[part]} for part in ("train", "val", "test")]
+    assert not (users[0] & users[1] or users[0] & users[2] or users[1] & users[2]) and all(users)
+    assert build(log, tmp_path / "again", *KEYS, "split=user", "val=0.25", "test=0.25") == parts
+
+
+def test_a_corpus_in_order_and_judgements(tmp_path: Path) -> None:
+    ids = [f"book.{chapter}.{verse}" for chapter in range(3) for verse in range(4)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"_id": i, "text": f"verse {i}"}) + "\n" for i in ids))
+    parts = build(tmp_path / "corpus.jsonl", tmp_path / "chapters", r"user_of=(.*)\.\d+")
+    assert parts["train"] == [(f"book.{c}", f"book.{c}.{v}") for c in range(3) for v in range(2)]
+    (tmp_path / "queries.jsonl").write_text("")
+    (tmp_path / "qrels").mkdir()
+    rows = [("a.1", "book.0.0", 1), ("a.2", "book.2.1", 2), ("a.2", "book.1.1", 0), ("a.3", "book.0.3", 1)]
+    lines = ["query-id\tcorpus-id\tscore", *(f"{q}\t{p}\t{grade}" for q, p, grade in rows)]
+    (tmp_path / "qrels/train.tsv").write_text("\n".join(lines) + "\n")
+    parts = build(tmp_path, tmp_path / "cited", r"user_of=(.*)\.\d+")
+    assert [event for part in ("train", "val", "test") for event in parts[part]] == [
+        ("a", "book.0.0"),
+        ("a", "book.2.1"),
+        ("a", "book.0.3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "named"),
+    [
+        (["user_of=("], ConfigError, ["user_of=("]),
+        (["user_of=.*"], ConfigError, ["one group"]),
+        (["val=0.6", "test=0.4"], ConfigError, ["val=0.6 test=0.4"]),
+        (["least=99"], DataError, ["least=99"]),
+        (["split=time", "val=0.0001"], ConfigError, ["split=time", "val"]),
+        (["item=thing"], ConfigError, ["data.sequence.item=thing"]),
+    ],
+)
+def test_what_cannot_work_writes_nothing(
+    words: list[str], error: type[Exception], named: list[str], log: Path, tmp_path: Path
+) -> None:
+    own = [key for key in KEYS if key.partition("=")[0] not in {word.partition("=")[0] for word in words}]
+    with raises(error, *named):
+        build(log, tmp_path / "out", *own, *words)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,103 @@
+"""Recommendations of a model of sequences, and its export: torch alone loads it, and so does `dyad.load`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers.messages import raises
+from safetensors.numpy import load_file, save_file
+
+import dyad
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import DataConfig, ItemKind, SequenceConfig
+from dyad.export.library import ExportSource
+from dyad.export.main import ExportFormat, export, library_of
+from dyad.train.config import ModelConfig, RunConfig, Task, TrainConfig
+from dyad.train.context_config import ContextConfig, ContextKind
+from dyad.train.losses.options.choices import Similarity
+from dyad.train.losses.options.registry import configure
+from dyad.train.towers.build import build_model
+
+NAMES = [f"item {n}" for n in range(12)]
+
+
+def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSource:
+    """A model with random weights, trained on a log of NAMES in this order."""
+    rows = [{"user": f"u{n % 3}", "item": name, "time": n} for n, name in enumerate(NAMES)]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    torch.manual_seed(0)
+    sequence = SequenceConfig(length=3)
+    config = TrainConfig(
+        task=Task.sequence,
+        data=DataConfig(train=str(folder / "log.jsonl"), items=ItemKind.ids, sequence=sequence, workers=0),
+        model=ModelConfig(embed_dim=6, context=ContextConfig(kind=kind, layers=2, heads=2, width=8)),
+        run=RunConfig(inputs=len(NAMES)),
+        objective=replace(configure("clip"), similarity=similarity),
+    )
+    return ExportSource("run", config, build_model(config), None, 1)
+
+
+@pytest.mark.parametrize("similarity", [*Similarity])
+@pytest.mark.parametrize("kind", [*ContextKind])
+def test_an_export_recommends_what_the_scores_say(kind: ContextKind, similarity: Similarity, tmp_path: Path) -> None:
+    given = source(kind, similarity, tmp_path)
+    assert export(library_of(ExportFormat.torch), given, tmp_path / "out") < 1e-6
+    model, tower = dyad.load(str(tmp_path / "out")), given.model.towers.x_tower.eval()
+    histories = [["item 3"], ["item 1", "item 5", "item 2", "item 5"]]
+    with torch.no_grad():
+        items = tower(torch.arange(12))
+        contexts = [
+            tower(torch.tensor([NAMES.index(name) for name in history[-3:]]), places=np.arange(len(history[-3:])))[-1]
+            for history in histories
+        ]
+    x, y = torch.stack(contexts), items
+    if similarity is Similarity.cosine:
+        x, y = (torch.nn.functional.normalize(e, dim=-1) for e in (x, y))
+    scores = x @ y.T
+    found = model.recommend(histories, k=12)
+    for row, hits in zip(scores, found, strict=True):
+        assert [hit.item for hit in hits] == [NAMES[i] for i in row.argsort(descending=True).tolist()]
+        np.testing.assert_allclose([hit.score for hit in hits], row.sort(descending=True).values, atol=1e-5)
+    new = model.recommend(histories, k=3, drop_seen=True)
+    assert [[hit.item for hit in hits] for hits in new] == [
+        [hit.item for hit in hits if hit.item not in history][:3]
+        for hits, history in zip(found, histories, strict=True)
+    ]
+    assert [hit.item for hit in model.recommend(histories[1], k=2)] == [hit.item for hit in found[1][:2]]
+
+
+def test_histories_that_are_none(tmp_path: Path) -> None:
+    export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, tmp_path), tmp_path / "out")
+    model = dyad.load(str(tmp_path / "out"))
+    for history, words in (
+        ([], ["empty"]),
+        (["item 99"], ["'item 99'", "Did you mean 'item 9'"]),
+        ([["item 1"], []], ["empty"]),
+        ([1], ["int"]),
+    ):
+        with raises(ConfigError, *words):
+            model.recommend(history)  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+@pytest.mark.parametrize("damage", ["fewer ids", "another width", "no weights", "kind", "shape"])
+def test_folders_of_strangers(damage: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, tmp_path), out)
+    about = json.loads((out / "sequence.json").read_text())
+    if damage == "fewer ids":
+        (out / "items.txt").write_text("one\n")
+    elif damage == "no weights":
+        (out / "model.safetensors").write_bytes(b"nothing")
+    elif damage == "shape":
+        weights = load_file(out / "model.safetensors")
+        save_file({**weights, "trunk.weight": weights["trunk.weight"][0]}, out / "model.safetensors")
+    else:
+        wrong = {"kind": "rnn"} if damage == "kind" else {"width": 1 << 16}
+        (out / "sequence.json").write_text(json.dumps(about | wrong))
+    with raises(ConfigError, str(out), "no export of a model of sequences"):
+        dyad.load(str(out))
