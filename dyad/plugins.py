@@ -24,7 +24,7 @@ from dyad.train.tracking.trackers import TRACKERS, Tracker
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dyad.train.towers.image import ImageParts
+    from dyad.train.towers.image.image_tower import ImageParts
     from dyad.train.towers.libraries.open_clip import BuildContext
     from dyad.train.towers.tower import Tower
 

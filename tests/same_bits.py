@@ -3,6 +3,8 @@
     python -m tests.same_bits record FILE    before the change: trains, evaluates, mines and writes digests to FILE
     python -m tests.same_bits compare FILE   after it: does the same and lists what differs; exit 1 if anything does
 
+Names of runs after FILE, as emoji-1 sharded-2, choose some of them; without any all are made.
+
 Twenty steps of each experiment with one and with two processes, at one thread each: every number of metrics.jsonl but
 the times, every tensor of the last checkpoint, every number of an evaluation, every line of mined negatives; the corpus
 of topics is evaluated and mined by one process only. Both runs must be made on one machine: other processors round
@@ -14,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,8 @@ RUNS = {
     "labelled": ["experiment=classes_emoji"],
     "two_losses": ["experiment=slip_emoji"],
     "sharded": ["experiment=emoji", "dist=fsdp2", "chunk_size=64"],
+    "resumed": ["experiment=emoji", "objective=fastclip_v3", "optim.ema=0.9", "checkpoint.every=10"],
+    "resumed_sharded": ["experiment=emoji", "dist=fsdp2", "chunk_size=64", "checkpoint.every=10"],
 }
 
 
@@ -75,12 +80,14 @@ def digest(folder: Path) -> dict[str, str]:
     return found
 
 
-def recorded() -> dict[str, dict[str, str]]:
+def recorded(chosen: list[str]) -> dict[str, dict[str, str]]:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for processes in (1, 2):
             for name, keys in RUNS.items():
                 ours = Path(folder) / f"{name}-{processes}"
+                if chosen and ours.name not in chosen:
+                    continue
                 common = [
                     f"run.dir={folder}",
                     f"run.name={ours.name}",
@@ -91,6 +98,9 @@ def recorded() -> dict[str, dict[str, str]]:
                 if name == "topics" and processes > 1:  # its corpus takes minutes to encode: once is enough
                     common += ["data.val=null", "eval.suite=[]"]
                 run("train", *keys, *common, processes=processes)
+                if name.startswith("resumed"):
+                    shutil.rmtree(ours / "checkpoints/step_00000020")  # the run goes on at step 10
+                    run("train", *keys, *common, processes=processes)
                 if name == "topics" and processes == 1:
                     run("eval.mine", f"run={ours}", f"out={ours}/mined", processes=processes)
                 if name == "emoji":
@@ -100,10 +110,10 @@ def recorded() -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "compare"):
+    if len(sys.argv) < 3 or sys.argv[1] not in ("record", "compare"):
         print(__doc__, file=sys.stderr)
         return 2
-    now, path = recorded(), Path(sys.argv[2])
+    now, path = recorded(sys.argv[3:]), Path(sys.argv[2])
     if sys.argv[1] == "record":
         path.write_text(json.dumps(now))
         print(f"{sum(map(len, now.values()))} numbers and digests of {len(now)} runs in {path}")

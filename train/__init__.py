@@ -32,5 +32,5 @@ that start with data/ are below the package data, all others below train.
 12. monitor/monitor.py             stragglers (stragglers.py), bad samples and skipped steps (run_folder/ledger.py),
                                    weights equal on all ranks
 13. tracking/                      metrics.jsonl and trackers; run/evaluation.py scores the weights;
-                                   run_folder/saving.py and checkpoint.py write a checkpoint in the background
+                                   run_folder/saving.py writes a checkpoint, in the background
 """

@@ -47,11 +47,11 @@ from dyad.train.config import ImageTower, Task, TextTower, TrainConfig, Wandb
 from dyad.train.run_folder.folder import folder_of, is_finished, run_folder, steps
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.build import build_model
-from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.image.image_tower import build_image_tower
 from dyad.train.towers.libraries.open_clip import BuildContext, check_weights, model_name
 from dyad.train.towers.libraries.published import file_of, location_of, split_revision
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
-from dyad.train.towers.text import build_text_tower
+from dyad.train.towers.text.text_tower import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
 
 SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole

@@ -91,7 +91,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     Raises DataError if the checkpoint is damaged, ConfigError if it does not fit the configuration.
     """
     from dyad.data.image_text.dataset import image_spec
-    from dyad.train.run_folder.checkpoint import load_weights, step_of
+    from dyad.train.run_folder.checkpoint import Checkpoint
     from dyad.train.run_folder.named_tensors import restore_weights
     from dyad.train.towers.build import build_model
     from dyad.train.towers.models import PictureModel
@@ -99,7 +99,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     from dyad.train.towers.tower import Tower
 
     config = read_config(run)
-    weights = load_weights(checkpoint)
+    saved = Checkpoint(checkpoint)
+    weights = saved.weights()
     model = build_model(config, load_pretrained=False)
     restore_weights(weights, {"towers": model.towers})
     for tower in model.towers.children():
@@ -110,7 +111,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     if isinstance(tower := model.towers.x_tower, SequenceTower) and (w := weights.get("objective.w_HDD")) is not None:
         tower.predicts_by(w)
     calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
-    return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, step_of(checkpoint))
+    return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, saved.step)
 
 
 def load_on_all(path: str, world: "World") -> LoadedRun:
@@ -119,11 +120,12 @@ def load_on_all(path: str, world: "World") -> LoadedRun:
     Rank 0 chooses the checkpoint. Every rank must call it. Raises the errors of `find_run` and `load_run` on all ranks.
     """
     from dyad.train.distributed.agreement import from_rank_0, raise_on_all
-    from dyad.train.run_folder.checkpoint import OF_WEIGHTS, STATE, verify
+    from dyad.train.run_folder.checkpoint import OF_WEIGHTS, Checkpoint
+    from dyad.train.run_folder.checkpoint_state import STATE
     from dyad.train.run_folder.digests import once_a_machine
 
     run, checkpoint = from_rank_0(world, lambda: find_run(path))
-    once_a_machine(world, lambda: verify(checkpoint, (*OF_WEIGHTS, STATE)))
+    once_a_machine(world, lambda: Checkpoint(checkpoint).verify(*OF_WEIGHTS, STATE))
     return raise_on_all(world, lambda: load_run(run, checkpoint))
 
 

@@ -17,8 +17,8 @@ from dyad.export.library import PROBES, Call, ExportSource
 from dyad.train.config import Pooling, TrainConfig
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import TextPairModel
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.text import TextTokenizer
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.text_tower import TextTokenizer
 from dyad.train.towers.tower import Tower
 
 INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trained without them

@@ -26,8 +26,8 @@ from dyad.export.to_tokenizers import padding_id, takes_any_length, to_tokenizer
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import ImageTextModel, PictureModel, TextPairModel
-from dyad.train.towers.rows import Grouped
-from dyad.train.towers.text import TextTokenizer
+from dyad.train.towers.text.rows import Grouped
+from dyad.train.towers.text.text_tower import TextTokenizer
 from dyad.train.towers.tower import Tower
 
 OPSET = 20  # of the standard operators: old enough for the runtimes of 2024

@@ -7,8 +7,8 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.towers.models import TwoTowerModel
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.text import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.text_tower import FixedLengthTokenizer, OpenClipTokenizer, TextTokenizer
 from dyad.train.towers.tower import Tower
 
 _LINE = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]

@@ -22,12 +22,12 @@ from dyad.plan.measure import Measured
 from dyad.plan.objective import further_items
 from dyad.run.classes import class_inputs
 from dyad.train.config import Task, TrainConfig
-from dyad.train.distributed.sharding import layers_of
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import build_model
+from dyad.train.towers.layers import layers_of
 from dyad.train.towers.models import PictureModel, TwoTowerModel
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import COLOURS
 
 

@@ -29,7 +29,8 @@ from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run_folder import checkpoint
 from dyad.train.run_folder.best import Best
-from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import CheckpointState, restore
 from dyad.train.run_folder.digests import once_a_machine
 from dyad.train.run_folder.folder import check_run, folder_of, run_of
 from dyad.train.run_folder.locate import locate
@@ -105,6 +106,8 @@ class RestoredState:
     step: the next optimiser step. facts: the entries of the checkpoint's state.json. batch_changed: whether the steps
     before the checkpoint had another batch size. more_samples: how many training samples were added since the
     checkpoint. notes: lines for the log on what the run takes from the weights of init_from.
+
+    Objects whose state is an entry of state.json are registered by `register`; `states` then has them for a checkpoint.
     """
 
     step: int = 0
@@ -112,6 +115,17 @@ class RestoredState:
     batch_changed: bool = False
     more_samples: int = 0
     notes: Sequence[str] = ()
+    _state_of: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+    def register(self, entry: str, state: Callable[[], Any]) -> Any:
+        """Save what `state` returns as an entry of state.json, and return the entry of the checkpoint that the run
+        resumes; None in a new run."""
+        self._state_of[entry] = state
+        return self.facts.get(entry)
+
+    def states(self) -> dict[str, Any]:
+        """Return the states of all registered objects by entry. Every rank must call it."""
+        return {entry: state() for entry, state in self._state_of.items()}
 
 
 def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> ResumeSource:
@@ -141,14 +155,22 @@ def verify_source(source: ResumeSource, world: World) -> None:
 
     def verify() -> None:
         if source.resume:
-            checkpoint.verify(source.resume)
+            Checkpoint(source.resume).verify()
         elif source.weights:
-            checkpoint.verify(source.weights, checkpoint.OF_WEIGHTS)
+            Checkpoint(source.weights).verify(*checkpoint.OF_WEIGHTS)
 
     once_a_machine(world, verify)
 
 
 def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+    """Restore tensors and entries of the training step as `_restore_tensors` does, and register the step's state."""
+    restored = _restore_tensors(source, parts, config)
+    if state := restored.register("step_state", parts.step.state_dict):
+        parts.step.load_state_dict(state)
+    return restored
+
+
+def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
     """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
@@ -159,7 +181,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
     notes: list[str] = []
     if source.weights:
         try:
-            weights = checkpoint.load_weights(source.weights)
+            weights = Checkpoint(source.weights).weights()
             restore_weights(weights, {"towers": parts.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
@@ -171,7 +193,7 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
         parts.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState(notes=notes)
-    state = checkpoint.load(folder)
+    state = Checkpoint(folder).read()
     facts = state.facts
     check_facts(folder, state)
     if facts["seed"] != config.seed:
@@ -186,10 +208,9 @@ def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> Re
             raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
         if parts.memory:
             parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
-        average, target = checkpoint.restore(state, parts.modules, parts.step.optimizer)
+        average, target = restore(state, parts.modules, parts.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
-    parts.step.load_state_dict(facts["step_state"])
     parts.step.average.tensors = {} if config.optim.ema is None else average
     parts.step.target.load(target)
     return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)

@@ -56,7 +56,7 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
 from dyad.train.monitor.telemetry import Telemetry
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.folder import (
     STEP_FILES,
     all_keys,
@@ -268,8 +268,10 @@ class TrainingRun:
     def begin_stream(self) -> list[str]:
         """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
         stream, world = self.parts.data.dataset, self.world
-        workers, state = worker_count(self.config.data.workers, world.device), self.restored.facts.get("stream")
-        return [stream.begin(world.rank, world.size, workers, state)] if isinstance(stream, Stream) else []
+        if not isinstance(stream, Stream):
+            return []
+        state = self.restored.register("stream", partial(stream.state, partial(gather_objects, world=world)))
+        return [stream.begin(world.rank, world.size, worker_count(self.config.data.workers, world.device), state)]
 
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
@@ -289,8 +291,8 @@ class TrainingRun:
             world,
             shard_size(config.dist, world.size),
         )
-        if self.source.resume:
-            bad_samples.load_state_dict(self.restored.facts["substituted"])
+        if state := self.restored.register("substituted", bad_samples.state_dict):
+            bad_samples.load_state_dict(state)
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
@@ -329,10 +331,7 @@ class TrainingRun:
         return map(with_further, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostic scalars of the last training step: of its embeddings, batch and loss.
-
-        Every rank must call it.
-        """
+        """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
         own, scalars = self.parts.step.terms[0], self.parts.step.scalars
         if own.pairs is None:  # no diagonal
             return saturation(scalars)
@@ -357,7 +356,7 @@ class TrainingRun:
         of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
         writing in the background.
         """
-        world, parts, stream = self.world, self.parts, self.parts.data.dataset
+        world, parts = self.world, self.parts
         monitor.verify(step)
         facts = {
             "data_fingerprint": parts.data.fingerprint,
@@ -369,9 +368,8 @@ class TrainingRun:
             "wandb_id": logger.wandb_id,
             "world_size": world.size,
             "threads": torch.get_num_threads(),
-            "step_state": parts.step.state_dict(),
-            "substituted": monitor.bad_samples.state_dict(),
-            "stream": stream.state(partial(gather_objects, world=world)) if isinstance(stream, Stream) else None,
+            "stream": None,
+            **self.restored.states(),
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
         facts["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
@@ -383,7 +381,7 @@ class TrainingRun:
 
         def write() -> None:
             copies = parts.step.average.tensors, parts.step.target.tensors
-            state = checkpoint.capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies, part)
+            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies, part)
             (writer.save if last else writer.save_in_background)(state)
 
         only_on(world, world.rank < size, write)

@@ -22,6 +22,9 @@ from torch import nn
 
 from dyad.data.base.files import sync
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import capture, restore
+from dyad.train.run_folder.saving import write_checkpoint
 
 ROUNDS, LAYERS, WIDTH = 5, 24, 2048
 SETTLED = 3  # seconds after which a file counts as unchanged (digests.py)
@@ -34,12 +37,12 @@ class Ours:
         self.optimizer = torch.optim.AdamW(self.modules["towers"].parameters(), fused=True)
 
     def save(self) -> None:
-        checkpoint.save(self.folder, checkpoint.capture(self.modules, self.optimizer, 1, {}), keep=1)
+        write_checkpoint(self.folder, capture(self.modules, self.optimizer, 1, {}), keep=1)
 
     def resume(self) -> None:
         found = checkpoint.find(self.folder, print)
         assert found is not None
-        checkpoint.restore(checkpoint.load(found), self.modules, self.optimizer)
+        restore(Checkpoint(found).read(), self.modules, self.optimizer)
 
 
 class Torch:

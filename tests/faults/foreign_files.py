@@ -34,9 +34,10 @@ from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import check_values
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.folder import recorded_state, shorter_run
 from dyad.train.run_folder.locate import locate
+from dyad.train.run_folder.saving import write_checkpoint
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def _read_run(folder: Path) -> None:
 
 def in_parts(run: Path) -> None:
     """Write the last checkpoint of a run again, as two ranks with sharded towers do."""
-    state = checkpoint.load(locate(run, print))
+    state = Checkpoint(locate(run, print)).read()
     for rank in (1, 0):
         rows = {}
         halves: dict[str, dict[str, Any]] = {}
@@ -142,7 +143,7 @@ def in_parts(run: Path) -> None:
                 if middle:
                     rows[name] = slice(0, middle) if rank == 0 else slice(middle, len(tensor))
                 halves[part][name] = tensor[rows[name]] if middle else tensor
-        checkpoint.save(run, replace(state, **halves, part=(rank, 2, "once"), rows=rows), keep=1)
+        write_checkpoint(run, replace(state, **halves, part=(rank, 2, "once"), rows=rows), keep=1)
 
 
 def _checkpoint(folder: Path) -> None:
@@ -164,7 +165,7 @@ def seal(folder: Path) -> None:
 def _read_checkpoint(folder: Path) -> None:
     run, found = find_run(str(folder))
     with suppress(UserError):
-        state = checkpoint.load(found)
+        state = Checkpoint(found).read()
         for tensors in state.tensors.values():
             for name in tensors:
                 tensors[name].sum()

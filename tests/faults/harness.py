@@ -38,7 +38,7 @@ from helpers.cli import ROOT, Commands, Ended, Running
 from helpers.tiny_runs import logged, wait_for
 
 from dyad.data.base.errors import DataError
-from dyad.train.run_folder.checkpoint import verify
+from dyad.train.run_folder.checkpoint import Checkpoint
 
 EPOCH = 13  # steps of 32 in the shard of helpers.tiny_runs
 GRACE = 12.0  # seconds in which loader processes see that their parent is gone: torch looks every five
@@ -308,7 +308,7 @@ def is_saving(run: Path) -> bool:
 def digest(run: Path, step: int | None = None) -> str:
     """Of the weights, the optimiser and the state of samples in a checkpoint, the newest by default."""
     folder = run / "checkpoints" / f"step_{newest_whole(run) if step is None else step:08d}"
-    verify(folder)
+    Checkpoint(folder).verify()
     contents = b"".join(path.name.encode() + path.read_bytes() for path in sorted(folder.glob("*.safetensors")))
     return hashlib.sha256(contents).hexdigest()
 
@@ -353,7 +353,7 @@ def _notes(run: Path) -> Path:
 
 def _whole(folder: Path) -> bool:
     with suppress(DataError):
-        verify(folder)
+        Checkpoint(folder).verify()
         return True
     return False
 

@@ -24,7 +24,7 @@ import dyad.run.run
 import dyad.train.distributed.consistency
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
-from dyad.train.run_folder.checkpoint import capture
+from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.step.step import TrainStep
 
 here = os.environ["RANK"] == os.environ.get("ON", os.environ["RANK"])

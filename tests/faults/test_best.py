@@ -15,7 +15,7 @@ from helpers.messages import check
 from helpers.tiny_runs import QUIET, SHARD, VAL, logged, records, refused, state, wait_for, without_timings
 
 import dyad
-from dyad.train.run_folder.checkpoint import verify
+from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.folder import folder_of
 from dyad.train.run_folder.locate import locate
 
@@ -83,7 +83,7 @@ def test_a_kill_while_the_best_is_written_leaves_the_one_before(jobs: Jobs) -> N
     job.until(lambda: newest_whole(job.run) > 0 and (is_saving(job.run) or logged(job.run, 24)), "its second save")
     job.kill()
     named, known = locate(Path(f"{job.run}@best"), print), checkpoints(job.run)
-    verify(named)
+    Checkpoint(named).verify()
     assert named == folder_of(job.run, max(known)) and best_of(job.run, max(known))["step"] == max(known)
     run = jobs.run(1, keys)
     assert best_of(run) == best_of(quiet) and digest(run, best_of(run)["step"]) == digest(quiet, best_of(run)["step"])
@@ -100,7 +100,7 @@ def test_the_disk_is_full_when_a_new_best_is_written(jobs: Jobs, tmp_path: Path)
         run = disk / "a"
         assert ended.codes == [4] and "The run goes on" in ended.out, ended.out
         named = locate(Path(f"{run}@best"), print)
-        verify(named)
+        Checkpoint(named).verify()
         assert named == folder_of(run, best_of(run, newest_whole(run))["step"])
         filler.unlink()
         run = jobs.run(1, keys)

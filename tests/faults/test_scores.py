@@ -8,7 +8,9 @@ import torch
 from helpers.cli import Commands
 from helpers.tiny_runs import QUIET, VAL
 
-from dyad.train.run_folder.checkpoint import MANIFEST, MODEL, load, save
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import MANIFEST, MODEL
+from dyad.train.run_folder.saving import write_checkpoint
 
 
 def test_data_that_the_processes_cannot_share_evenly(commands: Commands, tiny, tmp_path: Path) -> None:
@@ -29,10 +31,10 @@ def test_embeddings_that_are_not_numbers(commands: Commands, tiny, tmp_path: Pat
     assert commands.run(*tiny({**QUIET, "steps": 1, "run.name": "a"})).code == 0
     run = tmp_path / "runs" / "a"
     (folder,) = (run / "checkpoints").glob("step_*")
-    state = load(folder)
+    state = Checkpoint(folder).read()
     state.step = 2
     next(value for name, value in state.model.items() if name.startswith("towers.x_tower")).fill_(torch.nan)
-    assert {MANIFEST, MODEL} <= {path.name for path in save(run, state, keep=1).iterdir()}
+    assert {MANIFEST, MODEL} <= {path.name for path in write_checkpoint(run, state, keep=1).iterdir()}
     ended = commands.world(2, "eval", f"checkpoint={run}", f"val={VAL}")
     assert [e.code for e in ended] == [3, 3]
     assert "".join(e.out for e in ended).count("of the x tower are not finite") == 1, ended

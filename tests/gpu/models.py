@@ -62,7 +62,7 @@ def vit_of_timm(device: str, folder: Path) -> TwoTower:
     import timm
 
     from dyad.data.image_text.transforms import ImageSpec
-    from dyad.train.towers.image import NormalizePixels
+    from dyad.train.towers.image.pixels import NormalizePixels
 
     torch.manual_seed(0)
     size, depth, width = (224, 12, 512) if device == "cuda" else (32, 1, 32)

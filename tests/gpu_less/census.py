@@ -36,7 +36,7 @@ from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.step import sizes
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
-from dyad.train.towers.image import NormalizePixels, PatchDropout
+from dyad.train.towers.image.pixels import NormalizePixels, PatchDropout
 from dyad.train.towers.tower import TwoTower
 from tests.gpu_less.pretend_cuda import GPU, answers, pretended
 from tests.gpu_less.pretend_kernels import computed_kernels

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.tower import Tower
 
 Graphs = list[int]

@@ -21,7 +21,8 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.monitor import Monitor
 from dyad.train.monitor.stragglers import LocalTimer, Stragglers
-from dyad.train.run_folder.checkpoint import capture, find, load, restore, tidy
+from dyad.train.run_folder.checkpoint import Checkpoint, find, tidy
+from dyad.train.run_folder.checkpoint_state import capture, restore
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState, locked
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -79,7 +80,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
     with locked(run_dir), StopRequest() as stop:
         tidy(run_dir)
         found = find(run_dir, print)
-        state = None if found is None else load(found)
+        state = None if found is None else Checkpoint(found).read()
         if state:
             restore(state, toy.modules, toy.optimizer)
         first, owed = (state.step, state.facts["owed"]) if state else (0, False)

@@ -13,8 +13,9 @@ from dyad.eval.metrics.trec import Qrels, Run
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import build_objective
-from dyad.train.run_folder.checkpoint import capture, save
+from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.folder import open_run
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.towers.build import build_model
 from helpers import tiny_bert
 
@@ -56,7 +57,7 @@ def save_checkpoint(run: Path, config: TrainConfig, seed: int) -> Path:
             parameter += 0.02 * torch.randn_like(parameter)
     objective = build_objective(config.objective.name)
     optimizer = torch.optim.AdamW(model.towers.parameters())
-    return save(run, capture({"towers": model.towers, "objective": objective}, optimizer, 7, {}), keep=3)
+    return write_checkpoint(run, capture({"towers": model.towers, "objective": objective}, optimizer, 7, {}), keep=3)
 
 
 def sentence(rng: random.Random, words: int) -> str:

@@ -28,7 +28,7 @@ from dyad.train.distributed.world import World
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_model
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.text.rows import Grouped
 
 MODELS = {
     "tiny_clip_gn": "model=tiny_clip_gn global_batch_size=16",

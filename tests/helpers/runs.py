@@ -16,8 +16,9 @@ from dyad.data.image_text.transforms import decode
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import build_objective
-from dyad.train.run_folder.checkpoint import capture, save
+from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.folder import open_run
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.models import ImageTextModel
 from helpers.eval import ROOT
@@ -59,7 +60,7 @@ def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7
     objective = build_objective(config.objective.name, temperature=config.objective.temperature)
     optimizer = torch.optim.AdamW(model.towers.parameters())
     state = capture({"towers": model.towers, "objective": objective}, optimizer, step, {})
-    return save(run, state, keep=3)
+    return write_checkpoint(run, state, keep=3)
 
 
 def quick_fit(model: ImageTextModel, emoji: list[Emoji], steps: int) -> None:

@@ -22,7 +22,9 @@ from dyad.train.config import DistConfig, OptimConfig, Parallel, TargetConfig, T
 from dyad.train.distributed.sharding import local
 from dyad.train.distributed.world import World, broadcast_object, init_world, shutdown
 from dyad.train.losses import build_objective
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import capture, restore
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import Tower, TwoTower
 from jobs.dist_step import own
@@ -163,25 +165,25 @@ def check_checkpoints(world: World, folder: Path) -> None:
         modules = {"towers": first.towers, "objective": first.objective}
         shards = {"ddp": 1, "fsdp2": world.size, "hsdp": 2}[source]
         part = None if shards == 1 else (world.rank, shards, "attempt")
-        state = checkpoint.capture(modules, first.optimizer, 1, {}, average=first.average.tensors, part=part)
+        state = capture(modules, first.optimizer, 1, {}, average=first.average.tensors, part=part)
         if world.rank < shards:
-            checkpoint.save(folder / source, state, keep=1, wait=30)
+            write_checkpoint(folder / source, state, keep=1, wait=30)
         broadcast_object(None, world)
         path = folder / source / "checkpoints/step_00000001"
-        checkpoint.verify(path)
+        Checkpoint(path).verify()
         wanted = one_step(dist, world, 1, first).scalars["loss"]
         for kind, other in layouts(world).items():
             if world.size > 2 and "hsdp" not in (source, kind):
                 continue  # as two processes check it
             second = train_step(model(), B, world=world, optim=OptimConfig(lr=1e-3, ema=0.5), dist=other, chunk_size=2)
             parts = {"towers": second.towers, "objective": second.objective}
-            average, _ = checkpoint.restore(checkpoint.load(path), parts, second.optimizer)
+            average, _ = restore(Checkpoint(path).read(), parts, second.optimizer)
             second.average.tensors = average
             got = one_step(other, world, 1, second).scalars["loss"]
             assert abs(got - wanted) < 1e-6, (source, kind, got, wanted)
             again = one_step(other, world, 2, second).scalars["loss"]
             assert again != got
-        weights, plain = checkpoint.load_weights(path), model()
+        weights, plain = Checkpoint(path).weights(), model()
         assert {f"towers.{name}" for name in plain.state_dict()} <= set(weights)
         for name, tensor in plain.state_dict().items():
             assert weights[f"towers.{name}"].shape == weights.shape(f"towers.{name}") == tensor.shape

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dyad.data.batch import Batch, Extra
 from dyad.train.config import Pooling
 from dyad.train.distributed.world import World, init_world, shutdown
-from dyad.train.towers import rows
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text import rows
+from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.tower import Tower, TwoTower
 from jobs.dist_step import PER_ROW, SIZES, B, compare, own
 

@@ -26,6 +26,9 @@ from dyad.run.checks import check_arguments
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig, TrainConfig
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import capture
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.towers.build import build_model
 from dyad.train.towers.libraries.open_clip import model_name
 from dyad.train.towers.libraries.published import location_of
@@ -254,16 +257,16 @@ def test_a_package_is_looked_for_not_imported() -> None:
         location_of("pkg:antigravity.x/y")
 
 
-@pytest.mark.parametrize("read", [checkpoint.load, checkpoint.load_weights, checkpoint.step_of])
+@pytest.mark.parametrize("read", [Checkpoint.read, Checkpoint.weights, Checkpoint.step.fget])
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
 def test_a_checkpoint_whose_manifest_fits(
-    tmp_path: Path, canary: Path, name: str, read: Callable[[Path], object]
+    tmp_path: Path, canary: Path, name: str, read: Callable[[Checkpoint], object]
 ) -> None:
     layer = nn.Linear(2, 2)
-    state = checkpoint.capture({"layer": layer}, torch.optim.AdamW(layer.parameters()), 1, {})
-    folder = checkpoint.save(tmp_path, state, keep=1)
+    state = capture({"layer": layer}, torch.optim.AdamW(layer.parameters()), 1, {})
+    folder = write_checkpoint(tmp_path, state, keep=1)
     manifest = json.loads((folder / "manifest.json").read_text())
-    parts = {checkpoint.load_weights: ("model.safetensors",), checkpoint.step_of: ("state.json",)}
+    parts = {Checkpoint.weights: ("model.safetensors",), Checkpoint.step.fget: ("state.json",)}
     looked_at = name == "manifest.json" or name in parts.get(read, (name,))
     other = {"step": [], "optimizer_scalars": 3, "format": checkpoint.FORMAT, "files": {"state.json": 7}}
     for content in (pickle.dumps(Canary(canary)), b"[" * 100_000, b"7", json.dumps(other).encode()):
@@ -273,9 +276,9 @@ def test_a_checkpoint_whose_manifest_fits(
             (folder / "manifest.json").write_text(json.dumps(manifest))
         if looked_at:
             with raises(DataError, folder):
-                read(folder)
+                read(Checkpoint(folder))
         else:
-            read(folder)
+            read(Checkpoint(folder))
 
 
 # Words of the configuration ------------------------------------------------------------------------------------------

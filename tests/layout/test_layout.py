@@ -36,7 +36,7 @@ train/losses/sums
 train/losses/gathered
 train/losses/objectives
 train/losses
-train/towers train/towers/libraries
+train/towers train/towers/text train/towers/image train/towers/libraries
 train/distributed
 train/run_folder
 train/tracking
@@ -68,6 +68,8 @@ the relevance that a file gives a pair | data/base/relevance.py | relevance_of
 DDP | train/distributed/data_parallel.py | wrap_towers
 where compiled kernels are kept | train/distributed/compile_caches.py | use_local_caches
 shards are indexed by several machines | dyad/run/indexing.py | index_shares
+the layers of a tower | train/towers/layers.py | layers_of
+activation checkpointing | train/towers/layers.py | checkpoint_activations
 sharded towers: FSDP2 and HSDP | train/distributed/sharding.py | shard
 parts of a checkpoint, by rows | train/run_folder/tensor_files.py | SavedTensors
 the all-gather with a gradient | train/losses/sums/all_gather.py | Layout
@@ -80,7 +82,9 @@ the features of a frozen tower are cached | train/towers/frozen_cache.py | Froze
 a run is new, resumed, or begins with other weights | dyad/run/resume.py | lock_and_find
 the best checkpoint by a metric | dyad/run/best.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
-what is in a checkpoint | train/run_folder/checkpoint.py | capture
+what is in a checkpoint | train/run_folder/checkpoint_state.py | capture
+a checkpoint is read | train/run_folder/checkpoint.py | Checkpoint
+old checkpoints are deleted | train/run_folder/saving.py | _delete_old
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
 the pictures that are wrong for a caption | data/image_text/wrong_pictures.py | WrongPictures
 wrong x among the candidates of a y | train/losses/gathered/further_rows.py | FurtherRows

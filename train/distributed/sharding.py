@@ -21,12 +21,12 @@ from torch.distributed.tensor import DTensor, Shard
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
 from dyad.train.distributed.world import World
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.layers import layers_of
+from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower, TwoTower
 
 T = TypeVar("T", bound=Tensor)
 # Whether gradients are averaged when we ask for it. torch 2.11 and older average them in the last backward of a layer.
-LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
 
@@ -83,32 +83,6 @@ def shard(
         for name in ("features", "contexts"):
             if hasattr(tower, name):
                 register_fsdp_forward_method(tower, name)
-
-
-def layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of a tower that are gathered one after the other: modules of one class, in a list or by names of
-    their own, that have most of the weights of what they are in."""
-    children = list(module.children())
-    for alike in _by_class(children, isinstance(module, LISTS)):
-        if len(alike) > 1 and 2 * _size(alike) > _size([module]):
-            yield from (layer for child in children for layer in ([child] if child in alike else layers_of(child)))
-            return
-    for child in children:
-        yield from layers_of(child)
-
-
-def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Module]]:
-    """Yield the modules of each class. listed: whether they are in a list; else lists, and modules without modules in
-    them, are no layers."""
-    of_class: dict[type, list[nn.Module]] = {}
-    for module in modules:
-        if listed or (any(True for _ in module.children()) and not isinstance(module, LISTS)):
-            of_class.setdefault(type(module), []).append(module)
-    yield from of_class.values()
-
-
-def _size(modules: Iterable[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
 def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:

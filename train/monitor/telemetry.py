@@ -16,7 +16,7 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.probe import features_on_meta, on_meta
-from dyad.train.towers.rows import Grouped, padded_length
+from dyad.train.towers.text.rows import Grouped, padded_length
 from dyad.train.towers.tower import TwoTower
 
 # Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.train.run_folder.best import Best
-from dyad.train.run_folder.checkpoint import best_of, find, is_checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint, find, is_checkpoint
 from dyad.train.run_folder.folder import folder_of, steps, without_best
 
 
@@ -50,7 +50,7 @@ def _newest_best(run: Path, log: Callable[[str], None]) -> Best | None:
     """Return the best that the newest checkpoint of a run knows; one whose state.json is damaged is passed over."""
     for folder in (found := [folder_of(run, step) for step in steps(run)]):
         try:
-            return best_of(folder)
+            return Checkpoint(folder).best
         except DataError as error:
             log(f"passing over a damaged checkpoint: {error}")
     raise DataError(f"none of the {len(found)} checkpoints in {run} is whole: which is the best is not known")

@@ -1,4 +1,6 @@
-"""Checkpoints written in the background: training waits for a copy to host memory, then a thread writes it to the disk.
+"""Checkpoints are written, in the background where training need not wait, and old ones are deleted.
+
+In the background: training waits for a copy to host memory, then a thread writes it to the disk.
 
 Loader processes may be forked meanwhile: a fork has Python's global lock, so the writing thread then either waits for
 the disk or a digest, which hold no lock, or holds locks of its own files and pools, which a loader never takes.
@@ -8,23 +10,30 @@ At most one checkpoint is being written; the next save waits for it. At the end 
 background save prints one line and the run goes on to the next one; `save` raises.
 """
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import HardwareError
-from dyad.data.base.files import free_bytes
-from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.data.base.files import free_bytes, remove, sync, whole_folder, write_json
+from dyad.data.shards.storage import sha256_of
+from dyad.train.run_folder.checkpoint import OLDEST
+from dyad.train.run_folder.checkpoint_state import BEST, MANIFEST, SCALARS, STATE, CheckpointState
+from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.named_tensors import named_tensors
+from dyad.train.run_folder.parts import collect, give_up, parts_folder
+from dyad.train.run_folder.tensor_files import save_tensors
 from dyad.train.step_plan import Plan
 
 
@@ -68,7 +77,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     def save(self, state: CheckpointState) -> None:
         """Write the checkpoint `state` and return when it is on the disk. Raises HardwareError if that fails."""
         start = perf_counter()
-        checkpoint.save(self._run_dir, state, self._keep, self._before_save)
+        write_checkpoint(self._run_dir, state, self._keep, self._before_save)
         seconds = perf_counter() - start
         self.seconds += seconds
         if seconds > float(os.environ.get("DYAD_LEAD_SECONDS", "inf")):  # set by launch/slurm.sbatch
@@ -113,3 +122,89 @@ def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dic
             memory[name] = copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         copy.copy_(tensor.detach(), non_blocking=True)
     return {name: memory[name] for name in tensors}
+
+
+def write_checkpoint(
+    run_dir: Path,
+    state: CheckpointState,
+    keep: int,
+    before_save: Callable[[], None] = lambda: None,
+    wait: float = 600.0,
+) -> Path:
+    """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0,
+    and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
+
+    Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of `state.facts`
+    names; the others are deleted. before_save: called first; it flushes the logs, so that the logs on the disk never
+    end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older
+    checkpoints then stay as they are.
+    """
+    assert keep >= 1
+    final = folder_of(run_dir, state.step)
+    try:
+        if state.part and state.part[0] > 0:
+            parts = parts_folder(final, state.part)
+            parts.mkdir(parents=True, exist_ok=True)
+            write_json(parts / f"{state.part[0]}.json", _write(parts, state))
+            return final
+        before_save()
+        # The folder may exist: damaged, so that the run went on from an older one, or this step was saved before.
+        with whole_folder(final, replace=True) as partial:
+            entries = _write(partial, state)
+            if state.part:
+                entries |= collect(partial, final, state.part, wait)
+            version = 5 if state.part else 4 if state.target else 3 if state.scalars or state.average else OLDEST
+            write_json(partial / MANIFEST, {"format": version, "files": entries})
+        sync(final.parent)
+    except (OSError, SafetensorError) as error:
+        if state.part:
+            give_up(final, state.part, error)
+        needed = sum(t.nbytes for part in state.tensors.values() for t in part.values())
+        reason = f"{error} (it needs {needed:,} bytes, {free_bytes(run_dir):,} are free)"
+        raise HardwareError(f"cannot write checkpoint {final}: {reason}") from error
+    _delete_old(run_dir, state, keep)
+    return final
+
+
+def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
+    """Write the files of a checkpoint that this rank has; return the manifest's entries of them."""
+    number, count, _ = state.part or (0, 1, "")
+    entries: dict[str, dict[str, Any]] = {}
+
+    def written(name: str, sha256: str) -> None:
+        entries[name] = {"bytes": (folder / name).stat().st_size, "sha256": sha256}
+        synced.append(pool.submit(sync, folder / name))
+
+    synced: list[Future[None]] = []
+    with ThreadPoolExecutor() as pool:  # writing one file overlaps with waiting for the disk to take another
+        for name, tensors in state.tensors.items():
+            cut = {key: own.start for key, tensor in tensors.items() if (own := _rows(state, key, tensor)) is not None}
+            own = {key: tensor for key, tensor in tensors.items() if key in cut or number == 0}
+            if not own and number:
+                continue
+            file = name if state.part is None else f"{Path(name).stem}-{number + 1:05}-of-{count:05}.safetensors"
+            written(file, save_tensors(folder / file, own, cut))
+        if number == 0:
+            facts = {"step": state.step, **state.facts, SCALARS: state.scalars}
+            (folder / STATE).write_text(json.dumps(facts, indent=1))
+            written(STATE, sha256_of(folder / STATE))
+    for done in synced:
+        done.result()
+    return entries
+
+
+def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
+    """Return which rows of the whole a tensor has, "<parameter name>" or "<parameter name>/<key>"; None: all."""
+    own = state.rows.get(key) or state.rows.get(key.rpartition("/")[0])
+    return own if own and tensor.dim() and len(tensor) == own.stop - own.start else None
+
+
+def _delete_old(run_dir: Path, state: CheckpointState, keep: int) -> None:
+    """Delete the checkpoints that are older than the newest `keep`, but for the best, which `state` names."""
+    best = state.facts.get(BEST) or {}
+    older = [step for step in steps(run_dir) if step <= state.step][keep:]
+    for folder in (folder_of(run_dir, step) for step in older if step != best.get("step")):
+        with suppress(OSError):  # a folder that cannot be deleted is no reason to stop
+            partial = folder.with_name(f".{folder.name}.partial")
+            os.rename(folder, partial)  # first: a half deleted one must not look whole
+            remove(partial)

@@ -20,7 +20,7 @@ from torch import Tensor
 from dyad.data.batch import Batch, Extra, ExtraX, Lengths
 from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.gathered.further_rows import XNegatives
-from dyad.train.towers.rows import index_on
+from dyad.train.towers.text.rows import index_on
 
 TensorPair = Sequence[Tensor]  # of x and of y
 Arguments = dict[str, Lengths]  # of a tower, by name; a number for each row

@@ -36,7 +36,7 @@ from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, se
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
-from dyad.train.towers.rows import sizes_of
+from dyad.train.towers.text.rows import sizes_of
 from dyad.train.towers.tower import TwoTower, tf32_products
 
 AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}

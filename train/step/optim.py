@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import ConfigError, first_line, nearest
 from dyad.train.config import OptimConfig, Schedule
-from dyad.train.run_folder.checkpoint import capture
+from dyad.train.run_folder.checkpoint_state import capture
 
 FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
 LAYER = re.compile(r"(.*?\.)??\d+\.")  # of a parameter's name: up to its first number, the number of its layer

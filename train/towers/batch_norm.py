@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import BatchNorm
 from dyad.train.losses.sums.functions import first_order_only
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 
 
 class GlobalStatistics(_BatchNorm):

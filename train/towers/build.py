@@ -16,15 +16,15 @@ from dyad.data.loading.classes import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.heads import Representation, build_head
-from dyad.train.towers.image import build_image_tower
+from dyad.train.towers.image.image_tower import build_image_tower
 from dyad.train.towers.libraries.calibration import Calibration, exported
 from dyad.train.towers.libraries.open_clip import BuildContext
 from dyad.train.towers.libraries.published import may_download, offline_without_hub
 from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel, TwoTowerModel
-from dyad.train.towers.pooled import Pooled
 from dyad.train.towers.probe import probe, probe_pictures
 from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
-from dyad.train.towers.text import TextTokenizer, build_text_encoder, build_text_tower
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.text_tower import TextTokenizer, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dyad.data.batch import Lengths
-from dyad.train.towers.rows import index_on, padded_length
+from dyad.train.towers.text.rows import index_on, padded_length
 
 BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
 CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, where the configuration leaves it open

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.towers.libraries.published import explained
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower
 
 

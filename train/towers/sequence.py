@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import Lengths
 from dyad.train.context_config import ContextConfig, ContextKind
-from dyad.train.towers.rows import index_on
+from dyad.train.towers.text.rows import index_on
 from dyad.train.towers.tower import Tower
 
 LONGEST_WAVE = 10_000  # of positions, as Vaswani et al. 2017, section 3.5

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import dropwhile
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import Lengths
 from dyad.train.towers.frozen_cache import FrozenCache
-from dyad.train.towers.rows import Grouped
+from dyad.train.towers.text.rows import Grouped
 
 COLOURS = 3  # channels of a picture
 
@@ -137,18 +136,6 @@ def tf32_products(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
-    """Freeze `trunk` except for the last `count` layers of `parts`, and what follows them in trunk.parameters().
-
-    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters. count=0 freezes all.
-    """
-    trunk.requires_grad_(False)
-    if count > 0:
-        first = next(parts[-min(count, len(parts))].parameters())
-        for parameter in dropwhile(lambda p: p is not first, trunk.parameters()):
-            parameter.requires_grad_(True)
 
 
 def convolves(trunk: nn.Module) -> bool:

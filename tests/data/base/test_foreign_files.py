@@ -20,7 +20,7 @@ from dyad.eval.mine.pair_scores import read_pair_scores
 from dyad.eval.report.run_folder import read_run
 from dyad.eval.tasks.prompts import read_probe
 from dyad.train.losses.gathered.importance import SampleTable
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.folder import read_yaml, recorded_state
 from dyad.train.run_folder.run_state import locked
 
@@ -36,7 +36,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "probe.json": lambda path: read_probe(Path(path)),
     "table.npy": SampleTable,
     "table.safetensors": read_log_weights,
-    "manifest.json": lambda path: checkpoint.verify(Path(path).parent),
+    "manifest.json": lambda path: Checkpoint(Path(path).parent).verify(),
 }
 PLAIN: dict[str, Callable[[str], object]] = {  # whose callers make one line of the OSError
     "a.tar": lambda path: open_sequential(path).read(),

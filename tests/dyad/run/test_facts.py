@@ -8,7 +8,7 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import DataError
 from dyad.run.resume import check_facts
-from dyad.train.run_folder.checkpoint import CheckpointState
+from dyad.train.run_folder.checkpoint_state import CheckpointState
 
 FACTS: dict[str, Any] = {
     "seed": 0,

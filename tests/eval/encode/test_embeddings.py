@@ -25,7 +25,7 @@ from dyad.eval.encode import embeddings
 from dyad.eval.encode.embeddings import encode_corpus, identity_of
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import Pooling
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 
 
 def start(corpus: Path, folder: Path, size: int, seconds: float = 0.0) -> list[Running]:

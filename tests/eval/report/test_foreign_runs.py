@@ -21,7 +21,7 @@ from dyad.eval.results.panels import panels
 from dyad.eval.results.write import saved_results
 from dyad.evaluation.load_run import read_config
 from dyad.train.panels import Picture
-from dyad.train.run_folder.checkpoint import FORMAT, step_of
+from dyad.train.run_folder.checkpoint import FORMAT, Checkpoint
 from dyad.train.towers.libraries.published import read_json
 
 SECRET = b"PRIVATE KEY"
@@ -167,7 +167,7 @@ def test_a_configuration_that_unfolds_or_overflows_is_refused(tmp_path: Path, te
 def test_a_manifest_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) -> None:
     (tmp_path / "manifest.json").write_text(f'{{"format": {number}, "files": {{}}}}')
     with raises(DataError, "manifest.json"):
-        step_of(tmp_path)
+        _ = Checkpoint(tmp_path).step
 
 
 @pytest.mark.parametrize("number", ["1e999", "[]", "9" * 5000])
@@ -177,7 +177,7 @@ def test_a_state_whose_numbers_are_none_is_damaged(tmp_path: Path, number: str) 
     sealed = {"bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
     (tmp_path / "manifest.json").write_text(json.dumps({"format": FORMAT, "files": {"state.json": sealed}}))
     with raises(DataError, tmp_path):
-        step_of(tmp_path)
+        _ = Checkpoint(tmp_path).step
 
 
 def test_settings_may_be_as_large_as_a_tokenizer_and_no_larger(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig
 from dyad.train.config_rules import check_values
-from dyad.train.distributed.sharding import describe_layers, layers_of, shard_size
+from dyad.train.distributed.sharding import describe_layers, shard_size
+from dyad.train.towers.layers import layers_of
 from dyad.train.towers.tower import TwoTower
 
 SOAK = pytest.mark.soak

@@ -15,7 +15,7 @@ from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry, peak_tflops, row_flops, step_flops
 from dyad.train.towers.batch_norm import set_batch_norms
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.tower import Tower, TwoTower
 
 

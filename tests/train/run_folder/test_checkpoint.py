@@ -21,20 +21,11 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.train.run_folder.checkpoint import (
-    FORMAT,
-    OLDEST,
-    CheckpointState,
-    capture,
-    find,
-    load,
-    load_weights,
-    restore,
-    save,
-    tidy,
-)
+from dyad.train.run_folder.checkpoint import FORMAT, OLDEST, Checkpoint, find, tidy
+from dyad.train.run_folder.checkpoint_state import CheckpointState, capture, restore
 from dyad.train.run_folder.locate import locate
 from dyad.train.run_folder.named_tensors import named_tensors, restore_weights
+from dyad.train.run_folder.saving import write_checkpoint
 
 FILES = ("model.safetensors", "optimizer.safetensors", "memory.safetensors", "state.json", "manifest.json")
 MEMORY = {"log_u": torch.tensor([1e-42, -0.0, float("nan")]), "tau": torch.tensor([0.1, 0.2, 0.3])}
@@ -92,7 +83,9 @@ def saved(tmp_path: Path) -> Path:
     run = Run(0)
     for step in (2, 4, 6):
         run.train(step - 2, step)
-        save(tmp_path, capture(run.modules, run.optimizer, step, {}, MEMORY | {"samples_seen": torch.tensor(step)}), 3)
+        write_checkpoint(
+            tmp_path, capture(run.modules, run.optimizer, step, {}, MEMORY | {"samples_seen": torch.tensor(step)}), 3
+        )
     return tmp_path
 
 
@@ -109,9 +102,9 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(tmp_path: Path, fu
     undisturbed, stopped = Run(0, fused), Run(0, fused)
     losses = undisturbed.train(0, 8)
     assert stopped.train(0, 3) == losses[:3]
-    path = save(tmp_path, stopped.state(3, samples_seen=15, data={"seed": 1}), keep=1)
+    path = write_checkpoint(tmp_path, stopped.state(3, samples_seen=15, data={"seed": 1}), keep=1)
     resumed = Run(1, fused, backwards=True)  # other initial weights, other order of parameters: names decide
-    state = load(path)
+    state = Checkpoint(path).read()
     assert (state.step, state.facts) == (3, {"samples_seen": 15, "data": {"seed": 1}})
     restore(state, resumed.modules, resumed.optimizer)
     assert resumed.train(3, 8) == losses[3:]
@@ -121,7 +114,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(tmp_path: Path, fu
 
 def test_what_is_restored_does_not_depend_on_the_file(saved: Path) -> None:
     run = Run(1)
-    restore(load(folder(saved, 6)), run.modules, run.optimizer)
+    restore(Checkpoint(folder(saved, 6)).read(), run.modules, run.optimizer)
     before = {k: v.clone() for k, v in run.state(6).optimizer.items()}
     for file in folder(saved, 6).iterdir():
         file.write_bytes(b"\0" * file.stat().st_size)
@@ -129,13 +122,13 @@ def test_what_is_restored_does_not_depend_on_the_file(saved: Path) -> None:
 
 
 def test_shared_and_temporary_tensors_are_saved_once_and_not_at_all(saved: Path) -> None:
-    names = load_weights(folder(saved, 6)).keys()
+    names = Checkpoint(folder(saved, 6)).weights().keys()
     assert "towers.x_tower.projection.weight" in names
     assert "towers.y_tower.projection.weight" not in names
     assert "towers.x_tower.trunk.1.running_mean" in names
     assert not any("scratch" in name for name in names)
     assert "objective.logit_scale" in names
-    frozen = [n for n in load(folder(saved, 6)).optimizer if "x_tower.trunk.0" in n]
+    frozen = [n for n in Checkpoint(folder(saved, 6)).read().optimizer if "x_tower.trunk.0" in n]
     assert frozen == []
 
 
@@ -146,17 +139,17 @@ def test_the_own_keys_of_state_json_are_not_the_callers() -> None:
 
 
 def test_state_per_sample_is_kept_to_the_bit_and_only_where_there_is_some(saved: Path, tmp_path: Path) -> None:
-    state = load(folder(saved, 6))
+    state = Checkpoint(folder(saved, 6)).read()
     assert {name: t.numpy().tobytes() for name, t in state.memory.items()} == {
         **{name: t.numpy().tobytes() for name, t in MEMORY.items()},
         "samples_seen": torch.tensor(6).numpy().tobytes(),
     }
-    plain = save(tmp_path / "plain", Run(0).state(1), keep=1)
+    plain = write_checkpoint(tmp_path / "plain", Run(0).state(1), keep=1)
     assert sorted(p.name for p in plain.iterdir()) == sorted(set(FILES) - {"memory.safetensors"})
-    assert load(plain).memory == {}
+    assert Checkpoint(plain).read().memory == {}
     copy(folder(saved, 6) / "memory.safetensors", plain)  # a damaged manifest may not list it
     with raises(DataError, "memory.safetensors"):
-        load(plain)
+        Checkpoint(plain).read()
 
 
 def flip(path: Path) -> None:
@@ -177,7 +170,7 @@ def test_a_damaged_checkpoint_is_refused_and_passed_over(saved: Path, name: str,
         truncate(folder(saved, 6) / name)
     named = "" if name == "manifest.json" and damage is flip else name.split(".")[0]  # it may hit the digest of another
     with raises(DataError, "step_00000006/", named):
-        load(folder(saved, 6))
+        Checkpoint(folder(saved, 6)).read()
     notes: list[str] = []
     assert find(saved, notes.append) == folder(saved, 4)
     assert len(notes) == 1
@@ -189,7 +182,7 @@ def test_checkpoints_that_are_linked_are_verified_as_any(saved: Path, tmp_path_f
     disk = tmp_path_factory.mktemp("disk") / "checkpoints"
     move(saved / "checkpoints", disk)
     (saved / "checkpoints").symlink_to(disk)
-    assert find(saved, pytest.fail) == folder(saved, 6) and load(folder(saved, 6)).step == 6
+    assert find(saved, pytest.fail) == folder(saved, 6) and Checkpoint(folder(saved, 6)).read().step == 6
     flip(disk / "step_00000006" / "model.safetensors")
     assert find(saved, lambda line: None) == folder(saved, 4)
 
@@ -211,15 +204,15 @@ def test_another_format_is_refused_not_passed_over(saved: Path, age: str, versio
 
 
 def test_retention_keeps_the_newest(saved: Path) -> None:
-    save(saved, Run(0).state(8), keep=2)
+    write_checkpoint(saved, Run(0).state(8), keep=2)
     assert [p.name for p in sorted((saved / "checkpoints").iterdir())] == ["step_00000006", "step_00000008"]
-    save(saved, Run(0).state(10), keep=1)
+    write_checkpoint(saved, Run(0).state(10), keep=1)
     assert [p.name for p in (saved / "checkpoints").iterdir()] == ["step_00000010"]
 
 
-@pytest.mark.parametrize("read", [load, load_weights])
+@pytest.mark.parametrize("read", [Checkpoint.read, Checkpoint.weights])
 def test_a_checkpoint_that_its_run_removes_meanwhile_is_an_error_of_ours(
-    read: Callable[[Path], object], saved: Path
+    read: Callable[[Checkpoint], object], saved: Path
 ) -> None:
     kept, newest = saved / "kept", folder(saved, 6)
     newest.rename(kept)
@@ -228,15 +221,15 @@ def test_a_checkpoint_that_its_run_removes_meanwhile_is_an_error_of_ours(
         removal = Timer(pause * 2e-5, rmtree, [newest])
         removal.start()
         with suppress(DataError):
-            read(newest)
+            read(Checkpoint(newest))
         removal.join()
 
 
 def test_retention_never_prefers_a_damaged_newer_one(saved: Path) -> None:
     flip(folder(saved, 6) / "model.safetensors")
-    save(saved, Run(0).state(5), keep=1)  # the run fell back to 4 and went on
+    write_checkpoint(saved, Run(0).state(5), keep=1)  # the run fell back to 4 and went on
     assert find(saved, lambda line: None) == folder(saved, 5)
-    save(saved, Run(0).state(6), keep=1)  # and overtakes the damaged one
+    write_checkpoint(saved, Run(0).state(6), keep=1)  # and overtakes the damaged one
     notes: list[str] = []
     assert find(saved, notes.append) == folder(saved, 6)
     assert notes == []
@@ -281,16 +274,16 @@ def killed_in(work: Callable[[], object], folder: Path, moment: int, most: int) 
 
 @pytest.mark.parametrize("step", [6, 8], ids=["again", "next"])
 def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Path, step: int) -> None:
-    new, old, run = Run(1).state(step), load(folder(saved, 6)), saved / "run"
+    new, old, run = Run(1).state(step), Checkpoint(folder(saved, 6)).read(), saved / "run"
 
     def outcome(moment: int, most: int) -> tuple[bool, bool]:
         """Whether the save was killed, and whether its checkpoint is the one that is found."""
         copytree(saved / "checkpoints", run / "checkpoints")
-        killed = killed_in(lambda: save(run, new, keep=1), run, moment, most)
+        killed = killed_in(lambda: write_checkpoint(run, new, keep=1), run, moment, most)
         tidy(run)
         found = find(run, pytest.fail)
         assert found is not None and not list((run / "checkpoints").glob(".*"))
-        state = load(found)
+        state = Checkpoint(found).read()
         is_new = same(state.model, new.model)
         assert is_new or (same(state.model, old.model) and same(state.optimizer, old.optimizer))
         rmtree(run)
@@ -305,14 +298,14 @@ def test_killed_anywhere_in_a_save_one_whole_checkpoint_is_the_newest(saved: Pat
 
 
 def test_a_save_that_fails_leaves_the_older_checkpoints(saved: Path) -> None:
-    state = load(folder(saved, 6))
+    state = Checkpoint(folder(saved, 6)).read()
     state.step, state.model = 8, {**state.model, "big": torch.zeros(100_000)}
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with raises(HardwareError, "step_00000008"):
-            save(saved, state, keep=1)
+            write_checkpoint(saved, state, keep=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted(p.name for p in (saved / "checkpoints").iterdir()) == [f"step_0000000{n}" for n in (2, 4, 6)]
@@ -327,7 +320,7 @@ def part_of_two(run_dir: Path, rank: int, full: bool) -> str:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
-        save(run_dir, state, keep=1)
+        write_checkpoint(run_dir, state, keep=1)
     except HardwareError as error:
         return str(error)
     return ""
@@ -351,7 +344,7 @@ def test_weights_of_another_model_are_refused_by_name(saved: Path) -> None:
     run.y.trunk[0] = nn.Linear(6, 7)
     run.x.add_module("extra", nn.Linear(1, 1))
     before = {k: v.clone() for k, v in named_tensors(run.modules).items()}
-    state = load(folder(saved, 6))
+    state = Checkpoint(folder(saved, 6)).read()
     named = (
         "towers.x_tower.extra.weight, towers.x_tower.extra.bias",
         "towers.x_tower.trunk.0.bias",
@@ -368,7 +361,7 @@ def test_optimiser_state_of_a_parameter_that_is_not_trained_is_refused(saved: Pa
     run = Run(1)
     fewer = torch.optim.AdamW(run.y.parameters())
     with raises(ConfigError):
-        restore(load(folder(saved, 6)), run.modules, fewer)
+        restore(Checkpoint(folder(saved, 6)).read(), run.modules, fewer)
 
 
 def test_weights_alone_of_some_parts(saved: Path) -> None:
@@ -377,8 +370,8 @@ def test_weights_alone_of_some_parts(saved: Path) -> None:
     notes: list[str] = []
     path = locate(saved, notes.append)
     assert path == folder(saved, 6) == locate(path, notes.append)
-    restore_weights(load_weights(path), {"towers": run.modules["towers"]})
-    assert torch.equal(run.x.projection.weight, load(path).model["towers.x_tower.projection.weight"])
+    restore_weights(Checkpoint(path).weights(), {"towers": run.modules["towers"]})
+    assert torch.equal(run.x.projection.weight, Checkpoint(path).read().model["towers.x_tower.projection.weight"])
     assert run.scale.logit_scale.item() == 1.5
     assert run.optimizer.state == optimizer
     with raises(ConfigError, "nowhere"):

@@ -14,8 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.train.run_folder.checkpoint import CheckpointState, capture, load, load_weights, restore, save
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import CheckpointState, capture, restore
 from dyad.train.run_folder.folder import STATE, recorded_state
+from dyad.train.run_folder.saving import write_checkpoint
 
 SECOND = "model-00002-of-00002.safetensors"
 
@@ -28,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
         state = CheckpointState(
             3, {"x": x[rows]}, {"x/exp_avg": x[rows]}, {}, {}, part=(rank, 2, "a"), rows={"x": rows}
         )
-        found = save(tmp_path, state, keep=1)
-    assert torch.equal(load(found).model["x"], x)
+        found = write_checkpoint(tmp_path, state, keep=1)
+    assert torch.equal(Checkpoint(found).read().model["x"], x)
     return found
 
 
@@ -68,11 +70,11 @@ def test_numbers_that_contradict_each_other(folder: Path, wrong: str) -> None:
     change(folder)
     seal(folder)
     with raises(DataError, folder, *filter(None, [key])) as error:
-        load(folder)
+        Checkpoint(folder).read()
     assert "\n" not in str(error.value)
     if key == "x":
         with raises(DataError, folder, key):
-            load_weights(folder)
+            Checkpoint(folder).weights()
 
 
 def test_parts_know_where_they_begin(folder: Path) -> None:

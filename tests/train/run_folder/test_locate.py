@@ -8,16 +8,17 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.train.run_folder.best import Best
-from dyad.train.run_folder.checkpoint import capture, save
+from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.folder import folder_of, run_of, steps, without_best
 from dyad.train.run_folder.locate import locate
+from dyad.train.run_folder.saving import write_checkpoint
 from tests.train.run_folder.test_checkpoint import Run
 
 
 def write(run_dir: Path, step: int, best: int | None, keep: int = 1) -> None:
     named = best and Best(metric="val/R@1", value=0.5, step=best)
     run = Run(0)
-    save(run_dir, capture(run.modules, run.optimizer, step, {"best": named}), keep)
+    write_checkpoint(run_dir, capture(run.modules, run.optimizer, step, {"best": named}), keep)
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_damage_is_named(run: Path) -> None:
 @pytest.mark.parametrize("best", [{"metric": "a", "value": 1.0, "step": "../../b"}, {"step": 2}, {"step": -1}])
 def test_an_entry_of_somebody_else_names_no_other_folder(best: dict[str, object], tmp_path: Path) -> None:
     run, said = Run(0), list[str]()
-    save(tmp_path, capture(run.modules, run.optimizer, 2, {"best": best}), 1)
+    write_checkpoint(tmp_path, capture(run.modules, run.optimizer, 2, {"best": best}), 1)
     with raises(DataError, tmp_path):
         locate(Path(f"{tmp_path}@best"), said.append)
     assert "no checkpoint of ours" in said[0]

@@ -21,10 +21,11 @@ from dyad.data.base.files import LineFile
 from dyad.data.batch import Batch
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
-from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.checkpoint import CheckpointState, capture, load
+from dyad.train.run_folder import saving
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import CheckpointState, capture
 from dyad.train.run_folder.folder import steps
-from dyad.train.run_folder.saving import CheckpointWriter
+from dyad.train.run_folder.saving import CheckpointWriter, write_checkpoint
 from dyad.train.step_plan import Plan
 from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
 
@@ -66,7 +67,7 @@ def no_room(limit: int = 1000) -> Iterator[None]:
 def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
     run, gate = Run(0), Gate()
     run.train(0, 3)
-    checkpoint.save(tmp_path / "now", state(run, 3), keep=1)
+    write_checkpoint(tmp_path / "now", state(run, 3), keep=1)
     with writing(tmp_path / "behind", gate) as writer:
         writer.save_in_background(state(run, 3))
         run.train(3, 6)
@@ -80,7 +81,7 @@ def test_what_is_written_behind_is_what_was_there_when_it_was_asked_for(tmp_path
     assert writer.seconds > 0
     again = Run(0)
     again.train(0, 6)
-    assert same(load(folder(tmp_path / "behind", 6)).model, state(again, 6).model)
+    assert same(Checkpoint(folder(tmp_path / "behind", 6)).read().model, state(again, 6).model)
 
 
 def test_the_copies_of_the_save_before_are_used_again(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_loaders_start_while_a_slow_disk_takes_a_checkpoint(tmp_path: Path, monk
             begun.set()
             time.sleep(5)
 
-    monkeypatch.setattr(checkpoint, "sync", slow)
+    monkeypatch.setattr(saving, "sync", slow)
     with writing(tmp_path) as writer:
         writer.save_in_background(state(Run(0), 1))
         assert begun.wait(60)

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from dyad.train.config import OptimConfig
 from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import AVERAGE, MANIFEST, capture, restore
 from dyad.train.run_folder.named_tensors import named_tensors
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.step.step import TrainStep
 
 EMA = OptimConfig(lr=1e-2, ema=0.6)
@@ -57,13 +60,13 @@ def test_a_resumed_average_is_that_of_the_undisturbed_run_to_the_bit(tmp_path: P
         if index < 3:
             first(batch(8, seed=index), index)
     parts = {"towers": first.towers, "objective": first.objective}
-    state = checkpoint.capture(parts, first.optimizer, 3, {}, average=first.average.tensors)
-    saved = checkpoint.save(tmp_path, state, keep=1)
+    state = capture(parts, first.optimizer, 3, {}, average=first.average.tensors)
+    saved = write_checkpoint(tmp_path, state, keep=1)
     second = train_step(towers(seed=9, normed=normed), 8, optim=EMA)
     parts = {"towers": second.towers, "objective": second.objective}
-    second.average.tensors, _ = checkpoint.restore(checkpoint.load(saved), parts, second.optimizer)
+    second.average.tensors, _ = restore(Checkpoint(saved).read(), parts, second.optimizer)
     second.load_state_dict(first.state_dict())
-    used = checkpoint.load_weights(saved)  # what eval, mining and exports take
+    used = Checkpoint(saved).weights()  # what eval, mining and exports take
     assert all(torch.equal(value, used[name]) for name, value in evaluated(second).items())
     for index in range(3, 6):
         second(batch(8, seed=index), index)
@@ -76,7 +79,7 @@ def test_without_it_nothing_is_held_or_written(tmp_path: Path) -> None:
     step(batch(8), 0)
     assert not step.average.tensors and "averaged" not in step.state_dict()
     parts = {"towers": step.towers, "objective": step.objective}
-    state = checkpoint.capture(parts, step.optimizer, 1, {}, average=step.average.tensors)
-    saved = checkpoint.save(tmp_path, state, keep=1)
-    assert not (saved / checkpoint.AVERAGE).exists()
-    assert f'"format": {checkpoint.OLDEST}' in (saved / checkpoint.MANIFEST).read_text()
+    state = capture(parts, step.optimizer, 1, {}, average=step.average.tensors)
+    saved = write_checkpoint(tmp_path, state, keep=1)
+    assert not (saved / AVERAGE).exists()
+    assert f'"format": {checkpoint.OLDEST}' in (saved / MANIFEST).read_text()

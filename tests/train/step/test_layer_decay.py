@@ -16,7 +16,7 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.config import OptimConfig, Pooling
 from dyad.train.step.optim import build_optimizer, layer_depths, learning_rate_scales
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["alone", "inside a tower"])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
-from dyad.train.run_folder.checkpoint import find, load_weights
+from dyad.train.run_folder.checkpoint import Checkpoint, find
 from dyad.train.step.loop import Stopwatch, fit
 from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import Logger
@@ -50,7 +50,7 @@ def weights(folder: Path) -> Mapping[str, Tensor]:
     found = find(folder, print)
     assert found is not None
     assert found.name == f"step_{STEPS:08d}"
-    return load_weights(found)
+    return Checkpoint(found).weights()
 
 
 def run_state(folder: Path) -> dict[str, Any]:

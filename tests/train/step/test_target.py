@@ -18,7 +18,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import Precision, TargetConfig, TargetKind
 from dyad.train.losses import build_objective
 from dyad.train.losses.objectives.base import Objective
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import MANIFEST, TARGET, capture, restore
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.step.step import TrainStep
 from dyad.train.step.target import momentum
 from dyad.train.towers.frozen_cache import FrozenCache
@@ -192,8 +194,8 @@ def test_under_autocast_the_targets_weights_are_used(precision: Precision) -> No
 
 def saved(step: TrainStep, index: int, folder: Path) -> Path:
     parts = {"towers": step.towers, "objective": step.objective}
-    state = checkpoint.capture(parts, step.optimizer, index, {}, target=step.target.tensors)
-    return checkpoint.save(folder, state, keep=1)
+    state = capture(parts, step.optimizer, index, {}, target=step.target.tensors)
+    return write_checkpoint(folder, state, keep=1)
 
 
 @pytest.mark.parametrize("target", [EMA, COPY], ids=lambda t: t.kind)
@@ -207,10 +209,10 @@ def test_a_resumed_target_is_that_of_the_undisturbed_run_to_the_bit(
         if index < 4:
             first(batch(8, seed=index), index)
     path = saved(first, 4, tmp_path)
-    assert '"format": 4' in (path / checkpoint.MANIFEST).read_text()
+    assert '"format": 4' in (path / MANIFEST).read_text()
     second = stepping(towers(seed=9, normed=normed), target)
     parts = {"towers": second.towers, "objective": second.objective}
-    average, loaded = checkpoint.restore(checkpoint.load(path), parts, second.optimizer)
+    average, loaded = restore(Checkpoint(path).read(), parts, second.optimizer)
     assert not average
     second.target.load(loaded)
     second.load_state_dict(first.state_dict())
@@ -224,21 +226,21 @@ def test_without_a_target_nothing_is_held_or_written_and_a_checkpoint_without_it
     plain = stepping(towers(), TargetConfig())
     plain(batch(8), 0)
     path = saved(plain, 1, tmp_path)
-    assert not plain.target.tensors and not plain.target.towers and not (path / checkpoint.TARGET).exists()
-    assert '"format": 2' in (path / checkpoint.MANIFEST).read_text()
+    assert not plain.target.tensors and not plain.target.towers and not (path / TARGET).exists()
+    assert '"format": 2' in (path / MANIFEST).read_text()
     later = stepping(towers(seed=9), EMA)
     parts = {"towers": later.towers, "objective": later.objective}
-    later.target.load(checkpoint.restore(checkpoint.load(path), parts, later.optimizer)[1])
+    later.target.load(restore(Checkpoint(path).read(), parts, later.optimizer)[1])
     assert same_bits(of_target(later), of_towers(plain))
 
 
 def test_a_target_of_weights_that_do_not_train_is_refused(tmp_path: Path) -> None:
     step = stepping(towers(), EMA)
-    state = checkpoint.load(saved(step, 0, tmp_path))
+    state = Checkpoint(saved(step, 0, tmp_path)).read()
     state = replace(state, target={"towers.z_tower.weight": torch.zeros(1)})
     parts = {"towers": step.towers, "objective": step.objective}
     with raises(ConfigError, "towers.z_tower.weight"):
-        checkpoint.restore(state, parts, step.optimizer)
+        restore(state, parts, step.optimizer)
 
 
 @pytest.mark.compiler

@@ -14,7 +14,9 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
 from dyad.train.config import OptimConfig
-from dyad.train.run_folder import checkpoint
+from dyad.train.run_folder.checkpoint import Checkpoint
+from dyad.train.run_folder.checkpoint_state import capture, restore
+from dyad.train.run_folder.saving import write_checkpoint
 from dyad.train.step.optim import build_optimizer
 
 OTHER_MACHINES = ("bnb", "fused")  # need CUDA and packages
@@ -34,10 +36,10 @@ def test_a_run_goes_on_to_the_bit_from_its_checkpoint(tmp_path: Path, name: str)
     for index in range(4):
         first(rows(index), index)
     parts = {"towers": first.towers, "objective": first.objective}
-    saved = checkpoint.save(tmp_path, checkpoint.capture(parts, first.optimizer, 4, {}), keep=1)
+    saved = write_checkpoint(tmp_path, capture(parts, first.optimizer, 4, {}), keep=1)
     second = train_step(towers(seed=9).float(), 8, optim=optim)
     parts = {"towers": second.towers, "objective": second.objective}
-    checkpoint.restore(checkpoint.load(saved), parts, second.optimizer)
+    restore(Checkpoint(saved).read(), parts, second.optimizer)
     assert [second(rows(index), index)["loss"] for index in range(4, 8)] == losses[4:]
     for a, b in zip(second.towers.parameters(), straight.towers.parameters(), strict=True):
         assert torch.equal(a, b)

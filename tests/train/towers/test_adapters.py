@@ -15,7 +15,7 @@ from dyad.export.open_clip import open_clip_state_dict
 from dyad.train.config import ImageTowerConfig, ModelConfig
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.image import PatchDropout
+from dyad.train.towers.image.pixels import PatchDropout
 from dyad.train.towers.models import ImageTextModel
 from dyad.train.towers.probe import on_meta
 from dyad.train.towers.tower import Tower

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import BatchNorm
 from dyad.train.towers.batch_norm import batch_norms, check_batch_norms, set_batch_norms
-from dyad.train.towers.pooled import Pooled, Pooling
+from dyad.train.towers.text.pooled import Pooled, Pooling
 from dyad.train.towers.tower import Tower, TwoTower
 
 GLOBAL, PER_CHUNK, FROZEN = BatchNorm["global"], BatchNorm.per_chunk, BatchNorm.frozen

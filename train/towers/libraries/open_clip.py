@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.json_text import read_json
 from dyad.train.config import Activation, ImageTower, ModelConfig, TextTower
+from dyad.train.towers.layers import checkpoint_activations
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.published import (
     WRAPPERS,
@@ -35,7 +36,7 @@ from dyad.train.towers.libraries.published import (
 )
 from dyad.train.towers.libraries.transformers_model import TransformersModel, load_model
 
-PACKAGE = Path(__file__).absolute().parents[2]  # the folder dyad, in which configs/ is
+PACKAGE = Path(__file__).absolute().parents[3]  # the folder dyad, in which configs/ is
 # Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
 PROJECTIONS = {
     "VisionTransformer": ("proj", True),
@@ -109,7 +110,7 @@ class BuildContext:
         Raises ConfigError for a tower of which open_clip cannot leave the last groups trainable.
         """
         if self.config.grad_checkpointing:
-            trunk.set_grad_checkpointing(True)
+            checkpoint_activations(trunk)
         if frozen:
             unlocked = attrgetter(key.removeprefix("model."))(self.config)
             with explained(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):

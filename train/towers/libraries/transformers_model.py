@@ -163,18 +163,6 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
     return location, revision
 
 
-def checkpoint_activations(model: Any) -> None:
-    """Make a model of transformers recompute its activations in backward, as model.grad_checkpointing=true asks."""
-    renamed = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.x
-    (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
-
-
-def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model of transformers: the longest list of modules in it."""
-    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=[model])
-
-
 def _weights_of(name: str) -> tuple[torch.dtype, bool]:
     """Return the dtype of the weights in the first file of a model, float32 if there are several or no file, and
     whether a name there begins with one of WRAPPERS."""

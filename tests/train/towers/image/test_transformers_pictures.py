@@ -20,7 +20,7 @@ from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
 transformers: Any = library  # its annotations are too wide for the type checker
-PICTURE = Path(__file__).parents[3] / "docs/images/report.webp"  # not a square
+PICTURE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = {**SHAPE, "image_size": 32, "patch_size": 8}
 TEXT = {**SHAPE, "vocab_size": 100}

@@ -19,8 +19,8 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import ModelConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.rows import Grouped
-from dyad.train.towers.text import cut_to_batch
+from dyad.train.towers.text.rows import Grouped
+from dyad.train.towers.text.text_tower import cut_to_batch
 from dyad.train.towers.tower import Tower
 
 END = 49407

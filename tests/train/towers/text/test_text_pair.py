@@ -22,12 +22,12 @@ from dyad.train.config import ImageTower, ModelConfig, Pooling, Task, TextTower,
 from dyad.train.losses import build_objective
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.step.step import TrainStep
-from dyad.train.towers import rows
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import build_model, build_text_pair
 from dyad.train.towers.models import TwoTowerModel
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.rows import group_by_length, token_counts
+from dyad.train.towers.text import rows
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.rows import group_by_length, token_counts
 from dyad.train.towers.tower import Tower
 from dyad.training_data import build_data
 

@@ -29,7 +29,7 @@ from dyad.train.distributed.world import World
 from dyad.train.run_folder.folder import open_run
 from dyad.train.towers.build import build_text_pair
 from dyad.train.towers.libraries.sentence_transformers import BEHIND_PADDING, describe_choices, sentence_folder
-from dyad.train.towers.text import TextTokenizer, positions_of
+from dyad.train.towers.text.text_tower import TextTokenizer, positions_of
 
 QUESTIONS, PASSAGES = ["who", "what is a Cat"], ["a cat is an animal", "b " * 50, "X"]
 OWN, POOLING = "sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"

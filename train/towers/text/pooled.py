@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dyad.data.batch import PADDING
 from dyad.train.config import Pooling
-from dyad.train.towers.rows import Grouped, token_counts
+from dyad.train.towers.text.rows import Grouped, token_counts
 
 # For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
 # by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The

@@ -16,12 +16,13 @@ from dyad.data.base.files import checked_path
 from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
+from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.published import TWO_TOWERS, explained
 from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, sentence_folder
-from dyad.train.towers.libraries.transformers_model import checkpoint_activations, layers_of, load_companion
-from dyad.train.towers.pooled import Pooled
-from dyad.train.towers.rows import Grouped, padded_length, text_ends, token_counts
-from dyad.train.towers.tower import Tower, freeze
+from dyad.train.towers.libraries.transformers_model import load_companion
+from dyad.train.towers.text.pooled import Pooled
+from dyad.train.towers.text.rows import Grouped, padded_length, text_ends, token_counts
+from dyad.train.towers.tower import Tower
 
 if TYPE_CHECKING:
     from dyad.train.towers.libraries.open_clip import BuildContext
@@ -201,7 +202,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if text.frozen:
-        freeze(encoder, layers_of(encoder), text.unlocked_layers)
+        freeze(encoder, layer_stack(encoder), text.unlocked_layers)
     if text.lora_rank:
         add_adapters(encoder, text, "model.text")
     width = encoder.config.hidden_size

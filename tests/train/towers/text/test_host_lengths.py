@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 
 from dyad.train.config import Pooling
 from dyad.train.towers.frozen_cache import FrozenCache
-from dyad.train.towers.pooled import Pooled
+from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.tower import Tower
 
 pytestmark = pytest.mark.fake_gpu

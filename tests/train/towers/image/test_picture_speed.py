@@ -17,9 +17,8 @@ from torch.utils._pytree import tree_leaves
 from dyad.data.batch import Batch
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
-from dyad.train.towers import image
 from dyad.train.towers.build import build_image_text
-from dyad.train.towers.image import NormalizePixels, PatchDropout
+from dyad.train.towers.image.pixels import PART, NormalizePixels, PatchDropout
 
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
@@ -49,7 +48,7 @@ def test_pixels_become_half_precision_without_a_copy_in_float32(dtype: torch.dty
     pixels = torch.arange(256, dtype=torch.uint8).repeat(3 * 32 * 1024 // 256 * 128).view(128, 3, 32, 1024)
     with torch.autocast("cpu", dtype), Largest() as largest:
         found = NormalizePixels(ImageSpec(32, MEAN, STD))(pixels)
-    assert 0 < largest.numbers <= image.PART < pixels.numel() // 8
+    assert 0 < largest.numbers <= PART < pixels.numel() // 8
     assert found.dtype == dtype and torch.equal(found, in_float64(pixels).to(dtype))  # rounded once
 
 

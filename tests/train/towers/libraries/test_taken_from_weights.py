@@ -173,7 +173,7 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
     commands, hub: Path, tiny: Callable[[dict[str, Any]], list[str]], tmp_path: Path
 ) -> None:
     """A run of the tag openai, and one that begins with its weights and names nothing of its model."""
-    there = {"PYTHONPATH": str(Path(__file__).parents[2]), "DYAD_HUB": str(hub)}
+    there = {"PYTHONPATH": str(Path(__file__).parents[3]), "DYAD_HUB": str(hub)}
     common = {"plugins": "[helpers.foreign]", "data.augment": "null", "steps": 2, "optim.lr": 1e-9}
     of_tag = ["model=open_clip", *(f"{word}" for word in WEIGHTS)]
     words = [w for w in tiny({"run.name": "a", **common}) if not w.startswith(("model", "data.augment"))]

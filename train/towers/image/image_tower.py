@@ -17,77 +17,18 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.config import OWN_IMAGE_TOWERS
 from dyad.train.towers.adapters import add_adapters
+from dyad.train.towers.image.pixels import NormalizePixels, PatchDropout
+from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.open_clip import BuildContext
 from dyad.train.towers.libraries.published import explained, listed
-from dyad.train.towers.libraries.transformers_model import checkpoint_activations, layers_of, load_companion
-from dyad.train.towers.tower import Tower, convolves, freeze, precision_of
+from dyad.train.towers.libraries.transformers_model import load_companion
+from dyad.train.towers.tower import Tower, convolves
 
 HALF = (0.5, 0.5, 0.5)
-PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
 GROUP = 8  # channels of a group of GroupNorm in the small CNN
 PATCH_DROPOUTS = ("patch_dropout", "patch_drop")  # the module of a ViT that drops patches, in open_clip and in timm
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as image processors of transformers have them
 ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
-
-
-class NormalizePixels(nn.Module):
-    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in.
-
-    That is the dtype of autocast, else of the buffers. Numbers are computed in the dtype of the buffers and rounded
-    once, and no such copy of the whole batch is made. channels_last: of the result on a CPU in fp32.
-    """
-
-    mean: Tensor
-    std: Tensor
-    scale: Tensor
-    shift: Tensor
-
-    def __init__(self, spec: ImageSpec, *, channels_last: bool = False) -> None:
-        super().__init__()
-        self.channels_last = channels_last
-        mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (spec.mean, spec.std))
-        numbers = {"mean": mean, "std": std, "scale": 1 / (255 * std), "shift": -mean / std}
-        for name, tensor in numbers.items():
-            self.register_buffer(name, tensor, persistent=False)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels (b, 3, S, S)."""
-        dtype = precision_of(pixels.device) or self.mean.dtype
-        if torch.compiler.is_compiling():  # which makes one kernel of it
-            return self._normalized(pixels).to(dtype)
-        last = self.channels_last and dtype == torch.float32 and pixels.device.type == "cpu"
-        layout = torch.channels_last if last else torch.preserve_format
-        result = torch.empty_like(pixels, dtype=dtype, memory_format=layout)
-        if pixels.is_cuda:  # one kernel; on a CPU this would convert the whole batch first
-            return torch.addcmul(self.shift, pixels, self.scale, out=result)
-        rows = max(1, PART // max(1, pixels[:1].numel()))
-        for part, into in zip(pixels.split(rows), result.split(rows), strict=True):
-            into.copy_(self._normalized(part))
-        return result
-
-    def _normalized(self, pixels: Tensor) -> Tensor:
-        return pixels.to(self.mean.dtype).div_(255).sub_(self.mean).div_(self.std)
-
-
-class PatchDropout(nn.Module):
-    """Keeps the share 1 − `prob` of the patches of each picture in training, drawn on the device that they are on.
-
-    This is FLIP (Li et al. 2023). open_clip's own draws on the CPU, for which a GPU waits. On a CPU both keep the same
-    patches. prefix: how many tokens before the patches, such as a class token, always stay.
-    """
-
-    def __init__(self, prob: float, prefix: int) -> None:
-        super().__init__()
-        self.prob, self.prefix = prob, prefix
-
-    def forward(self, x_bLW: Tensor) -> Tensor:
-        """Drop patches from tokens (b, L, W), with L tokens of width W per picture."""
-        if not self.training or self.prob == 0:
-            return x_bLW
-        first, patches = x_bLW.tensor_split([self.prefix], 1)
-        count = max(1, int(patches.shape[1] * (1 - self.prob)))
-        kept = torch.randn(patches.shape[:2], device=patches.device).topk(count).indices
-        return torch.cat([first, patches.gather(1, kept[:, :, None].expand(-1, -1, patches.shape[2]))], 1)
 
 
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
@@ -162,7 +103,7 @@ def _timm(context: BuildContext) -> ImageParts:
         with explained(f"model.image.image_size={size}: {name} cannot take it"):
             trunk.set_input_size(size)
     if config.grad_checkpointing:
-        trunk.set_grad_checkpointing(True)
+        checkpoint_activations(trunk)
     if config.image.frozen:
         trunk.requires_grad_(False)
         groups = cast(dict[int, list[str]], group_parameters(trunk, trunk.group_matcher()))
@@ -239,7 +180,7 @@ def _transformers(context: BuildContext) -> ImageParts:
         with explained(f"model.grad_checkpointing=true, {key}"):
             checkpoint_activations(model)
     if image.frozen:
-        freeze(encoder, layers_of(encoder), image.unlocked_groups)
+        freeze(encoder, layer_stack(encoder), image.unlocked_groups)
     spec = _processed(key, processor)
     if image.image_size not in (None, spec.size):
         if "interpolate_pos_encoding" in inspect.signature(encoder.forward).parameters:

@@ -1,0 +1,137 @@
+"""What is in a checkpoint: it is collected from the objects of a run, and copied into them again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from dyad.data.base.errors import ConfigError
+from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
+from dyad.train.run_folder.parts import Part
+
+MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
+AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
+OPTIONAL = (MEMORY, AVERAGE, TARGET)
+SCALARS, BEST = "optimizer_scalars", "best"  # keys of state.json
+# entries of an optimiser's groups that follow from the configuration
+OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
+
+
+@dataclass
+class CheckpointState:
+    """The content of a checkpoint.
+
+    step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: the optimiser's
+    state tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
+    objective's per-sample state, one entry per training sample; empty if it has none. scalars: numbers of the optimiser
+    that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average: the moving average of
+    the trained weights by name; empty if there is none. target: the weights of the target network, likewise.
+    part: of sharded towers, which of how many parts this rank writes, counted from 0, and a name of the attempt that
+    all ranks share; None: everything is here. rows: of each sharded weight, by name, which of its rows are.
+    """
+
+    step: int
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    facts: dict[str, Any]
+    memory: Mapping[str, Tensor]
+    scalars: dict[str, float | None] = field(default_factory=dict)
+    average: Mapping[str, Tensor] = field(default_factory=dict)
+    target: Mapping[str, Tensor] = field(default_factory=dict)
+    part: Part | None = None
+    rows: Mapping[str, slice] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors of each file that is written, by the name of the file."""
+        found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
+        found |= {MEMORY: self.memory, AVERAGE: self.average, TARGET: self.target}
+        return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
+
+
+def capture(
+    modules: Mapping[str, nn.Module],
+    optimizer: Optimizer,
+    step: int,
+    facts: dict[str, Any],
+    memory: Mapping[str, Tensor] | None = None,
+    average: Mapping[nn.Parameter, Tensor] | None = None,
+    target: Mapping[nn.Parameter, Tensor] | None = None,
+    part: Part | None = None,
+) -> CheckpointState:
+    """Collect the tensors and entries that `save` writes, as a CheckpointState.
+
+    The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
+    weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
+    one entry per training sample; None if it has none. average: the moving average of the weights by parameter. target:
+    the weights of the target network by parameter. part: as in CheckpointState.
+    Raises TypeError for an optimiser whose state is neither tensors nor numbers.
+    """
+    assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
+    model = named_tensors(modules)
+    name_of = {id(tensor): name for name, tensor in model.items()}
+    slots = {  # of AdamW they all are tensors, the step count too
+        f"{name_of[id(parameter)]}/{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+    }
+    slots |= {
+        f"{i}/{key}": group[key]
+        for i, group in enumerate(optimizer.param_groups)
+        for key in sorted(group.keys() - optimizer.defaults.keys() - OF_CONFIG)
+    }
+    scalars = {key: value for key, value in slots.items() if not isinstance(value, Tensor)}
+    if foreign := [key for key, value in scalars.items() if not isinstance(value, int | float | None)]:
+        raise TypeError(f"no checkpoint holds what this optimiser keeps as '{foreign[0].rpartition('/')[2]}'")
+    tensors = {key: local(value) for key, value in slots.items() if key not in scalars}
+    copies = ({name_of[id(p)]: local(tensor) for p, tensor in (copy or {}).items()} for copy in (average, target))
+    rows = {name: own for name, tensor in model.items() if (own := own_rows(tensor)) is not None}
+    model = {name: local(tensor) for name, tensor in model.items()}
+    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies, part=part, rows=rows)
+
+
+def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
+    """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
+
+    Returns the moving average and the target network's weights, by parameter, empty if the checkpoint has none; of
+    `state.memory` each rank loads its part elsewhere. Raises ConfigError, with nothing changed, for another model.
+    """
+    refuse_another_model(state.model, modules)
+    named = named_tensors(modules)
+    # torch numbers optimiser state by the position of its parameter; the checkpoint names it
+    position = {id(p): i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    groups = {str(i): group for i, group in enumerate(optimizer.state_dict()["param_groups"])}
+    slots: dict[int, dict[str, Any]] = {}
+    for entry in (*state.optimizer, *state.scalars):
+        name, _, key = entry.rpartition("/")
+        if name in groups and key not in optimizer.defaults.keys() | OF_CONFIG:
+            groups[name][key] = state.scalars[entry] if entry in state.scalars else state.optimizer[entry].clone()
+            continue
+        if name not in named or id(named[name]) not in position:
+            raise ConfigError(f"the checkpoint has optimiser state of '{name}', which this model does not train")
+        own = state_like(named[name], state.optimizer, entry) if entry in state.optimizer else state.scalars[entry]
+        slots.setdefault(position[id(named[name])], {})[key] = own
+    refuse_moments(slots, optimizer)
+    copies = state.average, state.target
+    if unknown := [n for n in chain(*copies) if n not in named or id(named[n]) not in position]:
+        raise ConfigError(f"the checkpoint has an average or target of '{unknown[0]}', which this model does not train")
+    restore_weights(state.model, modules)
+    optimizer.load_state_dict({"state": slots, "param_groups": [*groups.values()]})
+    return [{named[n]: filled(torch.empty_like(named[n]), copy, n) for n in copy} for copy in copies]
+
+
+def refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
+    """Raise ConfigError if state of a parameter, by its position, is none of AdamW. The fused kernel believes shapes:
+    it would write behind the end of a short tensor."""
+    if not isinstance(optimizer, AdamW):
+        return
+    for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+        shapes = {key: getattr(value, "shape", None) for key, value in slots.get(i, {}).items()}
+        if shapes and shapes != {"step": (), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}:
+            of = ", ".join(f"{key} {'' if shape is None else tuple(shape)}".strip() for key, shape in shapes.items())
+            raise ConfigError(f"optimiser state of a weight {tuple(parameter.shape)} is none of AdamW: {of}")

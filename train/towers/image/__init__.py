@@ -1,0 +1,1 @@
+"""Towers of pictures, and what they do with pixels and patches."""

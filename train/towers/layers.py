@@ -1,0 +1,64 @@
+"""The layers of a tower: they are sharded, compiled, planned and frozen one by one, and recomputed in backward."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import dropwhile
+from typing import Any
+
+from torch import nn
+
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def layers_of(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of a tower that are gathered one after the other: modules of one class, in a list or by names of
+    their own, that have most of the weights of what they are in."""
+    children = list(module.children())
+    for alike in _by_class(children, isinstance(module, LISTS)):
+        if len(alike) > 1 and 2 * _size(alike) > _size([module]):
+            yield from (layer for child in children for layer in ([child] if child in alike else layers_of(child)))
+            return
+    for child in children:
+        yield from layers_of(child)
+
+
+def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Module]]:
+    """Yield the modules of each class. listed: whether they are in a list; else lists, and modules without modules in
+    them, are no layers."""
+    of_class: dict[type, list[nn.Module]] = {}
+    for module in modules:
+        if listed or (any(True for _ in module.children()) and not isinstance(module, LISTS)):
+            of_class.setdefault(type(module), []).append(module)
+    yield from of_class.values()
+
+
+def _size(modules: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Make a model of open_clip, timm or transformers recompute its activations in backward, as
+    model.grad_checkpointing=true asks."""
+    if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
+        model.set_grad_checkpointing(True)
+    else:
+        renamed = getattr(model, "activation_checkpointing_enable", None)  # in transformers 5.x
+        (renamed or model.gradient_checkpointing_enable)({"use_reentrant": False})
+
+
+def layer_stack(model: nn.Module) -> list[nn.Module]:
+    """Return the layers by which model.….unlocked_layers counts in a model of transformers: the longest list of modules
+    in it, which may be inside one of the layers of `layers_of`."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=[model])
+
+
+def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
+    """Freeze `trunk` except for the last `count` layers of `parts`, and what follows them in trunk.parameters().
+
+    parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters. count=0 freezes all.
+    """
+    trunk.requires_grad_(False)
+    if count > 0:
+        first = next(parts[-min(count, len(parts))].parameters())
+        for parameter in dropwhile(lambda p: p is not first, trunk.parameters()):
+            parameter.requires_grad_(True)

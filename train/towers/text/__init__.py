@@ -1,0 +1,1 @@
+"""Towers of texts, their tokenizers, and how rows of tokens are grouped by length."""
