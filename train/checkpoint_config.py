@@ -1,6 +1,6 @@
 """The keys checkpoint.*: when checkpoints are written, and which stay. Does not import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dyad.data.config import described
@@ -17,12 +17,16 @@ class CheckpointConfig:
     )
 
 
-def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Mapping[str, bool]:
-    """Return the rules of checkpoint.best as error message → whether it is broken. evaluates: whether the run has
-    something to evaluate on."""
-    start, is_set = f"checkpoint.best={checkpoint.best}", checkpoint.best is not None
-    return {
-        f"{start}: this run evaluates nothing. Set data.val or eval.suite": is_set and not evaluates,
-        f"{start}, eval.every={eval_every}: evaluated at the end only, the newest checkpoint is the best. Set "
-        "eval.every, e.g. eval.every=100": is_set and evaluates and eval_every == 0,
-    }
+def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Iterator[str]:
+    """Yield a message for each rule of checkpoint.best that is broken. evaluates: whether the run has something to
+    evaluate on."""
+    start = f"checkpoint.best={checkpoint.best}"
+    if checkpoint.best is None:
+        return
+    if not evaluates:
+        yield f"{start}: this run evaluates nothing. Set data.val or eval.suite"
+    elif eval_every == 0:
+        yield (
+            f"{start}, eval.every={eval_every}: evaluated at the end only, the newest checkpoint is the best. Set "
+            "eval.every, e.g. eval.every=100"
+        )

@@ -1,6 +1,7 @@
 """The rules of a training run's configuration: which values and combinations cannot work. Does not import torch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError
@@ -29,125 +30,158 @@ def validate(config: TrainConfig, world_size: int) -> None:
 
     world_size: the number of training processes on all machines together.
     """
-    length = config.epochs if config.steps is None else config.steps
-    missing = {
-        "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji": config.data.train,
-        "steps or epochs is missing: say how long to train, e.g. steps=1000": length,
-    }
-    check_values(config, world_size, [message for message, value in missing.items() if value is None])
+    _raise_first(chain(_missing(config), _broken(config, world_size)))
 
 
-def check_values(config: TrainConfig, world_size: int = 1, broken: Sequence[str] = ()) -> None:
+def check_values(config: TrainConfig, world_size: int = 1) -> None:
     """Raise ConfigError for values and combinations that cannot work; the message names the keys and the fix.
 
-    world_size: as for `validate`. broken: messages about further mistakes.
+    world_size: as for `validate`.
     """
-    steps, size, optim = config.steps, config.global_batch_size, config.optim
-    rules = {
-        f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME": Path(
-            config.run.name or ""
-        ).is_absolute(),
-        f"model.head={config.model.head}: where to? Set model.embed_dim": config.model.head is not Head.none
-        and config.model.embed_dim is None,
-        "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, or "
-        "set data.augment.…": config.task is Task.views
-        and config.has_pictures
-        and not config.model.image.patch_dropout
-        and all(augment == type(augment)() for augment in config.data.augments),
-        f"profile={config.profile}: the first {UNTRACED} steps are not traced. Set steps={UNTRACED + config.profile} or"
-        f" more, not {steps}": config.profile > 0 and steps is not None and steps <= UNTRACED,
-        f"global_batch_size={size}: needs at least one pair for each of {world_size} processes": size < world_size,
-        **dict.fromkeys(broken_limits(config), True),
-        f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1": optim.warmup >= 1
-        and isinstance(optim.warmup, float),
-        f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}": steps is not None
-        and optim.cooldown > steps >= 1,
-        f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}": not {*config.from_weights}
-        <= {*KNOWN_BY_WEIGHTS},
-        **best_rules(config.checkpoint, config.eval.every, bool(config.data.val or config.eval.suite or config.also)),
-        **negatives_rules(config.data, config.task, getattr(config.objective, "name", "")),
-        **_stream_rules(config),
-        **_sharding_rules(config),
-        **_objective_rules(config),
-    }
-    if broken := [*broken, *(message for message, is_broken in rules.items() if is_broken)]:
-        raise ConfigError("\n".join(broken[:5]))
+    _raise_first(_broken(config, world_size))
 
 
-def _sharding_rules(config: TrainConfig) -> dict[str, bool]:
-    dist, is_sharded = config.dist, config.dist.name is not Parallel.ddp
-    start, way_out = f"dist.name={dist.name}", "Take dist.name=ddp, or"
-    return {
-        f"{start}: the towers of several losses cannot be sharded. {way_out} leave also.* out": is_sharded
-        and bool(config.also),
-        f"{start}, precision=fp16: {way_out} precision=bf16": is_sharded and config.precision is Precision.fp16,
-        f"{start}, optim.name={config.optim.name}: {way_out} optim.name=adamw": is_sharded
-        and config.optim.name != "adamw",
-        f"dist.shard_size={dist.shard_size}: dist.name=ddp shards nothing. Add dist.name=fsdp2 or hsdp": not is_sharded
-        and dist.shard_size is not None,
-    }
+def _raise_first(messages: Iterator[str]) -> None:
+    if broken := [*islice(dict.fromkeys(messages), 5)]:
+        raise ConfigError("\n".join(broken))
 
 
-def _objective_rules(config: TrainConfig) -> dict[str, bool]:
-    """Return the rules of the objective as error message → whether the rule is broken.
-
-    Without these checks a broken rule would only fail at the first step, after the run folder is made.
-    """
-    objective = config.objective
-    listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
-    classes, rare = config.task is Task.labelled and config.data.rare is None, config.data.rare is not None
-    further, further_x = listed or config.data.negatives.per_row > 0 or classes, config.data.negatives.pictures > 0
-    inputs = "scores" if config.task is Task.labelled and rare else "pairs"
-    if config.task is Task.sequence and isinstance(objective, ObjectiveOptions) and "lengths" in objective.takes:
-        inputs = objective.inputs
-    frames = config.data.items is ItemKind.frames
-    has_catalogue = (config.task in ITEMS and config.data.mode is Mode.indexed) or (
-        config.task is Task.sequence and not frames
-    )
-    graded = config.data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
-    of_data = further, listed, classes, inputs, has_catalogue, graded, further_x
-    expected = ExpectedBatch(config.global_batch_size, *of_data)
-    by_key = getattr(objective, "duplicates", None) is Duplicates.positive
-    supervised = getattr(objective, "setting", None) is Setting.supervised
-    own_lists = getattr(objective, "candidates", None) is CandidateSet.list
-    target, takers = config.target.kind, [name for name, of in OBJECTIVES.items() if "targets" in of.takes]
-    return {
-        f"target.kind={target}: objective={getattr(objective, 'name', '')} takes no targets. Leave it out, or take "
-        f"objective={' or '.join(takers)}": target is not TargetKind.none
-        and "targets" not in getattr(objective, "takes", ()),
-        "objective.setting=supervised: nothing says which further columns are positive, so it would be setting=self. "
-        "Set objective.duplicates=positive, data.passage.positives=all, or objective.candidates=list": supervised
-        and not (listed or by_key or classes or own_lists),
-        f"data.rare_per_batch={config.data.rare_per_batch}: a batch has others too. Set it below global_batch_size="
-        f"{config.global_batch_size}": rare and config.data.rare_per_batch >= config.global_batch_size,
-        "model.context.embed_dim: a context is scored with items, and has their width. Leave it out, or take "
-        "objective=cpc": config.model.context.embed_dim is not None
-        and config.task is Task.sequence
-        and "lengths" not in getattr(objective, "takes", ()),
-        "data.batches=by_source: a log has no sources; leave it out": config.task is Task.sequence
-        and config.data.batches is Batches.by_source,
-        "data.batches=by_source: data.rare draws from the classes of all sources; leave it out": rare
-        and config.data.batches is Batches.by_source,
-        **dict.fromkeys(objective.broken_by(expected) if isinstance(objective, ObjectiveOptions) else (), True),
-    }
+def _missing(config: TrainConfig) -> Iterator[str]:
+    if config.data.train is None:
+        yield "data.train is missing: give shards, e.g. data.train=shards/train.tar, or experiment=emoji"
+    if config.steps is None and config.epochs is None:
+        yield "steps or epochs is missing: say how long to train, e.g. steps=1000"
 
 
-def _stream_rules(config: TrainConfig) -> dict[str, bool]:
-    """Return the rules of data.mode as error message → whether it is broken."""
+def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
+    """Yield a message for each rule that the configuration breaks, in the order in which they are reported."""
+    yield from _general_rules(config, world_size)
+    yield from _length_rules(config)
+    evaluates = bool(config.data.val or config.eval.suite or config.also)
+    yield from best_rules(config.checkpoint, config.eval.every, evaluates)
+    yield from negatives_rules(config.data, config.task, getattr(config.objective, "name", ""))
+    yield from _stream_rules(config)
+    yield from _sharding_rules(config)
+    yield from _objective_rules(config)
+
+
+def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
+    steps, size, model, profile = config.steps, config.global_batch_size, config.model, config.profile
+    if Path(config.run.name or "").is_absolute():
+        yield f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME"
+    if model.head is not Head.none and model.embed_dim is None:
+        yield f"model.head={model.head}: where to? Set model.embed_dim"
+    unchanged = all(augment == type(augment)() for augment in config.data.augments)
+    if config.task is Task.views and config.has_pictures and not model.image.patch_dropout and unchanged:
+        yield (
+            "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, "
+            "or set data.augment.…"
+        )
+    if profile > 0 and steps is not None and steps <= UNTRACED:
+        untraced = f"profile={profile}: the first {UNTRACED} steps are not traced"
+        yield f"{untraced}. Set steps={UNTRACED + profile} or more, not {steps}"
+    if size < world_size:
+        yield f"global_batch_size={size}: needs at least one pair for each of {world_size} processes"
+    yield from broken_limits(config)
+
+
+def _length_rules(config: TrainConfig) -> Iterator[str]:
+    steps, optim = config.steps, config.optim
+    if optim.warmup >= 1 and isinstance(optim.warmup, float):
+        yield f"optim.warmup={optim.warmup}: steps are a whole number, and a share of the run is below 1"
+    if steps is not None and optim.cooldown > steps >= 1:
+        yield f"optim.cooldown={optim.cooldown}: longer than the run of steps={steps}"
+    if not {*config.from_weights} <= {*KNOWN_BY_WEIGHTS}:
+        yield f"from_weights={config.from_weights}: a list of {', '.join(KNOWN_BY_WEIGHTS)}"
+
+
+def _stream_rules(config: TrainConfig) -> Iterator[str]:
     data, objective = config.data, config.objective
     if data.mode is not Mode.stream:
-        return {f"data.id_key={data.id_key}: indexed samples are numbered by their places": data.id_key is not None}
-    return {
-        f"data.mode=stream: task={config.task.value} needs an index; only image_text is streamed": config.task
-        is not Task.image_text,
-        f"epochs={config.epochs}: nobody has counted the samples of data.mode=stream. Say steps=…": config.steps is None
-        and config.epochs is not None,
-        f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does not "
-        "have one. Set data.id_key to the json field that holds it, 0 … N - 1": data.id_key is None
-        and getattr(objective, "by_sample_id", False),
-        "data.batches=by_source: data.mode=stream mixes all sources; leave it out": data.batches is Batches.by_source,
-        "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out": data.shuffle
-        is Shuffle.full,
-        "resume.allow_more_data: the passes of data.mode=stream would be others. Start another run.name with "
-        "init_from": config.resume.allow_more_data,
-    }
+        if data.id_key is not None:
+            yield f"data.id_key={data.id_key}: indexed samples are numbered by their places"
+        return
+    if config.task is not Task.image_text:
+        yield f"data.mode=stream: task={config.task.value} needs an index; only image_text is streamed"
+    if config.steps is None and config.epochs is not None:
+        yield f"epochs={config.epochs}: nobody has counted the samples of data.mode=stream. Say steps=…"
+    if data.id_key is None and getattr(objective, "by_sample_id", False):
+        yield (
+            f"objective={getattr(objective, 'name', '')}: knows every sample by its number, and data.mode=stream does "
+            "not have one. Set data.id_key to the json field that holds it, 0 … N - 1"
+        )
+    if data.batches is Batches.by_source:
+        yield "data.batches=by_source: data.mode=stream mixes all sources; leave it out"
+    if data.shuffle is Shuffle.full:
+        yield "data.shuffle=full: data.mode=stream mixes by shards and in data.buffer; leave it out"
+    if config.resume.allow_more_data:
+        yield (
+            "resume.allow_more_data: the passes of data.mode=stream would be others. Start another run.name with "
+            "init_from"
+        )
+
+
+def _sharding_rules(config: TrainConfig) -> Iterator[str]:
+    dist, optimizer = config.dist, config.optim.name
+    start, way_out = f"dist.name={dist.name}", "Take dist.name=ddp, or"
+    if dist.name is Parallel.ddp:
+        if dist.shard_size is not None:
+            yield f"dist.shard_size={dist.shard_size}: dist.name=ddp shards nothing. Add dist.name=fsdp2 or hsdp"
+        return
+    if config.also:
+        yield f"{start}: the towers of several losses cannot be sharded. {way_out} leave also.* out"
+    if config.precision is Precision.fp16:
+        yield f"{start}, precision=fp16: {way_out} precision=bf16"
+    if optimizer != "adamw":
+        yield f"{start}, optim.name={optimizer}: {way_out} optim.name=adamw"
+
+
+def _objective_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield the rules of the objective that are broken: else they would fail at the first step, after the run folder is
+    made."""
+    objective, data, target = config.objective, config.data, config.target.kind
+    takes, is_sequence = getattr(objective, "takes", ()), config.task is Task.sequence
+    listed = config.task is Task.question_passage and data.passage.positives is DrawnPositives.all
+    classes, rare = config.task is Task.labelled and data.rare is None, data.rare is not None
+    if target is not TargetKind.none and "targets" not in takes:
+        takers = " or ".join(name for name, of in OBJECTIVES.items() if "targets" in of.takes)
+        name = getattr(objective, "name", "")
+        yield f"target.kind={target}: objective={name} takes no targets. Leave it out, or take objective={takers}"
+    by_key = getattr(objective, "duplicates", None) is Duplicates.positive
+    own_lists = getattr(objective, "candidates", None) is CandidateSet.list
+    is_supervised = getattr(objective, "setting", None) is Setting.supervised
+    if is_supervised and not (listed or by_key or classes or own_lists):
+        yield (
+            "objective.setting=supervised: nothing says which further columns are positive, so it would be "
+            "setting=self. Set objective.duplicates=positive, data.passage.positives=all, or objective.candidates=list"
+        )
+    if rare and data.rare_per_batch >= (size := config.global_batch_size):
+        yield (
+            f"data.rare_per_batch={data.rare_per_batch}: a batch has others too. Set it below global_batch_size={size}"
+        )
+    if config.model.context.embed_dim is not None and is_sequence and "lengths" not in takes:
+        yield (
+            "model.context.embed_dim: a context is scored with items, and has their width. Leave it out, or take "
+            "objective=cpc"
+        )
+    if is_sequence and data.batches is Batches.by_source:
+        yield "data.batches=by_source: a log has no sources; leave it out"
+    if rare and data.batches is Batches.by_source:
+        yield "data.batches=by_source: data.rare draws from the classes of all sources; leave it out"
+    if isinstance(objective, ObjectiveOptions):
+        yield from objective.broken_by(_expected_batch(config, objective, listed, classes))
+
+
+def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bool, classes: bool) -> ExpectedBatch:
+    """Return what the batches of the run will have. listed: all passages of a question are positive. classes: further
+    columns are vectors of classes."""
+    data, is_sequence = config.data, config.task is Task.sequence
+    inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"
+    if is_sequence and "lengths" in objective.takes:
+        inputs = objective.inputs
+    has_catalogue = (config.task in ITEMS and data.mode is Mode.indexed) or (
+        is_sequence and data.items is not ItemKind.frames
+    )
+    graded = data.relevance is not None and config.task in (Task.image_text, Task.question_passage)
+    further, further_x = listed or data.negatives.per_row > 0 or classes, data.negatives.pictures > 0
+    return ExpectedBatch(config.global_batch_size, further, listed, classes, inputs, has_catalogue, graded, further_x)

@@ -1,24 +1,30 @@
 """What the keys data.negatives.* ask of the task, the data and the objective of a run. Does not import torch."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from dyad.data.config import DataConfig, Mode
 
 
-def negatives_rules(data: DataConfig, task: str, objective: str) -> Mapping[str, bool]:
-    """Return the rules of hard negatives as error message → whether it is broken. objective: its name."""
+def negatives_rules(data: DataConfig, task: str, objective: str) -> Iterator[str]:
+    """Yield a message for each rule of hard negatives that is broken. objective: its name."""
     negatives = data.negatives
     per_row, pictures, path = negatives.per_row, negatives.pictures, negatives.picture_file
-    return {
-        f"data.negatives.per_row={per_row}: task={task} has no hard negatives. Set it to 0": per_row > 0
-        and task not in ("image_text", "question_passage"),
-        f"data.negatives.pictures={pictures}: task={task} has no pictures that are wrong for a text. Set it to 0": (
-            pictures > 0 and task != "image_text"
-        ),
-        f"data.negatives.picture_file={path}: names pictures by content, and data.mode=stream reads none out of turn. "
-        "Take data.mode=indexed, or data.negatives.picture_fields": path is not None and data.mode is Mode.stream,
-        f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains. "
-        "Leave it out; python -m eval.mine mines before": negatives.refresh_every > 0 and task != "question_passage",
-        f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
-        "data.negatives.per_row=1, or take objective=dpr": objective == "epr" and per_row != 1,
-    }
+    if per_row > 0 and task not in ("image_text", "question_passage"):
+        yield f"data.negatives.per_row={per_row}: task={task} has no hard negatives. Set it to 0"
+    if pictures > 0 and task != "image_text":
+        yield f"data.negatives.pictures={pictures}: task={task} has no pictures that are wrong for a text. Set it to 0"
+    if path is not None and data.mode is Mode.stream:
+        yield (
+            f"data.negatives.picture_file={path}: names pictures by content, and data.mode=stream reads none out of "
+            "turn. Take data.mode=indexed, or data.negatives.picture_fields"
+        )
+    if negatives.refresh_every > 0 and task != "question_passage":
+        yield (
+            f"data.negatives.refresh_every={negatives.refresh_every}: only task=question_passage mines while it trains."
+            " Leave it out; python -m eval.mine mines before"
+        )
+    if objective == "epr" and per_row != 1:
+        yield (
+            f"objective=epr, data.negatives.per_row={per_row}: EPR is DPR with one hard negative a row. Set "
+            "data.negatives.per_row=1, or take objective=dpr"
+        )

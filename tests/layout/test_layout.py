@@ -56,7 +56,7 @@ dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 8580, "train": 11420, "eval": 4350, "dyad": 5450}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 8580, "train": 11440, "eval": 4350, "dyad": 5450}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/libraries/calibration.py | Calibration
@@ -94,6 +94,7 @@ the pictures mined for a caption | eval/mine/pictures.py | CaptionsAndPictures
 the captions mined for a picture | eval/mine/pictures.py | PicturesAndCaptions
 R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 BM25 | data/question_passage/bm25.py | build_bm25
+a checkpoint of a run is put together | dyad/training_run.py | TrainingRun
 whether a passage has an answer | data/question_passage/answers.py | prepared
 log q of items by content key | data/log_weights.py | read_log_weights
 nDCG | eval/metrics/trec.py | measures
@@ -171,6 +172,10 @@ def test_entry_points_only_start_the_application() -> None:
 def test_no_files_import_each_other_in_a_circle() -> None:
     """Two files that need each other hold one idea, or a name that stands in the wrong one."""
     TopologicalSorter({path: set(files_imported(path)) for path in SOURCES}).prepare()
+
+
+def test_the_file_that_runs_a_training_imports_few_modules() -> None:
+    assert len({*files_imported(ROOT / "dyad/run/run.py")}) <= 30
 
 
 def test_our_packages_have_one_name() -> None:

@@ -1,0 +1,272 @@
+"""A training run whose components are built and restored: what it prints, writes, reads, watches and saves."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import torch
+
+from dyad.data.base.files import writable
+from dyad.data.batch import Batch, with_further
+from dyad.data.image_text.stream import Stream
+from dyad.data.loading.ahead import copied_ahead
+from dyad.data.loading.loader import BatchSource, build_loader, worker_count
+from dyad.data.loading.order import Order
+from dyad.data.question_passage.dataset import QuestionPassage
+from dyad.data.shards import manifest
+from dyad.data.shards.sources import written_sources
+from dyad.eval.encode.encoder import Encoder
+from dyad.run.best import BestCheckpoint, choices
+from dyad.run.calibrate import describe_inputs
+from dyad.run.components import Parts, batch_norms
+from dyad.run.mining_refresh import NegativeRefresh
+from dyad.run.resume import (
+    RestoredState,
+    ResumeSource,
+    best_of_resumed,
+)
+from dyad.train.config import Task, TrackingConfig, TrainConfig
+from dyad.train.distributed.agreement import from_rank_0, only_on, rank_0_only
+from dyad.train.distributed.sharding import describe_layers, shard_size
+from dyad.train.distributed.world import World, gather_objects
+from dyad.train.losses.diagnostics import diagnose, duplicates, saturation
+from dyad.train.losses.options.choices import Partition, Similarity
+from dyad.train.monitor.bad_samples import BadSampleCounter
+from dyad.train.monitor.monitor import Monitor
+from dyad.train.monitor.stragglers import LocalTimer, Stragglers
+from dyad.train.run_folder.checkpoint_state import capture
+from dyad.train.run_folder.folder import (
+    STEP_FILES,
+    open_run,
+    plain,
+    put_aside,
+    put_other_checkpoints_aside,
+    recorded_state,
+)
+from dyad.train.run_folder.ledger import Ledger
+from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
+from dyad.train.step.schedule import describe_schedule
+from dyad.train.step_plan import Plan
+from dyad.train.towers.libraries.sentence_transformers import describe_choices
+from dyad.train.tracking.logger import Logger, build_logger
+
+MANY_WEIGHTS = 40_000_000  # to train on a CPU; MiniLM has 23 million
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run whose components are built and restored; train_run calls its methods. folder: the run folder."""
+
+    config: TrainConfig
+    world: World
+    folder: Path
+    parts: Parts
+    source: ResumeSource
+    restored: RestoredState
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Return the plan of the run: first step, number of steps, intervals of logging, evaluation and checkpoints."""
+        config, restored = self.config, self.restored
+        return Plan(
+            first_step=restored.step,
+            total_steps=self.parts.total_steps,
+            global_batch_size=config.global_batch_size,
+            world_size=self.world.size,
+            log_every=config.tracking.every,
+            evaluate_every=config.eval.every if self.parts.evaluators else 0,
+            save_every=config.checkpoint.every,
+            evaluation_owed=restored.facts.get("evaluation_owed", False),
+            steps_per_epoch=self.parts.data.order.steps_per_epoch,
+        )
+
+    def open_logger(self, tracking: TrackingConfig) -> Logger:
+        """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
+        refuse_full_disk(self.folder, self.parts.modules, self.parts.step.optimizer)
+        with writable(self.folder):
+            open_run(self.config)
+            if self.restored.batch_changed:
+                put_aside(self.folder, STEP_FILES)
+            wandb_id = self.restored.facts.get("wandb_id")
+            return build_logger(self.folder, tracking, self.plan, plain(self.config), wandb_id)
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data."""
+        config, restored = self.config, self.restored
+        line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
+        if self.source.resume:
+            seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
+            more = f", with {restored.more_samples:,} more samples" if restored.more_samples else ""
+            line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
+        elif self.source.weights:
+            line += f", beginning with the weights of {self.source.weights}"
+        yield line
+        written = written_sources(config.data.train, "data.train")
+        if any(source.question_prefix is not None or source.passage_prefix is not None for source in written):
+            yield "prefixes of sources: for training; evaluation, mining and exports take data.*.prefix"
+        trained = sum(p.numel() for p in self.parts.model.towers.parameters() if p.requires_grad)
+        if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
+            yield (
+                f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
+                "model=tiny_clip_gn, for texts model=minilm"
+            )
+        begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
+        total_before = None if restored.batch_changed else begun.get("total_steps")
+        yield from describe_schedule(config, self.plan, self.parts.step.terms[0].objective.options, total_before)
+        drawn = self.parts.data.drawn
+        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size), str(drawn or "")])
+        yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
+        yield from describe_choices(config)
+        yield from describe_inputs(config, self.parts.model)
+        yield from [] if self.source.resume else (*self.parts.notes, *restored.notes)
+        for name, loss in self.parts.further.items():
+            own = loss.config
+            what = f"task={own.task.value} objective={own.objective.name}, {own.global_batch_size} a step"
+            yield f"also.{name}: {what}, its loss counts {own.weight:g} times"
+        if config.data.rare is None and (classes := config.run.classes):
+            yield f"data.label={config.data.label}: {len(classes):,} classes, the first is {classes[0]}"
+            if config.objective.name == "cross_entropy" and config.objective.partition is Partition.mean:
+                yield (
+                    f"objective=cross_entropy: the loss is the cross-entropy less log {len(classes):,}, 0 by chance; "
+                    "objective=cross_entropy_sum has the same gradient, and the cross-entropy as its loss"
+                )
+        if config.task is Task.question_passage and "excluded" not in config.objective.takes:
+            yield (
+                f"objective={config.objective.name} takes pairs only: what is right for another question of the batch "
+                "as well counts as its negative; clip, info_nce, dpr and siglip leave it out"
+            )
+
+    def begin_stream(self) -> list[str]:
+        """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
+        stream, world = self.parts.data.dataset, self.world
+        if not isinstance(stream, Stream):
+            return []
+        state = self.restored.register("stream", partial(stream.state, partial(gather_objects, world=world)))
+        return [stream.begin(world.rank, world.size, worker_count(self.config.data.workers, world.device), state)]
+
+    def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
+        """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
+
+        In a resumed run it continues the checkpoint's count of bad samples. log: called with each line that the monitor
+        prints.
+        """
+        config, world, step = self.config, self.world, self.parts.step
+        stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
+        bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
+        monitor = Monitor(
+            stragglers,
+            bad_samples,
+            self.parts.modules,
+            config.dist.digest_every,
+            ledger,
+            world,
+            shard_size(config.dist, world.size),
+        )
+        if state := self.restored.register("substituted", bad_samples.state_dict):
+            bad_samples.load_state_dict(state)
+        return monitor
+
+    def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
+        """Build what knows the best checkpoint of the run; a resumed run begins with the best of its checkpoint."""
+        metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
+        higher = choices(self.parts.evaluators).get(metric or "", True)
+        return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
+
+    def batches(self, encoder: Encoder, copies: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
+        """Return an iterable of this rank's batches, one per step of the run.
+
+        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copies: measures
+        the copies to a GPU. log: called with a line about each mining.
+        """
+        config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
+        workers, on_gpu = worker_count(config.data.workers, self.world.device), self.world.device.type == "cuda"
+        options: dict[str, Any] = {"workers": workers, "timeout": config.data.timeout, "noise_later": on_gpu}
+        ahead = partial(copied_ahead, device=self.world.device, timer=copies)
+        if isinstance(dataset, Stream):
+            return dataset.batches(plan.first_step, plan.total_steps, ahead=ahead, **options)
+        assert isinstance(order, Order)
+        loader = partial(build_loader, rank=self.world.rank, world_size=self.world.size, **options)
+
+        def load(dataset: BatchSource, order: Order = order, **how: Any) -> Iterator[Batch]:
+            return ahead(loader(dataset, order, **how))
+
+        steps: dict[str, Any] = {"first_step": plan.first_step, "last_step": plan.total_steps}
+        if config.data.negatives.refresh_every:
+            assert isinstance(dataset, QuestionPassage)
+            refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
+            own = refresh.batches(**steps, load=load)
+        else:
+            own = load(dataset, **steps, drawn=self.parts.data.drawn)
+        further: list[Any] = [of.data for of in self.parts.further.values()]
+        others = [load(data.dataset, data.order, **steps) for data in further]
+        return map(with_further, own, *others) if others else own
+
+    def diagnose(self) -> dict[str, float]:
+        """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
+        own, scalars = self.parts.step.terms[0], self.parts.step.scalars
+        if own.pairs is None:  # no diagonal
+            return saturation(scalars)
+        cosine = self.config.objective.similarity is Similarity.cosine
+        of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine)
+        return {**of_embeddings, **duplicates(*own.keys), **saturation(scalars)}
+
+    def save(
+        self,
+        writer: CheckpointWriter,
+        monitor: Monitor,
+        logger: Logger,
+        best: BestCheckpoint,
+        step: int,
+        evaluation_owed: bool,
+        last: bool,
+    ) -> None:
+        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes, by `writer`.
+
+        First `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
+        gives the W&B run id to store. best: knows the best checkpoint so far. evaluation_owed: whether the evaluation
+        of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
+        writing in the background.
+        """
+        world, parts = self.world, self.parts
+        monitor.verify(step)
+        facts = {
+            "data_fingerprint": parts.data.fingerprint,
+            "data": manifest.summary(parts.data.manifest),
+            "global_batch_size": self.config.global_batch_size,
+            "seed": self.config.seed,
+            "samples_seen": step * self.config.global_batch_size,
+            "evaluation_owed": evaluation_owed,
+            "wandb_id": logger.wandb_id,
+            "world_size": world.size,
+            "threads": torch.get_num_threads(),
+            "stream": None,
+            **self.restored.states(),
+        }
+        writer.wait()  # the thread may still read the per-sample state that is gathered next
+        facts["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
+        memory = parts.memory.gathered(world.device) if parts.memory else None
+
+        # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
+        size = shard_size(self.config.dist, world.size)
+        part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
+
+        def write() -> None:
+            copies = parts.step.average.tensors, parts.step.target.tensors
+            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies, part)
+            (writer.save if last else writer.save_in_background)(state)
+
+        only_on(world, world.rank < size, write)
+
+    def renumber_checkpoints(self, save: Callable[[int, bool, bool], None]) -> None:
+        """Write a checkpoint whose step counts batches of the new size, then put the older checkpoints aside.
+
+        Called when the batch size has changed. If the run is killed in between, its next start finds a checkpoint of
+        the old or of the new size, and continues at the same samples. save: the function save(step, evaluation_owed,
+        last) that writes a checkpoint.
+        """
+        first_step = self.plan.first_step
+        save(first_step, self.plan.evaluation_owed, True)
+        rank_0_only(self.world, lambda: put_other_checkpoints_aside(self.folder, first_step))
