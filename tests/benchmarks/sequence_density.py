@@ -57,7 +57,8 @@ def main() -> None:
             words = f"""train task=sequence data=log model=next_item model.embed_dim=16 model.context.dropout=0
             data.train={folder / "log.csv"} data.workers=0 objective=nce objective.noise={noise}
             objective.similarity=dot objective.temperature=1 objective.learnable=false optim.lr=0.01
-            optim.weight_decay=0 steps=2500 global_batch_size=256 tracking=local tracking.report=false run.dir={folder} run.name={noise}""".split()
+            optim.weight_decay=0 steps=2500
+            global_batch_size=256 tracking=local tracking.report=false run.dir={folder} run.name={noise}""".split()
             print("python -m", *words)
             subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
             variation, log_z = learnt(folder / noise, p)

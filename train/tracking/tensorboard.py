@@ -1,16 +1,18 @@
 """The TensorBoard tracker, which writes event files to `tensorboard/` in the run folder."""
 
 from collections.abc import Sequence
+from html import escape
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from PIL import Image
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, printable
 from dyad.train.config import TrackingConfig
-from dyad.train.panels import Panels
+from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import TrackedRun, Tracker
 from dyad.train.tracking.progress import Record
 
@@ -42,11 +44,12 @@ class TensorBoard(Tracker):
                 self._writer.add_scalar(name, value, self._step)
 
     def conclude(self, panels: Sequence[Panels], report: Path | None) -> None:
-        """Write the histograms of similarity scores in `panels` to TensorBoard.
-
-        Galleries and tables are shown only by report.html and W&B.
-        """
+        """Write the histograms of similarity scores, the galleries and the tables in `panels` to TensorBoard."""
         for shown in panels:
+            tables = {**shown.galleries, "confusion": shown.confusion, "classes": shown.classes}
+            for title, grid in tables.items():
+                if grid is not None:
+                    self._write_grid(f"{shown.dataset}/{title}", grid)
             for kind, (edges, counts) in shown.histograms.items():
                 middles = np.repeat([(low + high) / 2 for low, high in pairwise(edges)], np.asarray(counts, int))
                 if len(middles):
@@ -54,5 +57,26 @@ class TensorBoard(Tracker):
                         f"scores/{shown.dataset}_{kind}", middles, self._step, bins=cast(Any, edges)
                     )
 
+    def _write_grid(self, tag: str, grid: Grid) -> None:
+        """Write a table as text, and each of its pictures as an image under the number of its row and its column."""
+        self._writer.add_text(tag, markdown(grid), self._step)
+        for number, row in enumerate(grid.rows, start=1):
+            for column, cell in zip(grid.columns, row, strict=True):
+                if isinstance(cell, Picture):
+                    with Image.open(cell.path) as picture:
+                        pixels = np.asarray(picture.convert("RGB"))
+                    self._writer.add_image(f"{tag}/{number} {column}", pixels, self._step, dataformats="HWC")
+
     def close(self, failed: bool) -> None:
         self._writer.close()
+
+
+def markdown(grid: Grid) -> str:
+    """Return a table in Markdown, in which texts of others are no HTML; of a picture its caption."""
+
+    def shown(cell: Cell) -> str:
+        text = cell.caption if isinstance(cell, Picture) else "" if cell is None else str(cell)
+        return escape(printable(" ".join(text.split()))).replace("|", r"\|")
+
+    rows = [[*grid.columns], ["---"] * len(grid.columns), *grid.rows]
+    return "\n".join(f"| {' | '.join(map(shown, row))} |" for row in rows)

@@ -185,6 +185,9 @@ def test_a_tracker_that_lags_far_behind_is_left(monkeypatch: pytest.MonkeyPatch)
     assert left == "left"
 
 
+TOPICS = "topics/question_to_passages"
+
+
 def test_tensorboard_shows_the_run_once_and_how_it_ended(tmp_path: Path) -> None:
     import_module("tensorboard")
     code = """
@@ -212,15 +215,20 @@ tags = events.Tags()
 (scores,) = events.Histograms("scores/val_best_wrong")
 print(json.dumps([
     [(e.step, e.value) for e in events.Scalars("train/loss")], tags["histograms"], tags["tensors"], scores.step,
-    scores.histogram_value.bucket_limit, scores.histogram_value.bucket,
+    scores.histogram_value.bucket_limit, scores.histogram_value.bucket, tags["images"],
+    {tag: events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags["tensors"]},
 ]))
 """
     run = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard" in run.stdout
-    loss, histograms, texts, *scores = json.loads(run.stdout.splitlines()[-1])
-    assert texts == []  # no galleries or tables
+    loss, histograms, texts, *scores, images, tables = json.loads(run.stdout.splitlines()[-1])
+    galleries = ("val/picture_to_texts", "val/text_to_pictures", "groups/picture_to_classes")
+    assert texts == [f"{tag}/text_summary" for tag in (*galleries, "groups/confusion", "groups/classes", TOPICS)]
+    assert {"val/picture_to_texts/1 query", "val/text_to_pictures/1 model 1"} <= {*images}
+    shown = tables["val/picture_to_texts/text_summary"]
+    assert "| two cups |" in shown and "<script>" not in shown and "&lt;script&gt;" in shown
     assert loss == [[step, float(step)] for step in range(1, 7)]
     kinds, sets = ("right", "wrong", "best_wrong"), ("val", "groups", "topics")
     assert histograms == [f"scores/{dataset}_{kind}" for dataset in sets for kind in kinds]
