@@ -11,9 +11,9 @@ from torch import Tensor
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
-from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_losses
+from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharding import apart, total_norm
+from dyad.train.distributed.sharding import group_by_mesh, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -56,7 +56,7 @@ class TrainStep:
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
-        pairs_of_terms, self._parallel = wrap_losses([term.towers for term in terms], config.compile, world)
+        pairs_of_terms, self._parallel = wrap_towers_of_terms([term.towers for term in terms], config.compile, world)
         precision = chosen_precision(config.precision, world.device)
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._runs = [
@@ -208,7 +208,7 @@ class TrainStep:
             self._skipped_in_a_row += not avoidable
         else:
             if self._config.optim.clip_norm is not None:
-                for parameters in apart(self._parameters):
+                for parameters in group_by_mesh(self._parameters):
                     torch.nn.utils.clip_grads_with_norm_(parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.average.update()
