@@ -95,6 +95,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     from dyad.train.run_folder.named_tensors import restore_weights
     from dyad.train.towers.build import build_model
     from dyad.train.towers.models import PictureModel
+    from dyad.train.towers.sequence import SequenceTower
     from dyad.train.towers.tower import Tower
 
     config = read_config(run)
@@ -107,6 +108,8 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
             tower.without_cache()  # it computes rows in blocks of one size, also for a single query
     if isinstance(model, PictureModel):
         model = replace(model, image=image_spec(model.image, config.data))
+    if isinstance(tower := model.towers.x_tower, SequenceTower) and (w := weights.get("objective.w_HDD")) is not None:
+        tower.predicts_by(w)
     calibration = Calibration.of_run(str(checkpoint), weights, config.objective)
     return LoadedRun(str(checkpoint), config, model, calibration, run, checkpoint, saved.step)
 

@@ -20,7 +20,7 @@ HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as the
 def write(folder: Path, source: ExportSource) -> None:
     """Write items and context network into `folder`. Raises ConfigError for a model of another task, and of frames."""
     tower, made = _checked(source)
-    context, config = tower.context, source.config
+    context, config = tower.next_network, source.config
     about = About(
         str(context.kind),
         config.model.context.layers,

@@ -28,6 +28,7 @@ from dyad.train.distributed.world import World
 from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
+from dyad.train.losses.objectives.cpc import Cpc
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -37,6 +38,7 @@ from dyad.train.towers.libraries.published import may_download
 from dyad.train.towers.libraries.transformers_model import weights_in_files
 from dyad.train.towers.models import SequenceModel, TwoTowerModel
 from dyad.train.towers.probe import on_meta
+from dyad.train.towers.sequence import SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
 from dyad.training_data import TrainingData, build_data, with_further_data, with_weights
 
@@ -119,6 +121,8 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data, model)).to(world.device)
+    if isinstance(tower := model.towers.x_tower, SequenceTower) and isinstance(objective, Cpc):
+        tower.predicts_by(objective.w_HDD)
     notes = calibrate(config, objective, model.calibration)
     samples = sum(getattr(data.order, "sizes", ()))
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))

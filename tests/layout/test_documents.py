@@ -191,7 +191,7 @@ SAMPLES = re.findall(r"`([\w./]+)`[^`\n]*:\n\n```\w+\n(.*?)```", (DOCS / "format
 
 
 def test_the_samples_of_the_formats_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    """Each by `python -m data check`; the files of a BEIR folder together."""
+    """Each by `python -m data check`; the files of a BEIR folder together, a log by `python -m data sequences`."""
     assert len(SAMPLES) >= 12
     for file, text in SAMPLES:
         (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -199,10 +199,12 @@ def test_the_samples_of_the_formats_are_read(tmp_path: Path, monkeypatch: pytest
     for number in range(2):
         (tmp_path / f"{number}.png").write_bytes(picture(number))
     for file in dict.fromkeys(file.partition("/")[0] for file, _ in SAMPLES):
-        monkeypatch.setattr("sys.argv", ["data", "check", str(tmp_path / file), "workers=1"])
+        is_log = file.startswith("log")
+        words = ["sequences", f"out={tmp_path}/parts"] if is_log else ["check", "workers=1"]
+        monkeypatch.setattr("sys.argv", ["data", *words, str(tmp_path / file)])
         import_module(COMMANDS["data"][0]).main()
         told = capsys.readouterr().out
-        assert "fine: " in told, f"{file}\n{told}"
+        assert ("1 users had fewer" if is_log else "fine: ") in told, f"{file}\n{told}"
 
 
 def test_the_messages_that_are_explained_exist() -> None:

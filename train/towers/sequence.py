@@ -7,6 +7,7 @@ McAuley 2018 (SASRec).
 Letters in shapes: S steps of all sequences; b sequences; T steps of the longest; H width of the network; D of contexts.
 """
 
+import copy
 import math
 
 import numpy as np
@@ -55,6 +56,16 @@ class ContextNetwork(nn.Module):
             padded = entered.new_zeros(shape).index_put((row, place), entered)  # behind the end, which nothing reads
             return self.leave(self._states(padded)[row, place])
 
+    @torch.no_grad()
+    def followed_by(self, w_DE: Tensor) -> "ContextNetwork":
+        """Return the network whose contexts are w_DE · c, (D,), for the contexts c, (E,), of this one."""
+        made, leave = copy.deepcopy(self), self.leave
+        made.leave = nn.Linear(self.inside, len(w_DE), device=w_DE.device)
+        inside, bias = (leave.weight, leave.bias) if isinstance(leave, nn.Linear) else (torch.eye(len(w_DE.T)), None)
+        made.leave.weight.copy_(w_DE @ inside.to(w_DE))
+        made.leave.bias.copy_(w_DE.new_zeros(len(w_DE)) if bias is None else w_DE @ bias.to(w_DE))
+        return made
+
     def _states(self, padded_bTH: Tensor) -> Tensor:
         if self.kind is ContextKind.gru:
             return self.network(padded_bTH)[0]
@@ -79,11 +90,21 @@ class SequenceTower(Tower):
         super().__init__(items.trunk, items.projection, prepare=items.prepare)
         self._frozen_cache = items._frozen_cache
         self.context = context
+        self._ahead: tuple[Tensor, ...] = ()
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None, places: Lengths | None = None) -> Tensor:
         """Embed S items as (S, D). places (S,): then S steps of sequences as contexts, see ContextNetwork."""
         embedded = super().forward(inputs, lengths)
         return embedded if places is None else self.context(embedded, places)
+
+    def predicts_by(self, w_HDD: Tensor) -> None:
+        """Take W_s of CPC, a matrix for s = 1, 2, … steps ahead, by which a context is compared with a later item."""
+        self._ahead = (w_HDD,)  # in a tuple, as it is a parameter of the objective, not of the tower
+
+    @property
+    def next_network(self) -> ContextNetwork:
+        """The network whose outputs are compared with the next items: that of the contexts c, or W_1 c of CPC."""
+        return self.context.followed_by(self._ahead[0][0]) if self._ahead else self.context
 
     def contexts(self, items_SD: Tensor, places: Lengths) -> Tensor:
         """Return the contexts of S steps of sequences, (S, D), from the embeddings of their items."""
@@ -102,8 +123,8 @@ class FrameEncoder(nn.Sequential):
 
 
 def of_history(tower: SequenceTower, items_ND: Tensor) -> nn.Module:
-    """Return the module that embeds histories: numbers of items (b, T), filled up with −1, as contexts (b, D) of their
-    last items. items_ND: embeddings of the items."""
+    """Return the module that embeds histories: numbers of items (b, T), filled up with −1, as (b, D), to be compared
+    with the next items. items_ND: embeddings of the items."""
     return _OfHistory(tower, items_ND)
 
 
@@ -113,8 +134,9 @@ class _OfHistory(nn.Module):
         self.tower, self.items = tower, items_ND
 
     def forward(self, numbers_bT: Tensor) -> Tensor:
-        numbers = numbers_bT.cpu().numpy()
+        numbers, device = numbers_bT.cpu().numpy(), self.items.device
         sizes = (numbers >= 0).sum(1)
         places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        chosen = index_on(self.items.device, numbers[numbers >= 0])
-        return self.tower.contexts(self.items[chosen], places)[index_on(self.items.device, np.cumsum(sizes) - 1)]
+        contexts = self.tower.contexts(self.items[index_on(device, numbers[numbers >= 0])], places)
+        last = contexts[index_on(device, np.cumsum(sizes) - 1)]
+        return last if not self.tower._ahead else last @ self.tower._ahead[0][0].to(last).T
