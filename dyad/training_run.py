@@ -175,16 +175,16 @@ class TrainingRun:
         higher = choices(self.parts.evaluators).get(metric or "", True)
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
 
-    def batches(self, encoder: Encoder, copies: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
+    def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
         """Return an iterable of this rank's batches, one per step of the run.
 
-        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copies: measures
-        the copies to a GPU. log: called with a line about each mining.
+        With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
+        measures the copies to a GPU. log: called with a line about each mining.
         """
         config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
         workers, on_gpu = worker_count(config.data.workers, self.world.device), self.world.device.type == "cuda"
         options: dict[str, Any] = {"workers": workers, "timeout": config.data.timeout, "noise_later": on_gpu}
-        ahead = partial(copied_ahead, device=self.world.device, timer=copies)
+        ahead = partial(copied_ahead, device=self.world.device, timer=copy_timer)
         if isinstance(dataset, Stream):
             return dataset.batches(plan.first_step, plan.total_steps, ahead=ahead, **options)
         assert isinstance(order, Order)
@@ -254,8 +254,8 @@ class TrainingRun:
         part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
 
         def write() -> None:
-            copies = parts.step.average.tensors, parts.step.target.tensors
-            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *copies, part)
+            averages = parts.step.average.tensors, parts.step.target.tensors
+            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *averages, part)
             (writer.save if last else writer.save_in_background)(state)
 
         only_on(world, world.rank < size, write)

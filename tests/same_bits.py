@@ -119,6 +119,8 @@ def main() -> int:
         print(f"{sum(map(len, now.values()))} numbers and digests of {len(now)} runs in {path}")
         return 0
     before = json.loads(path.read_text())
+    if sys.argv[3:]:
+        before = {name: before[name] for name in now}
     differ = [
         f"{name} {key}: {before.get(name, {}).get(key)} before, {now.get(name, {}).get(key)} now"
         for name in sorted(before | now)

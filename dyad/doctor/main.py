@@ -42,7 +42,7 @@ def main() -> None:
 
         print(run(arguments[1:]))
     else:
-        sys.exit(report(look([word for word in arguments if word != "--json"]), as_json="--json" in arguments))
+        sys.exit(report(run_checks([word for word in arguments if word != "--json"]), as_json="--json" in arguments))
 
 
 def report(all_findings: Iterable[Finding], as_json: bool) -> int:
@@ -65,7 +65,7 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
     return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
 
 
-def look(arguments: Sequence[str]) -> Iterator[Finding]:
+def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
     """Run all checks of the machine and of the run, and yield their findings.
 
     arguments: key=value settings for `python -m train`; without any, only the machine is checked. If they do not

@@ -13,7 +13,7 @@ from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.objective import first_step
-from dyad.run.classes import with_classes
+from dyad.run.classes import resolve_classes
 from dyad.run.components import batch_norms, build_parts
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
@@ -29,7 +29,7 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     """
     size, precision = config.plan.dry_run or 1, config.precision
     precision = Precision.fp32 if precision is Precision.auto else precision
-    config = with_classes(replace(config, precision=precision, compile=False), World())
+    config = resolve_classes(replace(config, precision=precision, compile=False), World())
     parts = build_parts(config, World())
     towers, objective, order, data = parts.model.towers, parts.step.objective, parts.data.order, parts.data.dataset
     if not isinstance(order, Order) or isinstance(data, Stream) or config.also:

@@ -16,7 +16,7 @@ from dyad.plan.cluster import planned_devices
 from dyad.plan.objective import objective_cost, planned_objective, products, value, written
 from dyad.plan.speed import pictures_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
-from dyad.run.classes import with_classes
+from dyad.run.classes import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.step.chunks import chunk_count
@@ -34,7 +34,7 @@ class RunPlan:
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
         """like: a plan for as many devices and the same objective; what does not differ is not measured again."""
-        self.config = config = with_classes(config, World())
+        self.config = config = resolve_classes(config, World())
         self.devices = planned_devices(config)
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
         self.chunks = chunk_count(config.global_batch_size, self.devices.count, config.chunk_size)

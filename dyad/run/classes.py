@@ -49,7 +49,7 @@ def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
     return LabelledSamples(shards, None, config.data.label)
 
 
-def with_classes(config: TrainConfig, world: World) -> TrainConfig:
+def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
     """Return `config` with what the model is built for: the classes of task=labelled in run.classes, and a prompt of
     each in run.prompts; of task=sequence the number of ids, or of features of a frame, in run.inputs.
 

@@ -17,7 +17,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
 from dyad.run.best import refuse_unknown_metric
 from dyad.run.calibrate import calibrate
-from dyad.run.classes import with_classes
+from dyad.run.classes import resolve_classes
 from dyad.run.item_weights import notes_on_weights
 from dyad.run.objective_trial import try_on_one_rank
 from dyad.train.cli.also import further_configs
@@ -85,7 +85,7 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     """
     torch.manual_seed(config.seed)
     own = _loss_parts(config, world)
-    configs = {name: with_classes(own_config, world) for name, own_config in further_configs(config).items()}
+    configs = {name: resolve_classes(own_config, world) for name, own_config in further_configs(config).items()}
     further = {name: _loss_parts(own_config, world, own.model, name) for name, own_config in configs.items()}
     total_steps = _total_steps(config, own.data)
 

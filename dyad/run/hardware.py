@@ -30,7 +30,7 @@ FAILED = (
 )
 
 
-def with_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
+def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
     """Return `config` with a precision in place of `auto`: that of the run which it resumes, else the devices' choice.
 
     The choice is bf16 if the GPUs of all ranks compute it, else fp32. Every rank must call it. folder: the run folder,
@@ -42,10 +42,10 @@ def with_precision(config: TrainConfig, folder: Path, world: World) -> TrainConf
     return replace(config, precision=precision, run=replace(config.run, name=str(folder.relative_to(config.run.dir))))
 
 
-def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> Iterator[str]:
+def describe_hardware(config: TrainConfig, world: World, requested_precision: Precision) -> Iterator[str]:
     """Yield the first lines of a run: what trains, and what is unusual about it. Every rank must iterate to the end.
 
-    asked: the precision that the user set.
+    requested_precision: the precision that the user set.
     """
     cuda, workers = world.device.type == "cuda", worker_count(config.data.workers, world.device)
     names = gather_objects(torch.cuda.get_device_name(world.device) if cuda else "CPU", world)
@@ -57,7 +57,7 @@ def describe_hardware(config: TrainConfig, world: World, asked: Precision) -> It
     each = "" if world.size == 1 else " per rank" if cuda else " each"
     loader = f"{workers} loader worker{'s' * (workers != 1)}{each}"
     yield f"{devices}{group * (world.size > 1)}, {config.precision.value}, {loader}"
-    if (own := chosen_precision(asked, world.device)) is not config.precision:
+    if (own := chosen_precision(requested_precision, world.device)) is not config.precision:
         used = f"precision=auto takes {config.precision.value}, not {own.value}"
         yield f"{used}: so the run began, or not all GPUs compute {own.value}"
     if cuda or config.compile:

@@ -12,10 +12,10 @@ from dyad.data.config import Mode
 from dyad.data.loading.loader import worker_count
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.results.write import print_tables
-from dyad.run.classes import with_classes
+from dyad.run.classes import resolve_classes
 from dyad.run.components import build_parts
 from dyad.run.evaluation import Evaluation
-from dyad.run.hardware import describe_hardware, explained_device_errors, with_precision
+from dyad.run.hardware import describe_hardware, explained_device_errors, resolve_precision
 from dyad.run.indexing import index_shares
 from dyad.run.resume import (
     lock_and_find,
@@ -54,24 +54,24 @@ def train_run(world: World, config: TrainConfig) -> None:
     No file is written before all components are built: a mistake that is found while building leaves no run folder.
     """
     # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
-    free = {"model.frozen_cache_mb", "data.workers"}
-    equal = {key: value for key, value in all_keys(config).items() if key not in free}
+    may_differ = {"model.frozen_cache_mb", "data.workers"}
+    must_match = {key: value for key, value in all_keys(config).items() if key not in may_differ}
     if config.data.mode is Mode.stream:  # the order of its samples depends on their number
-        equal["data.workers"] = config.data.workers
-    check_same_config(world, {**equal, "torch": torch.__version__, "code": code_digest()})
+        must_match["data.workers"] = config.data.workers
+    check_same_config(world, {**must_match, "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
     folder = run_folder(config)
-    asked, config = config.precision, with_precision(config, folder, world)
+    requested_precision, config = config.precision, resolve_precision(config, folder, world)
     activation = from_rank_0(world, lambda: recorded_activation(config))
     caption_per = from_rank_0(world, lambda: recorded_caption_per(config))
     data = replace(config.data, caption_per=caption_per)
     config = replace(config, model=replace(config.model, activation=activation), data=data)
     if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
-        fewest = min(gather_objects(worker_count(config.data.workers, world.device), world))
-        config = replace(config, data=replace(config.data, workers=fewest))
+        min_workers = min(gather_objects(worker_count(config.data.workers, world.device), world))
+        config = replace(config, data=replace(config.data, workers=min_workers))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     index_shares(config, world)
-    config = with_classes(config, world)
+    config = resolve_classes(config, world)
     parts = build_parts(config, world)
     check_same_config(world, {"data": parts.data.fingerprint})
     with ExitStack() as stack:
@@ -86,12 +86,12 @@ def train_run(world: World, config: TrainConfig) -> None:
         hosts = gather_objects(socket.gethostname(), world)
         logger = stack.enter_context(rank_0_only(world, lambda: run.open_logger(tracking)) or Logger())
         log = logger.print
-        for line in (*describe_hardware(config, world, asked), *run.describe(), *run.begin_stream()):
+        for line in (*describe_hardware(config, world, requested_precision), *run.describe(), *run.begin_stream()):
             log(line)
         run_state = stack.enter_context(RunState(folder, plan.first_step, plan.total_steps, world.rank, hosts))
         stop = stack.enter_context(StopRequest())
 
-        def before_save() -> None:  # a checkpoint must never know more than the logs
+        def before_save() -> None:  # a resume must find the record of every step
             logger.flush()
             ledger.sync()
 
@@ -105,14 +105,14 @@ def train_run(world: World, config: TrainConfig) -> None:
         save = partial(run.save, writer, monitor, logger, best)
 
         # Train
-        copies = LocalTimer(world.device)
-        telemetry = Telemetry(parts.whole, config.precision, copies, world)
+        copy_timer = LocalTimer(world.device)
+        telemetry = Telemetry(parts.whole, config.precision, copy_timer, world)
         take_step = partial(
             parts.step, stop_requested=lambda: stop.requested, logs=plan.logs, on_skip=monitor.record_skipped
         )
         if config.profile:
-            of_profile = (folder / "profile", world.rank, telemetry.once.update, log)
-            take_step = stack.enter_context(traced(take_step, config.profile, *of_profile))
+            profile_args = (folder / "profile", world.rank, telemetry.once.update, log)
+            take_step = stack.enter_context(traced(take_step, config.profile, *profile_args))
         if config.tracking.postmortem and world.device.type == "cuda":
             record_allocations(folder, world.rank)
         stack.enter_context(report_failures(world, lambda: parts.step.stage))
@@ -123,7 +123,7 @@ def train_run(world: World, config: TrainConfig) -> None:
             run.renumber_checkpoints(save)
         status, step = fit(
             plan,
-            run.batches(encoder, copies, log),
+            run.batches(encoder, copy_timer, log),
             step=patient(take_step),
             monitor=monitor,
             diagnose=run.diagnose,

@@ -12,7 +12,7 @@ from PIL import Image
 
 import dyad
 from dyad import inputs
-from dyad.data.image_text.given import pixels
+from dyad.data.image_text.in_memory import pixels
 from dyad.data.question_passage.passages import Passage
 
 TEXTS: dict[str, Any] = {"None": None, "7": 7, "bytes": b"x", "generator": iter(["a"]), "set": {"a"}, "empty": []}

@@ -19,7 +19,9 @@ from dyad.train.towers.tower import TwoTower
 Pair = tuple[nn.Module, nn.Module]  # an x tower and a y tower
 
 
-def wrap_losses(losses: Sequence[TwoTower], compiled: bool, world: World) -> tuple[list[Pair], Sequence[nn.Module]]:
+def wrap_towers_of_terms(
+    losses: Sequence[TwoTower], compiled: bool, world: World
+) -> tuple[list[Pair], Sequence[nn.Module]]:
     """Return the towers of each loss as they are to be run, and what the other functions of this file take.
 
     The towers of one loss are wrapped as by `wrap_towers`. Those of several losses, which may share weights, are run as

@@ -30,16 +30,16 @@ T = TypeVar("T", bound=Tensor)
 FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
 
-def shard_size(config: DistConfig, world_size: int, of_machine: int | None = None) -> int:
+def shard_size(config: DistConfig, world_size: int, ranks_per_machine: int | None = None) -> int:
     """Return how many ranks share one copy of the weights; 1: every rank has all of them.
 
-    of_machine: the number of ranks of a machine; None: as this job was started. Raises ConfigError if the result does
-    not divide the number of ranks, `world_size`.
+    ranks_per_machine: None: as this job was started. Raises ConfigError if the result does not divide the number of
+    ranks, `world_size`.
     """
     if config.name is Parallel.ddp:
         return 1
-    of_machine = of_machine or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else of_machine)
+    ranks_per_machine = ranks_per_machine or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    size = config.shard_size or (world_size if config.name is Parallel.fsdp2 else ranks_per_machine)
     if world_size % size:
         raise ConfigError(f"dist.shard_size={size}: does not divide the {world_size} processes")
     return size
@@ -71,7 +71,7 @@ def shard(
         # The root, too, frees its weights after a forward pass: the next may be of other weights (an average, a target)
         for module in (*layers, tower):
             # Here a layer that was left in its file is read. fully_shard takes no channels-last weights
-            for parameter in apart(module.parameters())[0]:
+            for parameter in group_by_mesh(module.parameters())[0]:
                 parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32)).contiguous()
             fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
             assert isinstance(module, FSDPModule)
@@ -103,7 +103,7 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def apart(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
+def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
     """Return the tensors that are whole, and those that are sharded: torch has no operation on lists of both."""
     found: tuple[list[T], list[T]] = [], []
     for tensor in tensors:
@@ -113,7 +113,7 @@ def apart(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Return the L2 norm of all gradients, some of which may be sharded, as a 0-d tensor. Every rank must call it."""
-    norms = [torch.nn.utils.get_total_norm(part) for part in apart(gradients) if part]
+    norms = [torch.nn.utils.get_total_norm(part) for part in group_by_mesh(gradients) if part]
     norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 

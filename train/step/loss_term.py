@@ -133,13 +133,19 @@ class LossTerm:
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
-        self, batch: Batch, step: int, run: StepRun, of_ranks: Callable[[], Sizes], trusting: bool, logged: bool
+        self,
+        batch: Batch,
+        step: int,
+        run: StepRun,
+        wait_for_sizes: Callable[[], Sizes],
+        speculative: bool,
+        logged: bool,
     ) -> TermResult:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
-        The result is right under its conditions, which are assumed if `trusting`. step: index of the optimiser step,
-        which seeds dropout. of_ranks: a function that waits for the sizes of the global batch. logged: whether costly
-        metrics are wanted, the same on all ranks.
+        The result is right under its conditions, which are assumed if `speculative`. step: index of the optimiser step,
+        which seeds dropout. wait_for_sizes: waits for the sizes of the global batch and returns them. logged: whether
+        costly metrics are wanted, the same on all ranks.
 
         On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; those of other
         towers and of the objective's parameters (e.g. temperature) are not.
@@ -174,7 +180,7 @@ class LossTerm:
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
-            with checked(trusting, of_ranks(), logged) as checks:
+            with checked(speculative, wait_for_sizes(), logged) as checks:
                 result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
@@ -211,7 +217,7 @@ class LossTerm:
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
                 embeddings.append(tower(rows, **arguments))
-        return [e[:size] for e, size in zip(_for_scores(embeddings, device), chunk.sizes, strict=True)]
+        return [e[:size] for e, size in zip(to_score_dtype(embeddings, device), chunk.sizes, strict=True)]
 
 
 @contextmanager
@@ -230,7 +236,7 @@ def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
         yield
 
 
-def _for_scores(embeddings: TensorPair, device: torch.device) -> TensorPair:
+def to_score_dtype(embeddings: TensorPair, device: torch.device) -> TensorPair:
     """Convert the x and y embeddings to one dtype: the wider of their two dtypes, and on a CPU at least float32.
 
     device: where the scores (dot products) are computed. A GPU accumulates half-precision dot products in higher

@@ -11,9 +11,9 @@ from torch import Tensor
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import Precision
-from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_losses
+from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharding import apart, total_norm
+from dyad.train.distributed.sharding import group_by_mesh, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes
@@ -24,7 +24,7 @@ from dyad.train.step.loss_term import LossTerm, StepRun
 from dyad.train.step.optim import build_optimizer, learning_rate, learning_rate_scales
 from dyad.train.step.sizes import exchange_sizes
 
-BACK_OFF = 100  # steps that assume nothing, after one whose assumptions did not hold
+STEPS_WITHOUT_ASSUMING = 100  # steps that assume nothing, after one whose assumptions did not hold
 
 
 class TrainStep:
@@ -56,7 +56,7 @@ class TrainStep:
         self.local_timer = LocalTimer(world.device if world.size > 1 else torch.device("cpu"))
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self.average = WeightAverage(self._parameters, config.optim.ema)
-        pairs_of_terms, self._parallel = wrap_losses([term.towers for term in terms], config.compile, world)
+        pairs_of_terms, self._parallel = wrap_towers_of_terms([term.towers for term in terms], config.compile, world)
         precision = chosen_precision(config.precision, world.device)
         self._scaler = torch.amp.GradScaler(world.device.type, enabled=precision is Precision.fp16)
         self._runs = [
@@ -67,7 +67,7 @@ class TrainStep:
         ]
         self._skipped, self._skipped_in_a_row = 0, 0
         self._spikes = LossSpikes(config.optim.spike)
-        self._trust_from = 0
+        self._assume_from = 0
 
     def __call__(
         self,
@@ -95,15 +95,15 @@ class TrainStep:
             group["lr"] = lr * group["lr_scale"]
         batches = [term.begin(own, step) for term, own in terms]
         attempt = partial(self._attempt, batches, step, sizes, stop_requested=stop_requested, logged=logs(step + 1))
-        scalars, norm = attempt(trusting=step >= self._trust_from)
+        scalars, norm = attempt(speculative=step >= self._assume_from)
         if scalars is None:  # a condition is violated: retry the step without assumptions
-            self._trust_from = step + BACK_OFF
+            self._assume_from = step + STEPS_WITHOUT_ASSUMING
             scaler = self._scaler.state_dict()
             self._scaler.update()  # forgets that the gradients were unscaled
             self._scaler.load_state_dict(scaler)
             self._undo()
             self.local_timer.start()  # the first attempt has stopped it
-            scalars, norm = attempt(trusting=False)
+            scalars, norm = attempt(speculative=False)
             assert scalars is not None
         self._apply_or_skip(step, scalars["loss"], scalars["grad_norm"], norm)
         self.scalars = {**scalars, "lr": lr, "skipped": float(self._skipped)}
@@ -122,12 +122,12 @@ class TrainStep:
         *,
         stop_requested: Callable[[], bool],
         logged: bool,
-        trusting: bool,
+        speculative: bool,
     ) -> tuple[dict[str, float] | None, Tensor]:
         """Fill .grad of the trained parameters; return the step's scalars and the norm of the gradient.
 
         One host read brings the scalars, the stop requests, and whether the conditions hold that the objective assumes
-        if `trusting` (see train/losses/sums/conditions.py). The scalars are None if they do not.
+        if `speculative` (see train/losses/sums/conditions.py). The scalars are None if they do not.
         """
         self.optimizer.zero_grad(set_to_none=True)
         # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them
@@ -135,7 +135,7 @@ class TrainStep:
         casts = torch.autocast(self.world.device.type, enabled=False)
         with casts, no_gradient_sync(self._parallel):
             own = zip(self.terms, batches, self._runs, sizes, strict=True)
-            results = [term.gradient(batch, step, run, size, trusting, logged) for term, batch, run, size in own]
+            results = [term.gradient(batch, step, run, size, speculative, logged) for term, batch, run, size in own]
             if len(self.terms) > 1:
                 average_now(self._parallel)
         loss, violated = results[0].loss, results[0].violated
@@ -155,7 +155,7 @@ class TrainStep:
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
         scalars = dict(zip([*tensors, "grad_norm"], values, strict=True))
         self.stopping, violated = scalars.pop("stop") > 0, scalars.pop("violated") > 0
-        return (None if trusting and violated else scalars), norm
+        return (None if speculative and violated else scalars), norm
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training step for a checkpoint: loss scale, counts of skipped steps, recent losses.
@@ -164,13 +164,13 @@ class TrainStep:
         """
         state = {"scaler": self._scaler.state_dict(), "skipped": [self._skipped, self._skipped_in_a_row]}
         averaged = {} if self._config.optim.ema is None else {"averaged": self.average.updates}
-        return {**state, "losses": [*self._spikes.losses], "trust_from": self._trust_from, **averaged}
+        return {**state, "losses": [*self._spikes.losses], "trust_from": self._assume_from, **averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scaler.load_state_dict(state["scaler"])
         self._skipped, self._skipped_in_a_row = state["skipped"]
         self._spikes.losses.extend(state["losses"])
-        self._trust_from = state.get("trust_from", 0)  # older checkpoints have none
+        self._assume_from = state.get("trust_from", 0)  # older checkpoints have none
         self.average.updates = state.get("averaged", 0)
 
     def _averaged(self, scalars: dict[str, Tensor], summed: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
@@ -208,7 +208,7 @@ class TrainStep:
             self._skipped_in_a_row += not avoidable
         else:
             if self._config.optim.clip_norm is not None:
-                for parameters in apart(self._parameters):
+                for parameters in group_by_mesh(self._parameters):
                     torch.nn.utils.clip_grads_with_norm_(parameters, self._config.optim.clip_norm, norm)
             self.optimizer.step()
             self.average.update()

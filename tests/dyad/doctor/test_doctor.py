@@ -301,7 +301,7 @@ def test_an_interface_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_words_that_are_no_keys_are_the_first_finding() -> None:
-    finding = next(doctor.look(["stepz=3"]))
+    finding = next(doctor.run_checks(["stepz=3"]))
     assert is_told(finding, Level.fail, "stepz", "'steps'") and finding.code is ExitCode.CONFIG
 
 

@@ -139,7 +139,7 @@ def test_a_repeated_sample_is_met_by_the_general_path() -> None:
     steps = [train_step(towers(), 8, objective=build_objective("sogclr", **options)) for _ in range(2)]
     whole = batch(8)
     whole.sample_ids = torch.tensor([0, 1, 2, 3, 3, 5, 6, 7])
-    steps[1]._trust_from = 1 << 30
+    steps[1]._assume_from = 1 << 30
     assert steps[0](whole, 0) == steps[1](whole, 0)
     memories = [memory for step in steps if isinstance(memory := step.objective.memory, SampleState)]
     first, second = (memory.gathered(torch.device("cpu"))["log_u_x"] for memory in memories)

@@ -26,7 +26,7 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
-from dyad.train.step.loss_term import AUTOCAST, _for_scores, noise
+from dyad.train.step.loss_term import AUTOCAST, noise, to_score_dtype
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
@@ -316,7 +316,7 @@ SCORED = {
 @pytest.mark.parametrize("case", SCORED, ids=str)
 def test_embeddings_are_scored_in_one_precision(case: tuple[str, torch.dtype, torch.dtype]) -> None:
     device, of_x, of_y = case
-    scored = _for_scores([torch.ones(2, 3, dtype=of_x), torch.ones(2, 3, dtype=of_y)], torch.device(device))
+    scored = to_score_dtype([torch.ones(2, 3, dtype=of_x), torch.ones(2, 3, dtype=of_y)], torch.device(device))
     assert [e.dtype for e in scored] == [SCORED[case]] * 2
 
 

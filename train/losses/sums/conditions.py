@@ -2,7 +2,7 @@
 
 An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within `checked`:
 conditions are then assumed and read later, with the other numbers of the step. If one of them did not hold, the trainer
-drops the result and computes it again with trusting=False. Outside of `checked` every condition is read at once.
+drops the result and computes it again with speculative=False. Outside of `checked` every condition is read at once.
 
 Sums over ranks that nothing waits for are left to the trainer in the same way: it sends them with its scalars.
 """
@@ -32,13 +32,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Checks:
-    """The conditions of one computation, 0-d bool tensors of this rank. trusting: whether they are assumed to hold.
+    """The conditions of one computation, 0-d bool tensors of this rank. speculative: whether they are assumed to hold.
 
     sizes: of the batch, if they are known. logged: whether costly metrics are wanted, the same on all ranks. later:
     what `summed_later` left to the trainer.
     """
 
-    trusting: bool
+    speculative: bool
     sizes: Sizes | None = None
     logged: bool = True
     conditions: list[Tensor] = field(default_factory=list)
@@ -55,9 +55,9 @@ _CHECKS: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 
 @contextmanager
-def checked(trusting: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
+def checked(speculative: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
     """Collect the conditions of the block; see the module docstring."""
-    checks = Checks(trusting, sizes, logged)
+    checks = Checks(speculative, sizes, logged)
     token = _CHECKS.set(checks)
     try:
         yield checks
@@ -68,13 +68,13 @@ def checked(trusting: bool, sizes: Sizes | None = None, logged: bool = True) -> 
 def assumed(condition: Tensor) -> bool:
     """Whether the caller may go on as if the 0-d bool tensor `condition` is True; the same on all ranks.
 
-    False outside of `checked`, and with trusting=False. The condition itself is not read, so it may differ by rank.
+    False outside of `checked`, and with speculative=False. The condition itself is not read, so it may differ by rank.
     """
     checks = _CHECKS.get()
     if checks is None:
         return False
     checks.conditions.append(condition.detach())
-    return checks.trusting
+    return checks.speculative
 
 
 def holds(condition: Tensor) -> bool:
