@@ -192,6 +192,9 @@ class SequenceConfig:
     items: Any = described(
         None, "data.items=texts: passages by id (.jsonl, .tsv, BEIR folder), null: an id is the text; pictures: shards"
     )
+    earlier: Any = described(
+        None, "logs of events between data.train and an evaluation, which count as history; null: data.val"
+    )
     length: int = described(50, "most steps of a sample; longer sequences are cut into several", least=2, most=1 << 14)
 
 

@@ -98,6 +98,8 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     data = overridden(replace(config.data, caption_weights=weights), command)
     evaluation = overridden(config.eval, command)
     data = replace(data, passage=overridden(data.passage, command))
+    if data.sequence.earlier is None:  # what a run was evaluated on came before what it is evaluated on now
+        data = replace(data, sequence=replace(data.sequence, earlier=data.val))
     if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
         data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
     if not evaluation.suite and data.val is None:

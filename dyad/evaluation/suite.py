@@ -296,7 +296,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     config = inputs.config
     data, options, model = config.data, config.eval, cast("SequenceModel", inputs.model)
     train = [] if data.train is None else sequence_files(data.train, data)  # an export does not say
-    earlier = [] if data.val is None else sequence_files(data.val, data, "data.val")
+    between = data.val if data.sequence.earlier is None else data.sequence.earlier
+    earlier = [] if between is None else sequence_files(between, data, "data.sequence.earlier")
     own = sequence_files(entry.target, data, entry.key)
     files = [*train, *(file for file in earlier if file not in own), *own]
     log = read_log(files, data.sequence, model.names)

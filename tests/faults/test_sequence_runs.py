@@ -47,6 +47,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         np.save(folder / f"frames/{user}.npy", generator.normal(size=(1 + user % 5, 3)).astype(np.float32))
     (folder / "train.csv").write_text("\n".join(train))
     (folder / "val.jsonl").write_text("\n".join(map(json.dumps, val)))
+    later = [{**event, "item": f"i{int(event['item'][1:]) * 2 % ITEMS}", "time": 100} for event in val]
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, later)))
     return folder
 
 
@@ -87,6 +89,12 @@ def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, comma
     assert [each.code for each in two] == [0, 0], two[0].out
     dropped = json.loads((run / "two/val.json").read_text())["metrics"]
     assert dropped["MRR"] > metrics["MRR"]  # what was seen is no rival any more
+    tests = []
+    for number, more in enumerate(([], [f"val={data}/val.jsonl"])):
+        words = [f"run={run}", f"suite=[next_item:{data}/test.jsonl]", f"out={run}/{number}", "baselines=[]", *more]
+        assert commands.run("eval", *words).code == 0
+        tests.append(json.loads((run / f"{number}/test.json").read_text())["metrics"])
+    assert tests[0] == tests[1]  # the run's data.val is history of what comes after it
 
 
 def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tiny: Tiny, tmp_path: Path) -> None:

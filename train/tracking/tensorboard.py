@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from PIL import Image
 
 from dyad.data.base.errors import ConfigError, printable
+from dyad.data.base.files import open_foreign
 from dyad.train.config import TrackingConfig
 from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import TrackedRun, Tracker
 from dyad.train.tracking.progress import Record
+
+LARGEST = 1 << 20  # pixels of a thumbnail
 
 
 class TensorBoard(Tracker):
@@ -59,13 +61,15 @@ class TensorBoard(Tracker):
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
         """Write a table as text, and each of its pictures as an image under the number of its row and its column."""
+        from dyad.data.image_text.transforms import decode
+
         self._writer.add_text(tag, markdown(grid), self._step)
         for number, row in enumerate(grid.rows, start=1):
             for column, cell in zip(grid.columns, row, strict=True):
                 if isinstance(cell, Picture):
-                    with Image.open(cell.path) as picture:
-                        pixels = np.asarray(picture.convert("RGB"))
-                    self._writer.add_image(f"{tag}/{number} {column}", pixels, self._step, dataformats="HWC")
+                    with open_foreign(cell.path) as file:
+                        pixels = decode(file.read(), LARGEST)
+                    self._writer.add_image(f"{tag}/{number} {column}", pixels, self._step)
 
     def close(self, failed: bool) -> None:
         self._writer.close()

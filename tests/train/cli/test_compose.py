@@ -2,9 +2,11 @@
 
 import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cli import Commands
@@ -207,3 +209,15 @@ def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[s
         command, cwd=ROOT, env={**environment, **typed, "OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True
     )
     assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr
+
+
+def test_the_sweep_for_wandb_is_of_runs_that_compose() -> None:
+    """W&B puts key=value for each parameter in the place of ${args_no_hyphens}."""
+    sweep: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "launch/wandb_sweep.yaml"), resolve=False)
+    command, parameters = sweep["command"], sweep["parameters"]
+    assert command[:4] == ["${env}", "${interpreter}", "-m", "train"] and command[-1] == "${args_no_hyphens}"
+    for value in ("min", "max"):
+        own = [f"{key}={of.get(value, of.get('values', [0])[0])}" for key, of in parameters.items()]
+        config = compose_config([*command[4:-1], *own])
+        assert config.optim.lr == parameters["optim.lr"][value]
+    assert re.fullmatch(r"val/(image_to_text|text_to_image)_R@\d+", sweep["metric"]["name"])
