@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.config import ItemKind
 from dyad.data.sequence.histories import ItemList, padded
-from dyad.data.sequence.items import ItemNumbers, Items
+from dyad.data.sequence.items import CatalogueItems, ItemNumbers
 from dyad.data.sequence.open import items_of, open_log
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Index
@@ -29,7 +30,7 @@ class Recommender:
     are compared by it.
     """
 
-    items: Items
+    items: CatalogueItems
     items_ND: Tensor
     encoder: Encoder
     length: int
@@ -40,18 +41,24 @@ class Recommender:
 
         drop_seen: leave out the items of the history. Raises ConfigError for an id that the model does not know.
         """
-        number = {name: i for i, name in enumerate(self.items.names)}
-        for name in {name for history in histories for name in history if name not in number}:
+        for name in {name for history in histories for name in history if name not in self._numbers}:
             raise ConfigError(f"history: '{name!s:.80}' is no item of the model.{nearest(name, self.items.names)}")
-        numbers = [[number[name] for name in history] for history in histories]
+        numbers = [[self._numbers[name] for name in history] for history in histories]
         contexts = self.contexts(numbers)
-        index = Index(F.normalize(self.items_ND, dim=-1).numpy() if self.cosine else self.items_ND.numpy())
         hidden = [{*history} if drop_seen else set[int]() for history in numbers]
-        hits = index.search(contexts, k + max(map(len, hidden)))
+        hits = self._index.search(contexts, k + max(map(len, hidden)))
         found = [
             [(i, score) for i, score in hits.found(row) if i not in hidden[row]][:k] for row in range(len(numbers))
         ]
         return [[(score, self.items.names[i]) for i, score in row] for row in found]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.items.names)}
+
+    @cached_property
+    def _index(self) -> Index:
+        return Index((F.normalize(self.items_ND, dim=-1) if self.cosine else self.items_ND).numpy())
 
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the contexts of n histories of numbers of items, (n, D), normalised if `cosine`."""
@@ -80,7 +87,7 @@ def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> 
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")
     if model.names:
-        items: Items = ItemNumbers(model.names)
+        items: CatalogueItems = ItemNumbers(model.names)
     else:
         items = items_of(open_log(config.data.train, config.data).items[: config.run.inputs], config.data, model)
     embeddings = replace(encoder, cosine=False)("y", ItemList(items))

@@ -15,7 +15,7 @@ import torch
 
 from dyad.data.batch import Batch
 from dyad.data.loading.catalogue import Catalogue
-from dyad.data.sequence.items import Items, ItemTexts, item_keys
+from dyad.data.sequence.items import CatalogueItems, item_keys
 from dyad.data.sequence.log import Log
 from dyad.data.sequence.windows import windows_of
 from dyad.data.shards.content_keys import content_key
@@ -30,7 +30,7 @@ class Sequences:
     pairs: the number of steps of all windows.
     """
 
-    def __init__(self, log: Log, items: Items, length: int, ahead: int) -> None:
+    def __init__(self, log: Log, items: CatalogueItems, length: int, ahead: int) -> None:
         """log: the events. items: those that it names. length: most steps of a window. ahead: NEXT or OWN."""
         self.log, self.items, self.ahead = log, items, ahead
         self.windows = windows_of(log.starts, length, ahead)
@@ -98,11 +98,6 @@ def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalo
 
     mapped = cached_array([paths[0]], "sequence_items", paths[1:], [data.fingerprint], table)
     return Catalogue(mapped, lambda place, part: place, lambda places: data.items.inputs(np.array(places))[0], tokenize)
-
-
-def text_catalogue_tokenizer(items: Items) -> Any:
-    """Return the tokenizer behind the inputs of items; None if they are no texts."""
-    return items.tokenize if isinstance(items, ItemTexts) else None
 
 
 def _digested(value: Any) -> str:

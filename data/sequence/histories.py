@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError
 from dyad.data.batch import PADDING
-from dyad.data.sequence.items import Items
+from dyad.data.sequence.items import CatalogueItems
 from dyad.data.sequence.log import Log
 from dyad.data.shards.content_keys import Int64s
 
@@ -29,7 +29,7 @@ class NextItems:
 
     log: Log
     event_n: Int64s
-    items: Items
+    items: CatalogueItems
     length: int
     train_e: np.ndarray
 
@@ -73,7 +73,7 @@ def padded(histories: Sequence[Int64s]) -> Tensor:
 class ItemList:
     """The inputs of all N items, read by number."""
 
-    items: Items
+    items: CatalogueItems
 
     def __len__(self) -> int:
         return len(self.items.names)
@@ -82,7 +82,7 @@ class ItemList:
         return self.items.inputs(np.arange(start, min(stop, len(self))))[0]
 
 
-def next_items(log: Log, items: Items, length: int, first_file: int, training_files: int) -> NextItems:
+def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, training_files: int) -> NextItems:
     """Take the events of the log's files from `first_file` on as those to predict. Raises DataError if there are none.
 
     An event without an item before it is left out. training_files: how many files of the log are those of training.

@@ -28,7 +28,7 @@ from dyad.data.tables.prepare import prepared_tables, table_options
 SHOWN = 3  # ids in a message
 
 
-class Items(Protocol):
+class CatalogueItems(Protocol):
     """N items of sequences, by number."""
 
     @property

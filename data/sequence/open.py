@@ -6,7 +6,7 @@ from typing import Any
 from dyad.data.config import DataConfig, ItemKind
 from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.frames import Frames, frame_files
-from dyad.data.sequence.items import ItemFrames, ItemNumbers, Items, pictures_of_items, texts_of_items
+from dyad.data.sequence.items import CatalogueItems, ItemFrames, ItemNumbers, pictures_of_items, texts_of_items
 from dyad.data.sequence.log import Log, read_log
 
 
@@ -15,7 +15,7 @@ def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
     return read_log(sequence_files(value, config), config.sequence, known)
 
 
-def items_of(names: Sequence[str], config: DataConfig, model: Any) -> Items:
+def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueItems:
     """Open the items with the ids `names`. model: its tokenizer, or the size of its pictures. Raises DataError."""
     if config.items is ItemKind.texts:
         return texts_of_items(names, model.tokenize, config)
@@ -24,7 +24,7 @@ def items_of(names: Sequence[str], config: DataConfig, model: Any) -> Items:
     return ItemNumbers(names)
 
 
-def open_sequences(config: DataConfig, model: Any) -> tuple[Log, Items]:
+def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]:
     """Open the training data of task=sequence: its events, and the items that they name."""
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
