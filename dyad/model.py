@@ -56,7 +56,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
-from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel
+from dyad.train.towers.models import ImageTextModel, LanguageModel, PictureModel, SequenceModel, TextPairModel
 from dyad.training_data import build_data
 
 
@@ -133,7 +133,7 @@ class Model:
 
     def __repr__(self) -> str:
         inputs = {ImageTextModel: "pictures and texts", TextPairModel: "questions and passages"}
-        inputs[SequenceModel] = "items of sequences"
+        inputs |= {SequenceModel: "items of sequences", LanguageModel: "answers to prompts"}
         compared = "cosine" if self.encoder.cosine else "inner product"
         what = inputs.get(type(self.loaded.model), "pictures")
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
@@ -242,6 +242,21 @@ class Model:
         histories = [texts_of(each, "items of a history") for each in ([many] if is_one else many)]
         found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
         return found[0] if is_one else found
+
+    def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
+        """Return the mean log-likelihood of a token of each answer to a prompt, (n,), of n answers.
+
+        Prompt and answers are cut as in training, and begin with its prefixes. Raises ConfigError for a model of
+        another task, SampleError for an answer without tokens.
+        """
+        if not isinstance(self.loaded.model, LanguageModel):
+            raise ConfigError("this model scores no answers: only one of task=language_model does")
+        data, model = self.config.data, self.loaded.model
+        asked = [data.question.prefix + prompt] * len(answers)
+        given = [data.passage.prefix + answer for answer in texts_of(answers, "answers")]
+        rows = model.tokenize(asked, given, data.question.length, data.passage.length)
+        with torch.inference_mode():
+            return model.towers.y_tower.eval()(rows.to(self.encoder.world.device))[:, 0].cpu().numpy()
 
     @cached_property
     def _recommender(self) -> Recommender:

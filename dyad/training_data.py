@@ -25,7 +25,8 @@ from dyad.data.loading.order import Order
 from dyad.data.question_passage.catalogue import passage_catalogue
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
-from dyad.data.question_passage.questions import open_questions
+from dyad.data.question_passage.prompts import PromptAnswers
+from dyad.data.question_passage.questions import QuestionRows, open_questions
 from dyad.data.question_passage.views import SingleTexts, open_texts
 from dyad.data.sequence.dataset import NEXT, OWN, Sequences, catalogue_of
 from dyad.data.sequence.files import sequence_files
@@ -137,23 +138,36 @@ def _stream(config: TrainConfig, maker: PairMaker) -> TrainingData:
 
 
 def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    passage, negatives = config.data.passage, config.data.negatives
+    passage = config.data.passage
     # what would otherwise fail at the first batch, when there is a run folder already
     model.tokenize([""], config.data.question.length)
     model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
+    questions, data = _of_questions(config, model, QuestionPassage)
+    return _with_drawn_items(config, data, lambda: passage_catalogue(questions, model.tokenize, passage))
+
+
+def _language_model(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
+    model.tokenize.check(config.data.question.length, config.data.passage.length)
+    return _of_questions(config, model, PromptAnswers)[1]
+
+
+def _of_questions(
+    config: TrainConfig, model: TwoTowerModel, dataset_class: type[QuestionPassage]
+) -> tuple[QuestionRows, TrainingData]:
+    """Open the rows of questions, and the training data that `dataset_class` makes of them."""
+    passage, negatives = config.data.passage, config.data.negatives
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
     questions = open_questions(config.data.train, config.data)
     mined = MinedNegatives(negatives.file, questions) if negatives.file else None
-    dataset = QuestionPassage(questions, model.tokenize, config.data, config.seed, mined)
+    dataset = dataset_class(questions, model.tokenize, config.data, config.seed, mined)
     fingerprint = hashlib.sha256(f"{questions.fingerprint} {mined.fingerprint if mined else ''}".encode()).hexdigest()
     manifest = {"data.train": questions.files}
     if passage.corpus and questions.corpus:
         manifest["data.passage.corpus"] = file_entries(questions.corpus.rows.shards.indexes)
     if mined:
         manifest["data.negatives.file"] = mined.files
-    data = TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
-    return _with_drawn_items(config, data, lambda: passage_catalogue(questions, model.tokenize, passage))
+    return questions, TrainingData(dataset, _order(config, questions.sizes, questions.weights), fingerprint, manifest)
 
 
 def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
@@ -200,6 +214,7 @@ DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
     Task.labelled: dict.fromkeys(ItemKind, _labelled),
     Task.sequence: dict.fromkeys(ItemKind, _sequence),
+    Task.language_model: dict.fromkeys(ItemKind, _language_model),
 }
 
 

@@ -18,8 +18,9 @@ from dyad.train.context_config import ContextConfig
 from dyad.train.eval_config import EvalConfig
 from dyad.train.plan_config import PlanConfig
 
-Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled", "sequence"])
-ITEMS = {Task.image_text: ItemKind.pictures, Task.question_passage: ItemKind.texts}  # of x; other tasks: data.items
+Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled", "sequence", "language_model"])
+LISTED = (Task.question_passage, Task.language_model)  # rows have lists of right and of wrong y items
+ITEMS = {Task.image_text: ItemKind.pictures, **dict.fromkeys(LISTED, ItemKind.texts)}  # of x; other tasks: data.items
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])

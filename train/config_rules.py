@@ -11,6 +11,7 @@ from dyad.train.checkpoint_config import best_rules
 from dyad.train.config import (
     ITEMS,
     KNOWN_BY_WEIGHTS,
+    LISTED,
     UNTRACED,
     Head,
     Parallel,
@@ -19,7 +20,7 @@ from dyad.train.config import (
     Task,
     TrainConfig,
 )
-from dyad.train.losses.options.choices import CandidateSet, Duplicates, Setting
+from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Setting, Similarity
 from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.negatives_rules import negatives_rules
@@ -63,6 +64,8 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
     yield from _stream_rules(config)
     yield from _sharding_rules(config)
     yield from _objective_rules(config)
+    if config.task is Task.language_model:
+        yield from _language_model_rules(config)
 
 
 def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
@@ -141,7 +144,7 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
     made."""
     objective, data, target = config.objective, config.data, config.target.kind
     takes, is_sequence = getattr(objective, "takes", ()), config.task is Task.sequence
-    listed = config.task is Task.question_passage and data.passage.positives is DrawnPositives.all
+    listed = config.task in LISTED and data.passage.positives is DrawnPositives.all
     classes, rare = config.task is Task.labelled and data.rare is None, data.rare is not None
     if target is not TargetKind.none and "targets" not in takes:
         takers = " or ".join(name for name, of in OBJECTIVES.items() if "targets" in of.takes)
@@ -170,6 +173,19 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
         yield "data.batches=by_source: data.rare draws from the classes of all sources; leave it out"
     if isinstance(objective, ObjectiveOptions):
         yield from objective.broken_by(_expected_batch(config, objective, listed, classes))
+
+
+def _language_model_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield the rules of task=language_model that are broken."""
+    objective = config.objective
+    of_lists = getattr(objective, "candidates", None) is CandidateSet.list
+    rows_only = getattr(objective, "directions", None) is Directions.x
+    if not (of_lists and rows_only and objective.similarity is Similarity.dot):
+        yield (
+            f"task=language_model, objective={getattr(objective, 'name', '')}: a score is of a prompt and an answer of "
+            "its own list, and no cosine. Take objective=one_sided_dpm objective.candidates=list "
+            "objective.similarity=dot"
+        )
 
 
 def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bool, classes: bool) -> ExpectedBatch:

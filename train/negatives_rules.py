@@ -9,7 +9,7 @@ def negatives_rules(data: DataConfig, task: str, objective: str) -> Iterator[str
     """Yield a message for each rule of hard negatives that is broken. objective: its name."""
     negatives = data.negatives
     per_row, pictures, path = negatives.per_row, negatives.pictures, negatives.picture_file
-    if per_row > 0 and task not in ("image_text", "question_passage"):
+    if per_row > 0 and task not in ("image_text", "question_passage", "language_model"):
         yield f"data.negatives.per_row={per_row}: task={task} has no hard negatives. Set it to 0"
     if pictures > 0 and task != "image_text":
         yield f"data.negatives.pictures={pictures}: task={task} has no pictures that are wrong for a text. Set it to 0"

@@ -76,7 +76,7 @@ class QuestionPassage:
     def __init__(
         self,
         questions: QuestionRows,
-        tokenize: TokenizeTexts,
+        tokenize: Any,
         config: DataConfig,
         seed: int,
         mined: MinedNegatives | None,
@@ -106,17 +106,15 @@ class QuestionPassage:
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
         extra = [(row, *entry) for row, one in enumerate(drawn) for entry in one.extra]
-        told = [(one.positive, one.prefix) for one in drawn] + [(one, drawn[row].prefix) for row, one, _ in extra]
-        y = tokens([replace(passage, prefix=prefix) for passage, prefix in told], self.tokenize, config.passage)
-        questions = [one.question for one in drawn]
-        x = tokens(questions, self.tokenize, config.question)
+        told = [(row, one.positive) for row, one in enumerate(drawn)] + [(row, one) for row, one, _ in extra]
+        x, y = self.inputs(drawn, [(row, replace(passage, prefix=drawn[row].prefix)) for row, passage in told])
         known = [(row, key) for row, one in enumerate(drawn) for key in one.positive_keys]
         may_have_extra = config.negatives.per_row or config.passage.positives is DrawnPositives.all
         return Batch(
             x=x,
             y=y[: len(drawn)],
             sample_ids=torch.tensor([one.i for one in drawn]),
-            x_keys=torch.tensor([question.key for question in questions]),
+            x_keys=torch.tensor([one.question.key for one in drawn]),
             y_keys=torch.tensor([one.positive.key for one in drawn]),
             extra=_extra(y[len(drawn) :], extra, self.tokenize, _relevance(drawn, 1, None)) if may_have_extra else None,
             known_positives=KnownPositives(*torch.tensor(known, dtype=torch.int64).reshape(-1, 2).unbind(1)),
@@ -125,6 +123,11 @@ class QuestionPassage:
             y_lengths=lengths_by(self.tokenize, y[: len(drawn)]),
             relevance=_relevance(drawn, 0, 1),
         )
+
+    def inputs(self, drawn: Sequence[DrawnRow], passages: Sequence[tuple[int, Passage]]) -> tuple[Tensor, Tensor]:
+        """Return the inputs of the towers, x (b, L) and y (n, L). passages: n, each with its row in `drawn`."""
+        x = tokens([one.question for one in drawn], self.tokenize, self.config.question)
+        return x, tokens([passage for _, passage in passages], self.tokenize, self.config.passage)
 
     def where(self, sample_id: int) -> str:
         return f"row {sample_id} of data.train"

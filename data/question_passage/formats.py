@@ -325,6 +325,7 @@ SCORES = ("score", "scores", "label", "labels", "similarity_score")
 PAIRS = (
     *(("anchor", "positive"), ("query", "positive"), ("question", "positive"), ("query", "answer")),
     *(("question", "answer"), ("query", "passage"), ("query", "document"), ("sentence1", "sentence2")),
+    ("prompt", "answer"),
 )
 FORMATS = [
     QuestionFormat("Tevatron with ids", "query_text", "positive_document_ids", "", "negative_document_ids", _ids),

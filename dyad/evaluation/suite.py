@@ -133,6 +133,11 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     own = config.has_pictures or config.task in (Task.labelled, Task.sequence)
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
+    if config.task is Task.language_model and (val is not None or config.eval.suite):
+        raise ConfigError(
+            "task=language_model: has no evaluation yet. Set data.val=null and eval.suite=[]; dyad.load(…).score gives "
+            "scores"
+        )
     if val is not None:
         kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)

@@ -171,8 +171,10 @@ def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportForm
     one model of that library, else onnx.
     """
     from dyad.train.towers.libraries.published import of_one_model
-    from dyad.train.towers.models import SequenceModel, TextPairModel
+    from dyad.train.towers.models import LanguageModel, SequenceModel, TextPairModel
 
+    if isinstance(model, LanguageModel):
+        raise ConfigError("a model of task=language_model has no export yet: its weights are in its checkpoints")
     if isinstance(model, SequenceModel):
         return ExportFormat.torch
     if isinstance(model, TextPairModel):

@@ -100,11 +100,11 @@ def training_files(config: TrainConfig) -> list[str]:
     from dyad.data.sequence.files import sequence_files
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import checked_tables, table_options
-    from dyad.train.config import Task
+    from dyad.train.config import LISTED, Task
 
     if config.task is Task.sequence:
         return sequence_files(config.data.train, config.data)
-    if config.task is Task.question_passage:
+    if config.task in LISTED:
         return named_files(config.data.train, config.data)
     if config.has_pictures:
         options = table_options(config.data, captioned=config.task is Task.image_text)

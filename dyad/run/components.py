@@ -21,7 +21,7 @@ from dyad.run.classes import resolve_classes
 from dyad.run.item_weights import notes_on_weights
 from dyad.run.objective_trial import try_on_one_rank
 from dyad.train.cli.also import further_configs
-from dyad.train.config import BatchNorm, Task, TrainConfig
+from dyad.train.config import LISTED, BatchNorm, Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
 from dyad.train.distributed.sharding import shard_size
 from dyad.train.distributed.world import World
@@ -217,7 +217,7 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
     if data.drawn:  # Σ_y u is 1 where all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, _total_steps(config, data), **own))
-    listed = config.task is Task.question_passage and config.data.passage.positives is DrawnPositives.all
+    listed = config.task in LISTED and config.data.passage.positives is DrawnPositives.all
     if (config.data.negatives.per_row or listed) and "negatives" not in objective.takes:
         takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)
         raise ConfigError(

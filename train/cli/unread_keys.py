@@ -14,8 +14,8 @@ from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, Tex
 from dyad.train.run_folder.folder import all_keys
 
 PICTURES = "task=image_text, or data.items=pictures of another task"
-TEXTS = "task=image_text or question_passage, or data.items=texts"
-NO_PICTURES = "task=question_passage, or data.items=texts of another task"
+TEXTS = "task=image_text, question_passage or language_model, or data.items=texts"
+NO_PICTURES = "task=question_passage or language_model, or data.items=texts of another task"
 RANKS = "task=image_text or sequence, or data.items=pictures of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
@@ -33,7 +33,8 @@ READ_ONLY_WITH = {
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
     "data.negatives.fields data.negatives.picture eval.truth",
-    "task=image_text or question_passage": "data.relevance data.negatives.",
+    "task=image_text or question_passage": "data.relevance",
+    "task=image_text or question_passage or language_model": "data.negatives.",
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
     "task=views or labelled or sequence": "data.items",
@@ -44,8 +45,9 @@ READ_ONLY_WITH = {
     "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
     "data.rare=CLASS": "data.rare_per_batch",
     "data.rare=null": "model.classes data.classes eval.index",
-    "task=question_passage": "model.shared data.passage.corpus data.passage.positives data.passage.pos_pool "
-    "data.passage.neg_pool data.negatives.refresh_every",
+    "task=question_passage": "model.shared data.negatives.refresh_every",
+    "task=question_passage or language_model": "data.passage.corpus data.passage.positives data.passage.pos_pool "
+    "data.passage.neg_pool",
     NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",

@@ -20,11 +20,19 @@ from dyad.train.towers.image.image_tower import build_image_tower
 from dyad.train.towers.libraries.calibration import Calibration, exported
 from dyad.train.towers.libraries.open_clip import BuildContext
 from dyad.train.towers.libraries.published import may_download, offline_without_hub
-from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TextPairModel, TwoTowerModel
+from dyad.train.towers.models import (
+    ImageTextModel,
+    LanguageModel,
+    PictureModel,
+    SequenceModel,
+    TextPairModel,
+    TwoTowerModel,
+)
 from dyad.train.towers.probe import probe, probe_pictures
 from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
+from dyad.train.towers.text.likelihood import One
 from dyad.train.towers.text.pooled import Pooled
-from dyad.train.towers.text.text_tower import TextTokenizer, build_text_encoder, build_text_tower
+from dyad.train.towers.text.text_tower import TextTokenizer, build_likelihood, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
@@ -163,10 +171,20 @@ def _embed_dim(config: ModelConfig) -> int:
     return config.embed_dim
 
 
+def build_language_model(config: ModelConfig, load_pretrained: bool = True) -> LanguageModel:
+    """Build the tower of task=language_model, which scores answers to prompts, beside an x tower that gives 1.
+
+    Arguments and errors as of `build_text_pair`.
+    """
+    tower, tokenize = build_likelihood(config, load_pretrained)
+    return LanguageModel(_pair(Tower(One(), nn.Identity()), tower, config), tokenize)
+
+
 # Task → what data.items says, where the task leaves that open → what builds the model
 MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
     Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
+    Task.language_model: dict.fromkeys(ItemKind, build_language_model),
     Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
     Task.labelled: {
         ItemKind.pictures: partial(build_labelled, build_picture_views, build_image_text),

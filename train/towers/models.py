@@ -48,6 +48,14 @@ class TextPairModel(TwoTowerModel):
 
 
 @dataclass(frozen=True)
+class LanguageModel(TwoTowerModel):
+    """A model whose y_tower scores an answer to a prompt, (n, 1), and whose x_tower gives 1.
+
+    tokenize: a PromptTokenizer; (prompts, answers, their longest lengths) → (n, 1 + L), where L counts tokens.
+    """
+
+
+@dataclass(frozen=True)
 class SequenceModel(TwoTowerModel):
     """A model whose one tower embeds items, and steps of sequences as contexts.
 

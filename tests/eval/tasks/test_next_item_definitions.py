@@ -27,7 +27,7 @@ def _events(rng: np.random.Generator) -> NextItems:
     files = [FileEntry(name, 0, 0, "") for name in ("train", "test")]
     names = [str(i) for i in range(ITEMS + 3)]
     starts, users = np.arange(0, len(item_e) + 1, STEPS), [str(u) for u in range(USERS)]
-    log = Log(item_e, last_e.astype(np.int64), starts, users, names, files)
+    log = Log(item_e, last_e.astype(np.int64), np.arange(USERS * STEPS), starts, users, names, files)
     return next_items(log, ItemNumbers(names[:ITEMS]), STEPS, 1, 1)
 
 

@@ -93,15 +93,17 @@ def load_companion(key: str, name: str, companion: str) -> Any:
         return getattr(transformers, companion).from_pretrained(location, revision=revision, **SAFE)
 
 
-def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
+def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -> TransformersModel:
     """Load a model of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
     key: the configuration key with its value, for messages. pretrained: load the model's weights; else they are random.
+    kind: the class of transformers that finds it, AutoModelForCausalLM for a causal language model.
     No file of the model can choose code to run, neither a class that comes with the model nor an attention kernel.
     Raises ConfigError when loading fails.
     """
     import transformers
 
+    auto = getattr(transformers, kind)
     transformers.logging.disable_progress_bar()
     location, revision = _checked(key, name)
     if pretrained:
@@ -113,12 +115,10 @@ def load_model(key: str, name: str, pretrained: bool) -> TransformersModel:
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
         if torch.get_default_device().type != "meta" and not mapped:  # they need no memory
             with torch.device("meta"):
-                _check_size(key, transformers.AutoModel.from_config(settings, **SAFE))
+                _check_size(key, auto.from_config(settings, **SAFE))
         if not pretrained:
-            return TransformersModel(
-                key, transformers.AutoModel.from_config(settings, dtype=torch.float32, **SAFE), False
-            )
-        model, found = transformers.AutoModel.from_pretrained(
+            return TransformersModel(key, auto.from_config(settings, dtype=torch.float32, **SAFE), False)
+        model, found = auto.from_pretrained(
             location,
             revision=revision,
             config=settings,

@@ -19,7 +19,8 @@ from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.published import TWO_TOWERS, explained
 from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, sentence_folder
-from dyad.train.towers.libraries.transformers_model import load_companion
+from dyad.train.towers.libraries.transformers_model import load_companion, load_model
+from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped, padded_length, text_ends, token_counts
 from dyad.train.towers.tower import Tower
@@ -27,6 +28,7 @@ from dyad.train.towers.tower import Tower
 if TYPE_CHECKING:
     from dyad.train.towers.libraries.open_clip import BuildContext
 
+CAUSAL = "AutoModelForCausalLM"  # of transformers
 LONGEST = 512  # tokens, for a model that names no limit
 # Of open_clip's text towers: pool_type of those that pool the state at the end of the text, and the poolers whose
 # result does not depend on states that are masked
@@ -214,6 +216,35 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         projection = _dense(name, width, pretrained) if text.dense else nn.Identity()
     tower = Tower(Pooled(encoder, pooling, pad, one_length), projection, cache_mb=config.frozen_cache_mb)
     return tower, TextTokenizer(tokenizer, _limit(config, encoder, tokenizer))
+
+
+def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, PromptTokenizer]:
+    """Build a tower that scores answers to prompts by a causal language model, with its tokenizer.
+
+    load_pretrained=False: build the architecture only. Raises ConfigError for an unknown model, weights that do not
+    exist or are not complete, a projection, or a tokenizer without a token to begin with.
+    """
+    text, name = config.text, config.text.name or config.name
+    if text.kind is not TextTower.transformers or name is None or config.embed_dim is not None:
+        raise ConfigError(
+            "task=language_model: a score is a likelihood, of a causal language model of transformers. Set "
+            "model.text.kind=transformers, model.text.name=FOLDER and model.embed_dim=null"
+        )
+    key = f"model{'.text' if text.name else ''}.name={name}"
+    pretrained = load_pretrained and not text.from_scratch
+    tokenizer, loaded = load_companion(key, name, "AutoTokenizer"), load_model(key, name, pretrained, CAUSAL)
+    loaded.refuse_missing(encoder := loaded.model, pooled=False)
+    begin = next((token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None), None)
+    if begin is None:
+        raise ConfigError(f"{key}: its tokenizer has neither bos_token nor eos_token, to begin a prompt with")
+    if config.grad_checkpointing:
+        checkpoint_activations(encoder)
+    if text.frozen:
+        freeze(encoder, layer_stack(encoder), text.unlocked_layers)
+    if text.lora_rank:
+        add_adapters(encoder, text, "model.text")
+    limit = _limit(config, encoder, tokenizer)
+    return Tower(Likelihood(encoder), nn.Identity()), PromptTokenizer(tokenizer, limit, begin)
 
 
 def _padding(tokenizer: Any, side: str) -> int:

@@ -1,0 +1,99 @@
+"""The score of an answer to a prompt: its length-normalised log-likelihood by a causal language model.
+
+s(x, y) = 1/|y| Σ_t log p(y_t | x, y_<t), for a prompt x and an answer y of |y| tokens. It is a function of the pair. So
+prompt and answer are one row of the y tower, of width 1, and the x tower gives 1: the product of both is s.
+
+A row of tokens (1 + L,) is the number of tokens of the prompt, then those of prompt and answer, with PADDING at the
+right.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dyad.data.base.errors import ConfigError, SampleError
+from dyad.data.batch import PADDING, Lengths
+from dyad.train.towers.text.rows import Grouped, padded_length, token_counts
+
+
+class One(nn.Module):
+    """The x tower of a score: 1 for each row, (b, 1)."""
+
+    one: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.ones(1, 1), persistent=False)
+
+    def forward(self, rows: Tensor, _: Lengths | None = None) -> Tensor:
+        return self.one.repeat(len(rows), 1)
+
+
+class Likelihood(Grouped):
+    """Scores rows of prompts and answers, (b, 1 + L) as the module docstring says, by s(x, y), (b, 1) in float32."""
+
+    count = staticmethod(token_counts)
+
+    def __init__(self, encoder: nn.Module) -> None:
+        """encoder: a causal language model of transformers, with logits (b, L, V) of the next token."""
+        super().__init__()
+        self.encoder = encoder
+
+    def encode_group(self, tokens: Tensor) -> Tensor:
+        starts_b1, ids_bL = tokens[:, :1], tokens[:, 1:]
+        is_token = ids_bL != PADDING
+        ids_bL = ids_bL.where(is_token, 0)  # no state depends on later tokens
+        is_token[:, 0] = True  # a fully masked row of attention is NaN
+        logits = self.encoder(input_ids=ids_bL, attention_mask=is_token.long(), use_cache=False).logits
+        logits = logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = -F.cross_entropy(logits.transpose(1, 2), ids_bL[:, 1:], reduction="none")
+        places = torch.arange(1, ids_bL.shape[1], device=tokens.device)
+        is_answer = is_token[:, 1:] & (places >= starts_b1)
+        return (log_p * is_answer).sum(1, keepdim=True) / is_answer.sum(1, keepdim=True).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class PromptTokenizer:
+    """Converts prompts and answers to rows of tokens for Likelihood.
+
+    tokenizer: one of transformers. limit: the most tokens of prompt and answer together. begin: the token before every
+    prompt, by which the first token of an answer to an empty prompt has a likelihood too.
+    """
+
+    tokenizer: Any
+    limit: int
+    begin: int
+
+    def __call__(self, prompts: Sequence[str], answers: Sequence[str], prompt: int, answer: int) -> Tensor:
+        """Convert n prompts, each with an answer, to rows of tokens int64 (n, 1 + L). Each is tokenised by itself.
+
+        prompt, answer: the most tokens of each; of a longer prompt the last are taken, of a longer answer the first.
+        Raises ConfigError if the model does not take that many, SampleError for an answer without tokens.
+        """
+        self.check(prompt, answer)
+        asked, given = self._ids(prompts), self._ids(answers)
+        if not all(given):
+            raise SampleError("an answer has no tokens, so it has no likelihood")
+        heads = [[self.begin, *ids[max(len(ids) - prompt + 1, 0) :]] for ids in asked]
+        rows = [[len(head), *head, *ids[:answer]] for head, ids in zip(heads, given, strict=True)]
+        width = padded_length(max(map(len, rows), default=1), 1 + prompt + answer)
+        return torch.tensor([row + [PADDING] * (width - len(row)) for row in rows]).reshape(-1, width)
+
+    def check(self, prompt: int, answer: int) -> None:
+        """Raise ConfigError if the model does not take prompts and answers of so many tokens."""
+        if prompt + answer > self.limit:
+            raise ConfigError(
+                f"data.question.length={prompt}, data.passage.length={answer}: this model takes {self.limit} tokens of "
+                "prompt and answer together. Lower one of them"
+            )
+
+    def lengths(self, tokens: Tensor) -> Lengths:
+        """Return the number of entries of each row, without padding."""
+        return token_counts(tokens)
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
