@@ -2,13 +2,15 @@
 
 split=last leaves one out: the last event of a user is for the test, the one before it for validation. split=time
 divides all events by two times. split=user gives all events of a user to one part, by a hash of the user's id. The
-division depends on the data and the shares alone.
+division depends on the data and the shares alone. Beside the logs stands log q of each item of the training part, by
+which losses correct for popularity (objective.importance_file).
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,12 +21,15 @@ from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.options import LogSplit, SequencesOptions
 from dyad.data.config import SequenceConfig
+from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.judgements import judgements
+from dyad.data.sequence.items import item_keys
 from dyad.data.sequence.log import log_files, read_log
 from dyad.data.shards.sources import local_path
 
 PARTS = ("train", "val", "test")
+WEIGHTS = "log_q.safetensors"
 Event = tuple[str, str, float]  # user, item, time
 
 
@@ -41,15 +46,18 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
         raise DataError(f"{arguments[0]}: no user has least={options.least} events; the most are {longest}")
     part_of = SPLITS[options.split](kept, options)
     counts: dict[str, int] = dict.fromkeys(PARTS, 0)
+    trained = Counter[str]()
     with outputs.new_folder(out) as folder, ExitStack() as stack:
         files = {part: stack.enter_context((folder / f"{part}.jsonl").open("w", encoding="utf-8")) for part in PARTS}
         for user, events in kept.items():
             for part, (item, time) in zip(part_of[user], events, strict=True):
                 files[part].write(json.dumps({"user": user, "item": item, "time": time}, ensure_ascii=False) + "\n")
                 counts[part] += 1
+                trained[item] += part == "train"
         if empty := next((part for part in PARTS if not counts[part]), None):
             shares = f"val={options.val:g} test={options.test:g}"
             raise ConfigError(f"split={options.split} {shares}: no event is left for {empty}. Change the shares")
+        _write_log_q(folder / WEIGHTS, +trained)
     items = len({item for events in kept.values() for item, _ in events})
     dropped = len(of_users) - len(kept)
     print_line(f"{sum(counts.values()):,} events of {len(kept):,} users, {items:,} items; {dropped:,} users had fewer")
@@ -98,6 +106,14 @@ def _by_user(events: Iterator[Event]) -> dict[str, list[tuple[str, float]]]:
     for user, item, time in events:
         of_users.setdefault(user, []).append((item, time))
     return of_users
+
+
+def _write_log_q(path: Path, counts: Mapping[str, int]) -> None:
+    """Write log q of each item of the training part, which is its share of the events, by content key."""
+    keys_n, counts_n = item_keys([*counts]), np.array([*counts.values()], np.float64)
+    order = np.argsort(keys_n)
+    log_q_n = np.log(counts_n[order] / counts_n.sum())
+    write_log_weights(LogWeights(str(path), LOG_Q, keys_n[order], log_q_n))
 
 
 Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order

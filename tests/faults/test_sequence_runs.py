@@ -103,6 +103,14 @@ def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tin
     ended = commands.run(*words, "-m", f"objective={','.join(names)}")
     assert ended.code == 0, ended.out[-3000:]
     assert len([*(tmp_path / "runs").iterdir()]) == len(names)
+    out = tmp_path / "parts"
+    assert commands.run("data", "sequences", str(data / "train.csv"), f"out={out}").code == 0
+    weighed = {"objective": "one_sided_dpm", "objective.importance": "log_q", "model.context.dropout": 0, "steps": 3}
+    weighed |= {"objective.importance_file": out / "log_q.safetensors", "data.train": out / "train.jsonl"}
+    for world in (1, 2):
+        ended = commands.world(world, *tiny(keys(data, **weighed, **{"run.name": f"on-{world}"})))
+        assert [each.code for each in ended] == [0] * world, ended[0].out[-3000:]
+    assert losses(tmp_path / "runs/on-2") == pytest.approx(losses(tmp_path / "runs/on-1"), abs=1e-5)
 
 
 def test_what_does_not_fit_is_refused_before_a_folder_is_made(

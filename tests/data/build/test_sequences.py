@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.build.sequences import run
 from dyad.data.cli.main import VERBS, parse_verb
+from dyad.data.log_weights import read_log_weights
+from dyad.data.shards.content_keys import content_key
 
 Parts = dict[str, list[tuple[str, str]]]  # part → user and item of each event
 SEQUENCES = {f"u{n}": [f"i{(n + step) % 7}" for step in range(2 + n % 5)] for n in range(40)}
@@ -46,6 +50,12 @@ def test_the_last_events_are_left_out(log: Path, tmp_path: Path, capsys: pytest.
     assert parts["test"] == [(user, items[-1]) for user, items in kept.items()]
     assert parts["val"] == [(user, items[-2]) for user, items in kept.items()]
     assert parts["train"] == [(user, item) for user, items in kept.items() for item in items[:-2]]
+    weights = read_log_weights(str(tmp_path / "out/log_q.safetensors"))
+    items = [item for _, item in parts["train"]]
+    for item in {*items}:
+        share = float(weights.of(np.array([content_key(item.encode())]))[0])
+        assert share == pytest.approx(math.log(items.count(item) / len(items)), abs=1e-12)
+    assert len(weights.keys_n) == len({*items})
     said = capsys.readouterr().out
     assert "8 users had fewer" in said and f"data.train={tmp_path}/out/train.jsonl" in said
 
