@@ -53,6 +53,8 @@ SIDES = {  # task → what side x and side y are
     "question_passage": ("question", "passage"),
     "views": ("first view", "second view"),
     "labelled": ("sample", "class"),
+    "sequence": ("context", "item"),
+    "language_model": ("prompt", "answer"),
 }
 
 

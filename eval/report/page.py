@@ -51,6 +51,16 @@ DEVICE = {
 # Keys that say what a run is: shown also at their defaults
 ALWAYS = "precision objective.similarity objective.temperature optim.lr optim.warmup optim.schedule".split()
 # Keys that are facts of their own, or words of one
+# Task → what was trained
+LEADS = {
+    "image_text": "A dual encoder of pictures and texts",
+    "question_passage": "A dual encoder of questions and passages",
+    "views": "An encoder of {items}",
+    "labelled": "A classifier of {items}",
+    "sequence": "A model of sequences of {items}",
+    "language_model": "A language model that scores answers",
+}
+OF_TEXTS = ("question_passage", "language_model")
 SHOWN = """task seed steps init_from experiment global_batch_size objective.name optim.name model.name model.pretrained
 model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.frozen model.image.lora_rank
 model.text.kind model.text.name model.text.pretrained model.text.frozen model.text.lora_rank""".split()
@@ -90,6 +100,9 @@ def render(run: RunFolder) -> str:
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
     glance = _random_cases(run, results)
     return ENVIRONMENT.get_template("report.html.j2").render(
+        what=LEADS.get(joined(run.options.get("task")), LEADS["image_text"]).format(
+            items=joined(run.options.get("data.items")) or "pictures"
+        ),
         name=run.path.resolve().name,
         path=shlex.quote(public_path(str(run.path))),
         run=run,
@@ -236,10 +249,18 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 def _model(options: Mapping[str, Any]) -> str:
     """Describe the towers in words: what each is, its weights, and how much of it learns."""
-    alone = options.get("task") == "question_passage"
-    towers = {"encoder of texts": "text"} if alone else {"pictures": "image", "texts": "text"}
+    task, items = options.get("task"), joined(options.get("data.items"))
+    towers = {"encoder of texts": "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
+    if task == "sequence":
+        of_items = {name: tower for name, tower in towers.items() if name == items}
+        context = " ".join(filter(None, (joined(options.get(f"model.context.{key}")) for key in ("layers", "kind"))))
+        return "; ".join([*_said(options, of_items), f"items: {items}", f"contexts: {context or 'gru'}"])
+    return "; ".join(_said(options, towers))
+
+
+def _said(options: Mapping[str, Any], towers: Mapping[str, str]) -> list[str]:
     said = {side: ", ".join(filter(None, _tower(options, name))) for side, name in towers.items()}
-    return "; ".join(f"{side}: {words}" for side, words in said.items() if words)
+    return [f"{side}: {words}" for side, words in said.items() if words]
 
 
 def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
