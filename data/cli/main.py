@@ -109,6 +109,7 @@ negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10
 negatives beir/scifact/ out=train.jsonl passages=ids
+sequences clicks.csv out=log
 sequences ratings.csv out=log user=user_id item=movie_id time=timestamp
 sequences clicks.parquet out=log split=time val=0.05 test=0.05
 sequences corpus.jsonl out=chapters 'user_of=(.*)[.][0-9]+' split=user

@@ -264,7 +264,7 @@ def test_help_of_a_verb_names_every_key(
         assert f"\n  {key} " in printed
 
 
-VERBS_ARE = "There is: index, check, pack, split, negatives, weights."
+VERBS_ARE = "There is: index, check, pack, split, negatives, sequences, weights."
 
 
 @pytest.mark.parametrize(
@@ -272,9 +272,9 @@ VERBS_ARE = "There is: index, check, pack, split, negatives, weights."
     [
         (
             ["indx", "x"],
-            "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split, negatives, weights.",
+            "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split, negatives, sequences, weights.",
         ),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split, negatives, weights."),
+        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split, negatives, sequences, weights."),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (
@@ -292,6 +292,8 @@ VERBS_ARE = "There is: index, check, pack, split, negatives, weights."
         ),
         (["pack", "a", "out=b", "maxcount=many"], "maxcount=many is not a whole number."),
         (["pack", "a", "out=b", "maxcount=1.5"], "maxcount=1.5 is not a whole number."),
+        (["pack", "a", "out=b", "maxcount=0"], "maxcount=0: must be 1 or more"),
+        (["pack", "a", "out=b", "maxsize=0"], "maxsize=0.0: must be above 0"),
         (["pack", "a", "out=b", "maxsize=big"], "maxsize=big is not a number."),
         (
             ["pack", "a", "out=${oc.env:HOME}"],

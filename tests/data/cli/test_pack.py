@@ -288,7 +288,6 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
     refused: list[tuple[Path, dict[str, object], str]] = [
         (source, {}, "'filepath'"),
         (source, {"columns": ["filepath", "title"]}, "'titel'"),
-        (source, {"maxcount": 0}, "maxcount=0"),
         (tmp_path / "pairs.jsonl", {}, "columns=[picture,caption]"),
         (tmp_path / "p.cvs", {}, "'p.csv'"),
         (pictures / "0.png", {}, "0.png"),

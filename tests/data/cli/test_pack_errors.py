@@ -172,7 +172,6 @@ def test_commands_that_cannot_work(tmp_path: Path) -> None:
         (good, {"corpus": str(tmp_path / "none.jsonl")}, f"corpus={tmp_path / 'none.jsonl'}"),
         (f"{good}@2", {}, f"{good}@2"),
         (f"{good}::{beir}", {}, str(beir)),
-        (good, {"maxcount": 0}, "maxcount=0"),
         (good, {"split": "../evil"}, "split=../evil"),
     ]
     for path, options, named in refused:
