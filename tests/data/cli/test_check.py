@@ -272,9 +272,9 @@ VERBS_ARE = "There is: index, check, pack, split, negatives, sequences, weights.
     [
         (
             ["indx", "x"],
-            "unknown verb 'indx'. Did you mean 'index'? There is: index, check, pack, split, negatives, sequences, weights.",
+            f"unknown verb 'indx'. Did you mean 'index'? {VERBS_ARE}",
         ),
-        (["zzz"], "unknown verb 'zzz'. There is: index, check, pack, split, negatives, sequences, weights."),
+        (["zzz"], f"unknown verb 'zzz'. {VERBS_ARE}"),
         (["index"], "SOURCE is missing. For example: python -m data index shards/"),
         (["pack", "a", "b"], "INPUT is one, not 2: a b. For example: python -m data pack pairs.csv out=shards"),
         (
