@@ -19,7 +19,7 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Index
 from dyad.train.config import TrainConfig
 from dyad.train.towers.models import SequenceModel
-from dyad.train.towers.sequence import SequenceTower, of_history
+from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Recommender:
         """Return the contexts of n histories of numbers of items, (n, D), normalised if `cosine`."""
         last = padded([np.array(history[-self.length :]) for history in numbers])
         tower = cast(SequenceTower, self.encoder.towers["x"])
-        of = of_history(tower, self.items_ND.to(self.encoder.world.device))
+        of = OfHistory(tower, self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
 
 

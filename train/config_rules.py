@@ -167,6 +167,8 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
             "model.context.embed_dim: a context is scored with items, and has their width. Leave it out, or take "
             "objective=cpc"
         )
+    if not is_sequence and data.items in (ItemKind.ids, ItemKind.frames):
+        yield f"data.items={data.items}: only task=sequence has them. Take pictures or texts"
     if is_sequence and data.batches is Batches.by_source:
         yield "data.batches=by_source: a log has no sources; leave it out"
     if rare and data.batches is Batches.by_source:

@@ -92,9 +92,9 @@ def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalo
         steps = [np.arange(a, b) + data.ahead for a, b in zip(data.windows.starts, data.windows.stops, strict=True)]
         names = data.items.names
         draws_N = np.bincount(data.log.item_e[np.concatenate(steps)], minlength=len(names)).astype(np.float64)
-        order = np.argsort(item_keys(names), kind="stable")
-        keys = item_keys(names)[order]
-        return np.stack([keys, order, np.zeros_like(order), draws_N[order].view(np.int64)])
+        keys_N = item_keys(names)
+        order = np.argsort(keys_N, kind="stable")
+        return np.stack([keys_N[order], order, np.zeros_like(order), draws_N[order].view(np.int64)])
 
     mapped = cached_array([paths[0]], "sequence_items", paths[1:], [data.fingerprint], table)
     return Catalogue(mapped, lambda place, part: place, lambda places: data.items.inputs(np.array(places))[0], tokenize)

@@ -12,7 +12,7 @@ from dyad.recommend import Recommender, recommender
 from dyad.sequence_folder import About, write_sequence_folder
 from dyad.train.distributed.world import World
 from dyad.train.towers.models import SequenceModel
-from dyad.train.towers.sequence import SequenceTower, of_history
+from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as there are so many
 
@@ -40,7 +40,7 @@ def calls(source: ExportSource) -> list[Call]:
     for history in HISTORIES:
         numbers = [number % count for number in history]
         with torch.no_grad():
-            ours = of_history(tower, made.items_ND)(torch.tensor([numbers]))
+            ours = OfHistory(tower, made.items_ND)(torch.tensor([numbers]))
         found.append(Call(ours, hints={"history": numbers}))
     return found
 

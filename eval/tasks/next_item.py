@@ -30,7 +30,7 @@ from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
-from dyad.train.towers.sequence import SequenceTower, of_history
+from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class NextItem(Evaluator):
         """Return the embeddings of histories, (n, D), and of items, (N, D), and the ranks of the targets."""
         items_ND = replace(encode, cosine=False)("y", ItemList(self.data.items))
         of_items = torch.from_numpy(items_ND).to(encode.world.device)
-        histories = of_history(cast(SequenceTower, encode.towers["x"]), of_items)
+        histories = OfHistory(cast(SequenceTower, encode.towers["x"]), of_items)
         x_nD = replace(encode, towers={"x": histories})("x", self.data)
         if encode.cosine:
             items_ND = F.normalize(of_items, dim=-1).cpu().numpy()

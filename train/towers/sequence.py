@@ -122,13 +122,12 @@ class FrameEncoder(nn.Sequential):
         super().__init__(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
 
 
-def of_history(tower: SequenceTower, items_ND: Tensor) -> nn.Module:
-    """Return the module that embeds histories: numbers of items (b, T), filled up with −1, as (b, D), to be compared
-    with the next items. items_ND: embeddings of the items."""
-    return _OfHistory(tower, items_ND)
+class OfHistory(nn.Module):
+    """Embeds histories, numbers of items (b, T) filled up with −1, as (b, D), to be compared with the next items.
 
+    items_ND: embeddings of the items.
+    """
 
-class _OfHistory(nn.Module):
     def __init__(self, tower: SequenceTower, items_ND: Tensor) -> None:
         super().__init__()
         self.tower, self.items = tower, items_ND

@@ -211,6 +211,12 @@ def test_threads_that_wait_leave_the_cores_soon_unless_it_is_typed(typed: dict[s
     assert f"GOMP_SPINCOUNT = '{rounds}'" in ended.stderr
 
 
+@pytest.mark.parametrize("task", ["views", "labelled"])
+def test_ids_and_frames_are_of_sequences_alone(task: str) -> None:
+    with raises(ConfigError, "data.items=ids", "task=sequence"):
+        validate(compose_config([f"task={task}", "data.items=ids", "data.train=x.jsonl", "steps=1"]), 1)
+
+
 def test_the_sweep_for_wandb_is_of_runs_that_compose() -> None:
     """W&B puts key=value for each parameter in the place of ${args_no_hyphens}."""
     sweep: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "launch/wandb_sweep.yaml"), resolve=False)

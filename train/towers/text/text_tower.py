@@ -201,12 +201,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
         backend = tokenizer.backend_tokenizer
         backend.normalizer = Sequence([Lowercase(), *filter(None, [backend.normalizer])])
     pad = _padding(tokenizer, tokenizer.padding_side if one_length else "right")
-    if config.grad_checkpointing:
-        checkpoint_activations(encoder)
-    if text.frozen:
-        freeze(encoder, layer_stack(encoder), text.unlocked_layers)
-    if text.lora_rank:
-        add_adapters(encoder, text, "model.text")
+    _set_training(encoder, config)
     width = encoder.config.hidden_size
     if config.embed_dim is not None:
         projection = nn.Linear(width, config.embed_dim)
@@ -237,14 +232,19 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
     begin = next((token for token in (tokenizer.bos_token_id, tokenizer.eos_token_id) if token is not None), None)
     if begin is None:
         raise ConfigError(f"{key}: its tokenizer has neither bos_token nor eos_token, to begin a prompt with")
-    if config.grad_checkpointing:
-        checkpoint_activations(encoder)
-    if text.frozen:
-        freeze(encoder, layer_stack(encoder), text.unlocked_layers)
-    if text.lora_rank:
-        add_adapters(encoder, text, "model.text")
+    _set_training(encoder, config)
     limit = _limit(config, encoder, tokenizer)
     return Tower(Likelihood(encoder), nn.Identity()), PromptTokenizer(tokenizer, limit, begin)
+
+
+def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
+    """Choose which weights of a text encoder train, and whether its layers keep their activations."""
+    if config.grad_checkpointing:
+        checkpoint_activations(encoder)
+    if config.text.frozen:
+        freeze(encoder, layer_stack(encoder), config.text.unlocked_layers)
+    if config.text.lora_rank:
+        add_adapters(encoder, config.text, "model.text")
 
 
 def _padding(tokenizer: Any, side: str) -> int:
