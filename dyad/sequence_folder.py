@@ -53,7 +53,7 @@ def write_sequence_folder(
     weights = {f"context.{name}": tensor.detach().contiguous() for name, tensor in context.state_dict().items()}
     save_file({"trunk.weight": items_ND.contiguous(), **weights}, folder / WEIGHTS)
     write_json(folder / ABOUT, vars(about))
-    (folder / ITEMS).write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    (folder / ITEMS).write_bytes("".join(f"{name}\n" for name in names).encode())
 
 
 def read_sequence_folder(folder: str) -> LoadedModel:
@@ -67,7 +67,7 @@ def read_sequence_folder(folder: str) -> LoadedModel:
         about = About(**read_json(path / ABOUT, folder=path))
         weights = load_file(checked_path(path / WEIGHTS, folder=path))
         with open_foreign(path / ITEMS, folder=path) as file:
-            names = file.read().decode().splitlines()
+            *names, _ = file.read().decode().split("\n")  # an id may have any other break of lines
         config = _config(about, weights)
         if len(names) != config.run.inputs:
             raise ValueError(f"{ITEMS} has {len(names):,} ids, {WEIGHTS} {config.run.inputs:,} items")

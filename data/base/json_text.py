@@ -16,6 +16,7 @@ from dyad.data.base.files import open_foreign
 
 MOST = 1 << 19  # commas and opening brackets outside texts
 DEEPEST = 100  # lists and objects inside each other
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
 LARGEST = 1 << 26  # bytes of a file
 SEPARATORS = ",[{"
 TEXT = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # possessive, so that matching takes linear time

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from dyad.data.base.errors import BadRow, DataError, SampleError, nearest
-from dyad.data.base.json_text import parse_json
+from dyad.data.base.json_text import SURROGATE, parse_json
 from dyad.data.base.relevance import relevance_of
 from dyad.data.config import CaptionPer
 from dyad.data.image_text.captions import captions_in
@@ -29,7 +29,6 @@ from dyad.data.image_text.transforms import decode
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.text_files import decoded
 
-SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair: JSON can write it, UTF-8 cannot
 CLASS_FIELDS = ("class", "label", "fine_label")
 MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length of a word
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.json_text import SURROGATE
 from dyad.data.config import SequenceConfig
 from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.manifest import FileEntry
@@ -115,6 +116,8 @@ def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float
 def _id(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):
         raise BadRow("no id", f"{column} is {value!r:.80}")
+    if SURROGATE.search(str(value)):  # of a CSV that is not UTF-8, or of JSON
+        raise BadRow("no Unicode", f"{column} is {value!r:.80}")
     return str(value)
 
 

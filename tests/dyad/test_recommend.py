@@ -23,7 +23,7 @@ from dyad.train.losses.options.choices import Similarity
 from dyad.train.losses.options.registry import configure
 from dyad.train.towers.build import build_model
 
-NAMES = [f"item {n}" for n in range(12)]
+NAMES = [f"item {n}" for n in range(11)] + ["a\u2028b\rc"]  # breaks of lines that are none in items.txt
 
 
 def source(kind: ContextKind, similarity: Similarity, folder: Path) -> ExportSource:

@@ -81,6 +81,7 @@ def test_without_times_the_rows_are_in_order(tmp_path: Path) -> None:
         (("u", "a", float("inf")), ["time is inf"]),
         (("u", ["a"], 1), ["item is ['a']"]),
         (("u", "a", None), ["time is None"]),
+        (("u", "a\ud800", 1), ["no Unicode", "item is"]),
     ],
 )
 def test_rows_that_are_no_events(row: tuple[Any, ...], words: list[str], tmp_path: Path) -> None:
