@@ -25,6 +25,8 @@ from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.negatives_rules import negatives_rules
 
+OWN_INPUTS = {Task.sequence: "sequences", Task.language_model: "log-likelihoods"}  # beside pairs
+
 
 def validate(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError for values that are missing, and as `check_values` does; the message names the fix.
@@ -182,11 +184,12 @@ def _language_model_rules(config: TrainConfig) -> Iterator[str]:
     objective = config.objective
     of_lists = getattr(objective, "candidates", None) is CandidateSet.list
     rows_only = getattr(objective, "directions", None) is Directions.x
-    if not (of_lists and rows_only and objective.similarity is Similarity.dot):
+    of_rows = (of_lists and rows_only) or objective.inputs == OWN_INPUTS[config.task]
+    if not (of_rows and objective.similarity is Similarity.dot):
         yield (
             f"task=language_model, objective={getattr(objective, 'name', '')}: a score is of a prompt and an answer of "
             "its own list, and no cosine. Take objective=one_sided_dpm objective.candidates=list "
-            "objective.similarity=dot"
+            "objective.similarity=dot, or objective=nll"
         )
 
 
@@ -195,7 +198,7 @@ def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bo
     columns are vectors of classes."""
     data, is_sequence = config.data, config.task is Task.sequence
     inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"
-    if is_sequence and "lengths" in objective.takes:
+    if objective.inputs == OWN_INPUTS.get(config.task):
         inputs = objective.inputs
     has_catalogue = (config.task in ITEMS and data.mode is Mode.indexed) or (
         is_sequence and data.items is not ItemKind.frames

@@ -1,13 +1,24 @@
 """Prompts and answers as rows of a causal language model: each row of files of questions is a prompt, its passages are
-answers."""
+answers.
+
+Letters in shapes: n prompts; N answers of all of them; L tokens of the longest prompt and answer.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dyad.data.base.errors import DataError
+from dyad.data.batch import PADDING
+from dyad.data.config import DataConfig
 from dyad.data.question_passage.dataset import DrawnRow, QuestionPassage
-from dyad.data.question_passage.passages import Passage
+from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.question_passage.questions import open_questions
+from dyad.data.shards.content_keys import Int64s
 
 
 class PromptAnswers(QuestionPassage):
@@ -23,3 +34,54 @@ class PromptAnswers(QuestionPassage):
         answers = [one.rendered(passage)[0] for _, one in passages]
         y = self.tokenize(prompts, answers, question.length, passage.length)
         return torch.zeros(len(drawn), 1, dtype=torch.int64), y
+
+
+@dataclass(frozen=True)
+class AnswerLists:
+    """N answers to n prompts, as inputs of a tower that scores answers.
+
+    row_N: the prompt of each answer, ascending. right_N: bool. tokenize: as of PromptAnswers.
+    """
+
+    prompts: Sequence[Question]
+    answers: Sequence[Passage]
+    row_N: Int64s
+    right_N: np.ndarray
+    tokenize: Any
+    config: DataConfig
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def block(self, start: int, stop: int) -> Tensor:
+        """Return the rows of answers start … stop − 1, int64 (k, 1 + L)."""
+        return self.rows(np.arange(start, min(stop, len(self))))
+
+    def rows(self, numbers_k: Int64s) -> Tensor:
+        question, passage = self.config.question, self.config.passage
+        prompts = [self.prompts[row].rendered(question)[0] for row in self.row_N[numbers_k].tolist()]
+        answers = [self.answers[number].rendered(passage)[0] for number in numbers_k.tolist()]
+        return self.tokenize(prompts, answers, question.length, passage.length)
+
+    def token_counts(self, numbers_k: Int64s) -> Int64s:
+        """Return the number of tokens of k answers, (k,)."""
+        parts = np.array_split(numbers_k, -(-len(numbers_k) // 1024))
+        tokens = [self.rows(part) for part in parts if len(part)]
+        return np.concatenate([((rows[:, 1:] != PADDING).sum(1) - rows[:, 0]).numpy() for rows in tokens])
+
+
+def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> AnswerLists:
+    """Read the rows that `value` names: prompts, their right and their wrong answers, each once.
+
+    A row without wrong answers has a likelihood, and nothing to choose. key: of `value`, for messages. Raises
+    DataError for a row that cannot be used, ConfigError as `open_questions`.
+    """
+    questions = open_questions(value, config, key)
+    rows = [questions.row(i) for i in range(len(questions))]
+    if not rows:
+        raise DataError(f"{key}={value}: has no row")
+    lists = [[(passage.key, passage, of is row.positives) for of in row.lists for passage in of] for row in rows]
+    found = [{number: (passage, right) for number, passage, right in reversed(each)} for each in lists]
+    every = [(row, *pair) for row, of_row in enumerate(found) for pair in reversed(of_row.values())]
+    row_N, right_N = np.array([row for row, _, _ in every]), np.array([right for _, _, right in every])
+    return AnswerLists([row.question for row in rows], [p for _, p, _ in every], row_N, right_N, tokenize, config)

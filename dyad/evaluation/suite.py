@@ -13,6 +13,8 @@ views
 question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
+language_model
+  answers:ROWS          prompts with right and wrong answers, rows named as in data.train
 sequence
   next_item:LOG         events to predict, each from those of its user before it
   context_probe:TASK.json   sequences with a class, to fit and to score (format: prompts.py, and --help)
@@ -35,6 +37,7 @@ from dyad.data.base.plugins import plugins_needed
 from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.question_sets import names_beir
+from dyad.evaluation.kinds.answers import ANSWERS
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR
 from dyad.evaluation.kinds.pictures import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
@@ -80,14 +83,9 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    own = config.has_pictures or config.task in (Task.labelled, Task.sequence)
+    own = config.has_pictures or config.task in VAL
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
-    if config.task is Task.language_model and (val is not None or config.eval.suite):
-        raise ConfigError(
-            "task=language_model: has no evaluation yet. Set data.val=null and eval.suite=[]; dyad.load(…).score gives "
-            "scores"
-        )
     if val is not None:
         kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")
         yield SuiteEntry(KINDS[kind], "val", "data.val", str(val), val, config.data)
@@ -116,7 +114,13 @@ def _name(target: str, taken: Sequence[str]) -> str:
 
 
 # Task → the kind of data.val
-VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes", Task.sequence: "next_item"}
+VAL = {
+    Task.image_text: "retrieval",
+    Task.views: "views",
+    Task.labelled: "classes",
+    Task.sequence: "next_item",
+    Task.language_model: "answers",
+}
 KINDS = {
     "retrieval": RETRIEVAL,
     "views": VIEWS,
@@ -126,6 +130,7 @@ KINDS = {
     "beir": BEIR,
     "dpr": DPR,
     "next_item": NEXT_ITEM,
+    "answers": ANSWERS,
     "context_probe": CONTEXT_PROBE,
     "probe": PROBE,
 }

@@ -24,15 +24,18 @@ PASSAGE_COLUMNS = 4  # metrics of passages that are shown
 # metrics of passages, in the order in which they are shown
 # metrics of next items that are printed
 NEXT_COLUMNS = {"HR@1": "HR@1", "HR@10": "HR@10", "nDCG@10": "nDCG@10", "MRR": "MRR"}
+ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
 # The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
-HEADLINES = "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1".split()
-COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100".split()
+HEADLINES = (
+    "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1 choice_accuracy".split()
+)
+COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100 perplexity".split()
 # Starts of metric names → the words that replace them
-LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy"}
+LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy", "choice_accuracy": "accuracy of choice"}
 LABELS |= {"linear_acc1": "linear probe", "linear_acc5": "linear probe, top-5 accuracy", "linear_": "linear probe, "}
 LABELS |= {"knn_acc1": "k-NN", "knn_weighted_acc1": "k-NN, weighted vote", "auc": "AUC", "partial_auc": "partial AUC"}
 # Starts of labels → what they mean
@@ -50,7 +53,10 @@ MEANINGS = {
     "Recall@": "Recall@K: share of the right passages that are among the first K.",
     "MRR": "MRR: mean of 1 / rank of the first right answer; MRR@10: 0 beyond ten.",
     "Success": "Success@K: share of questions with a right passage among the first K.",
+    "log likelihood": "Log likelihood: mean over prompts of the score of the right answers, nats a token.",
+    "perplexity": "Perplexity: of the tokens of the right answers; lower is better.",
     "accuracy@": "accuracy@K: share of questions with the answer in one of the first K passages.",
+    "accuracy of choice": "Accuracy of choice: share of prompts whose right answer has the highest score.",
     "recall against exact": "Recall against exact@K: share of the exact first K that the approximate index found.",
 }
 
@@ -301,6 +307,20 @@ def _next_tables(results: Sequence[Result]) -> Iterator[Any]:
         yield table
 
 
+def _answer_groups(result: Result) -> Groups:
+    """Return one table of answers of a language model for the HTML report: each metric with its baselines."""
+    return {"prompt → answer": _numbers(result, (m for m in result["metrics"] if not m.startswith("num_")))}
+
+
+def _answer_tables(results: Sequence[Result]) -> Iterator[Any]:
+    """Yield one printed table for each result on answers of a language model."""
+    for result in results:
+        shown = [metric for metric in ANSWER_METRICS if metric in result["metrics"]]
+        table = _table("answers", *map(label, shown), title=_title(result, "prompts", "answers"))
+        _add_rows(table, "model", shown, result)
+        yield table
+
+
 @dataclass(frozen=True)
 class ResultKind:
     """How results of one task are shown.
@@ -329,5 +349,6 @@ KINDS = {
     "text_classification": _classes("text-classification", "sample → class", "classes", ZERO_SHOT),
     "rare_class": _classes("image-classification", "rare class", "rare class", RARE),
     "next_item": ResultKind("other", _next_groups, _next_tables),
+    "answers": ResultKind("text-generation", _answer_groups, _answer_tables),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -92,7 +92,7 @@ def cases() -> list[Case]:
 
 EVERYTHING = ("further", "listed", "excluded", "keys")
 OTHERS = {"cpc": ("lengths",)}  # entries that are not plain pairs
-OWN_PAIRS = "simclr sogclr isogclr fastclip_v3 nuclr spectral spectral_alternating pca_penalty vicreg".split()
+OWN_PAIRS = "simclr sogclr isogclr fastclip_v3 nuclr spectral spectral_alternating pca_penalty vicreg nll".split()
 RELEVANCE, OF_FURTHER, OF_LISTED = (torch.linspace(0.05, 1.0, n, dtype=torch.float64) for n in (B, 7, 10))
 SHAPES: dict[str, tuple[int, ...]] = {"cpc": (B, 4, D), "partial_auc": (B, 1)}
 

@@ -22,7 +22,11 @@ from dyad.train.losses import OBJECTIVES
 
 Tiny = Callable[[dict[str, Any]], list[str]]
 Keys = Callable[[str, int], dict[str, Any]]
-ELSEWHERE = {"partial_auc": "objective=partial_auc", "cpc": "task=sequence"}  # what other tasks train, or none
+ELSEWHERE = {
+    "partial_auc": "objective=partial_auc",
+    "cpc": "task=sequence",
+    "nll": "task=language_model",
+}  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
 BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().without_x_negatives)  # take wrong pictures

@@ -85,8 +85,9 @@ class ObjectiveOptions:
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
     beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y: pairs,
-    or scores of positives and of negatives. exact: whether the loss and its gradients are those of the global batch on
-    any number of ranks, as a run checks for a plugin; False for a loss that means to differ.
+    scores of positives and of negatives, sequences, or log-likelihoods. exact: whether the loss and its gradients are
+    those of the global batch on any number of ranks, as a run checks for a plugin; False for a loss that means to
+    differ.
     """
 
     formula: ClassVar[Any]
@@ -164,7 +165,7 @@ class ObjectiveOptions:
         """
         if self.inputs != batch.inputs:
             ways = {"scores": "task=labelled data.rare=CLASS", "pairs": "another task, or data.rare=null"}
-            ways["sequences"] = "task=sequence"
+            ways |= {"sequences": "task=sequence", "log-likelihoods": "task=language_model"}
             own = "your own loop: from dyad.train.losses import build_objective"
             yield f"objective={self.name}: takes {self.inputs}, not {batch.inputs}. Use {ways.get(self.inputs, own)}"
         elif batch.classes and ("positives" not in self.takes or self.by_sample_id or self.by_key):

@@ -251,7 +251,7 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
     """The spectral family and sampled binary NCE are plain products, which autograd differentiates again."""
     for options in ({}, {"negatives_per_positive": 2}) if name == "binary_nce" else ({},):
         objective, x, y = some_call(name, **options)
-        if name in ("spectral", "pca_penalty", "vicreg") or options:
+        if name in ("spectral", "pca_penalty", "vicreg", "nll") or options:
             assert torch.autograd.gradgradcheck(lambda x, y, o=objective: o(x, y).loss, (x, y))
         elif name != "spectral_alternating":
             with raises(RuntimeError, "create_graph=True"):

@@ -82,8 +82,18 @@ def test_what_has_no_score_is_refused(folder: Path) -> None:
     entry = ["task=language_model", "data.train=rows.jsonl", "steps=1", "objective=one_sided_dpm", "eval.suite=[]"]
     with raises(ConfigError, "objective.candidates=list", "objective.similarity=dot"):
         validate(compose_config([*entry, "data.negatives.per_row=1", "data.val=null"]), 1)
-    with raises(ConfigError, "data.val=null"):
+    with raises(ConfigError, "data.val", "rows.jsonl"):
         check_suite(compose_config([*entry, "data.val=rows.jsonl"]))
+    pairs = [
+        "objective=nll",
+        "task=question_passage",
+        "data.train=rows.jsonl",
+        "steps=1",
+        "eval.suite=[]",
+        "data.val=null",
+    ]
+    with raises(ConfigError, "objective=nll", "task=language_model"):
+        validate(compose_config(pairs), 1)
     with raises(ConfigError, "model.embed_dim=null", "model.text.name"):
         build_language_model(ModelConfig(embed_dim=8, text=config(folder).text))
 
