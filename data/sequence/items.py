@@ -48,7 +48,7 @@ class CatalogueItems(Protocol):
 
 @dataclass(frozen=True)
 class ItemNumbers:
-    """Items that are nothing but their ids: inputs are their numbers, int64 (k,)."""
+    """Items known only by their id. The inputs of k items are their numbers, places in `names`: int64 (k,)."""
 
     names: Sequence[str]
     fingerprint: str = ""
