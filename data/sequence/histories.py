@@ -35,7 +35,8 @@ class NextItems:
 
     @property
     def target_n(self) -> Int64s:
-        """The item of each event to predict, (n,); N or more: it is none of the items that can be answers."""
+        """The number of the item of each event to predict, (n,). N or more: it is none of the N items that can be
+        answers, so no ranking has it."""
         return self.log.item_e[self.event_n]
 
     @cached_property
