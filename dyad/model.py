@@ -22,8 +22,8 @@ import torch.distributed as dist
 from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
-from dyad.data.image_text.dataset import Captions, Items, Pictures
 from dyad.data.image_text.in_memory import GivenPictures, Picture
+from dyad.data.image_text.items import Captions, Items, Pictures
 from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs

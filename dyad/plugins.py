@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.formats import FORMATS, QuestionFormat
-from dyad.evaluation.suite import KINDS, SuiteKind
+from dyad.evaluation.suite import KINDS
+from dyad.evaluation.suite_entry import SuiteKind
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.options.common import ObjectiveOptions, preset

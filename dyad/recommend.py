@@ -14,7 +14,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.config import ItemKind
 from dyad.data.sequence.histories import ItemList, padded
 from dyad.data.sequence.items import CatalogueItems, ItemNumbers
-from dyad.data.sequence.open import items_of, open_log
+from dyad.data.sequence.open import items_of, known_ids
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.index import Index
 from dyad.train.config import TrainConfig
@@ -86,9 +86,7 @@ def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> 
     """
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")
-    if model.names:
-        items: CatalogueItems = ItemNumbers(model.names)
-    else:
-        items = items_of(open_log(config.data.train, config.data).items[: config.run.inputs], config.data, model)
+    names = known_ids(config.data, model.names, config.run.inputs)
+    items = ItemNumbers(names) if model.names else items_of(names, config.data, model)
     embeddings = replace(encoder, cosine=False)("y", ItemList(items))
     return Recommender(items, torch.from_numpy(embeddings), encoder, config.data.sequence.length, encoder.cosine)

@@ -1,4 +1,4 @@
-"""Pictures and their captions from shards: batches for training, sets of items for evaluation.
+"""Pictures and their captions from shards: batches for training.
 
 The picture of a sample is the first member that data.image_key names. Its captions are under the names in
 data.captions: "txt" is the text member, one caption a paragraph or a line, as data.caption_per says; any other name is
@@ -10,9 +10,9 @@ Shape letters: b pictures of a batch; S side of the tower's input in pixels; L t
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -289,110 +289,3 @@ def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int
 
 
 # Evaluation -----------------------------------------------------------------------------------------------------------
-
-
-class Items(Protocol):
-    """A list of inputs of a tower (encoder), such as pictures or tokens of texts. Loader processes read them.
-
-    block: returns the tower (encoder) inputs of the k items at positions start … stop - 1. Pictures: uint8 (k, 3, S,
-    S), S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
-    number of items, the block ends with the last item.
-    """
-
-    def __len__(self) -> int: ...
-
-    def block(self, start: int, stop: int) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The pictures of all samples in shards as inputs of a tower (encoder), without augmentation. Positions are sample
-    ids."""
-
-    shards: Shards
-    spec: ImageSpec
-    config: DataConfig
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def block(self, start: int, stop: int) -> Tensor:
-        return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
-
-    def decoded(self, i: int) -> Tensor:
-        """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
-        return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
-
-    def key(self, i: int) -> str:
-        """Return the key of sample i, its name in the shard."""
-        return self.shards.key(i)
-
-
-@dataclass(frozen=True)
-class Captions:
-    """A list of texts as inputs of a text tower (encoder). `block` tokenises the texts that it returns."""
-
-    texts: Sequence[str]
-    tokenize: Tokenize
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def block(self, start: int, stop: int) -> Tensor:
-        return self.tokenize(list(self.texts[start:stop]))
-
-
-@dataclass(frozen=True)
-class RetrievalSet:
-    """N pictures and their M captions, to evaluate retrieval.
-
-    owner, int64 (M,): index of the picture of each caption, ascending. image_keys (N,), text_keys (M,): content ids
-    (hashes) of the pictures and captions, int64.
-    """
-
-    images: Pictures
-    texts: Captions
-    owner: np.ndarray
-    image_keys: np.ndarray
-    text_keys: np.ndarray
-
-
-@dataclass(frozen=True)
-class LabelledSet:
-    """N pictures or texts and the class label of each. keys (N,): their content ids (hashes), int64."""
-
-    items: Pictures | Captions
-    labels: Sequence[str]
-    keys: np.ndarray
-
-
-def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """Build the set of pictures and captions on which image-text retrieval is evaluated: all samples in `shards`, with
-    all captions under the first name in data.captions.
-
-    spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
-    for a sample that cannot be used.
-    """
-    texts: list[str] = []
-    owner, image_keys, text_keys = [], [], []
-    for number in range(len(shards)):
-        sample = ShardSample.read(shards, number)
-        image_keys.append(content_key(sample.picture(config.image_key)))
-        for text in sample.captions(config.captions[0], config.caption_per):
-            texts.append(text)
-            owner.append(number)
-            text_keys.append(text_key(sample, text, config))
-    columns = (np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys))
-    return RetrievalSet(Pictures(shards, image_spec(spec, config), config), Captions(texts, tokenize), *columns)
-
-
-def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
-    of a json field, or "cls" for the number in the cls member.
-
-    Raises SampleError for a sample without a label or a picture.
-    """
-    samples = (ShardSample.read(shards, i) for i in range(len(shards)))
-    found = [(sample.label(label), content_key(sample.picture(config.image_key))) for sample in samples]
-    pictures, keys = Pictures(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
-    return LabelledSet(pictures, [name for name, _ in found], keys)

@@ -15,7 +15,8 @@ from torch import Tensor
 from dyad.data.batch import Batch
 from dyad.data.config import BadSamples, DataConfig
 from dyad.data.image_text import transforms
-from dyad.data.image_text.dataset import Pictures, RetrievalSet, image_spec
+from dyad.data.image_text.dataset import image_spec
+from dyad.data.image_text.items import Pictures, RetrievalSet
 from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec

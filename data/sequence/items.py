@@ -14,7 +14,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.batch import Lengths, lengths_by
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.items import Pictures
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
@@ -41,16 +41,34 @@ class CatalogueItems(Protocol):
         """A hash of what they are, beside their ids."""
         ...
 
+    def __len__(self) -> int: ...
+
+    def shown(self, number: int) -> str:
+        """Return an item for people to read: its text, or else its id."""
+        ...
+
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         """Return the tower inputs of k items, (k, …), and of texts the number of tokens of each."""
         ...
 
 
 @dataclass(frozen=True)
-class ItemNumbers:
-    """Items known only by their id. The inputs of k items are their numbers, places in `names`: int64 (k,)."""
+class NamedItems:
+    """Items with ids, (N,)."""
 
     names: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def shown(self, number: int) -> str:
+        return self.names[number]
+
+
+@dataclass(frozen=True)
+class ItemNumbers(NamedItems):
+    """Items known only by their id. The inputs of k items are their numbers, places in `names`: int64 (k,)."""
+
     fingerprint: str = ""
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
@@ -58,13 +76,12 @@ class ItemNumbers:
 
 
 @dataclass(frozen=True)
-class ItemTexts:
+class ItemTexts(NamedItems):
     """Items that are texts: inputs are tokens, int64 (k, L). corpus: texts by id; None: an id is the text itself.
 
     places (N,): where each item is in the corpus.
     """
 
-    names: Sequence[str]
     corpus: Corpus | None
     places: Int64s
     tokenize: TokenizeTexts
@@ -79,16 +96,18 @@ class ItemTexts:
         found = Passage(self.names[number]) if self.corpus is None else self.corpus[int(self.places[number])]
         return replace(found, prefix=self.config.passage.prefix)
 
+    def shown(self, number: int) -> str:
+        return self.text(number).text
+
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         found = tokens([self.text(number) for number in numbers_k.tolist()], self.tokenize, self.config.passage)
         return found, lengths_by(self.tokenize, found)
 
 
 @dataclass(frozen=True)
-class ItemPictures:
+class ItemPictures(NamedItems):
     """Items that are pictures, without augmentation: inputs are uint8 (k, 3, S, S). places (N,): their samples."""
 
-    names: Sequence[str]
     pictures: Pictures
     places: Int64s
 
@@ -111,6 +130,12 @@ class ItemFrames:
     @property
     def names(self) -> Sequence[str]:
         return ()
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def shown(self, number: int) -> str:
+        return f"frame {number}"
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
         return torch.from_numpy(self.frames.read(numbers_k)), None

@@ -33,6 +33,14 @@ def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]
     return log, items_of(log.items, config, model)
 
 
+def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -> Sequence[str]:
+    """Return the ids of items that a model has embeddings of: those of its export, or else of its training log.
+
+    inputs: how many, of a model of ids. Errors as of `read_log`.
+    """
+    return exported or open_log(config.train, config).items[:inputs]
+
+
 def inputs_of(config: DataConfig) -> int:
     """Return the number of items of data.train, or the number of features of its frames."""
     if config.items is ItemKind.frames:

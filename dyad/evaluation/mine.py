@@ -183,7 +183,7 @@ def open_pictures_and_captions(
 
     what: which of them become negatives. write: whether this process writes the captions.
     """
-    from dyad.data.image_text.dataset import Pictures
+    from dyad.data.image_text.items import Pictures
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import prepared_tables, table_options

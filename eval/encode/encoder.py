@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
-from dyad.data.image_text.dataset import Items
+from dyad.data.image_text.items import Items
 from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.content_keys import content_key

@@ -22,7 +22,8 @@ from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.files import whole_file
 from dyad.data.base.progress import tracked
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import Pictures, Tokenize, caption_draws, text_key
+from dyad.data.image_text.dataset import Tokenize, caption_draws, text_key
+from dyad.data.image_text.items import Pictures
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import evaluation_batch
 from dyad.data.question_passage.corpus import Corpus, open_corpus

@@ -324,6 +324,7 @@ KINDS = {
     "zeroshot_classification": _classes("zero-shot-image-classification", "picture → class", "zero-shot", ZERO_SHOT),
     "linear_probe": _classes("image-classification", "features → class", "probe", PROBE),
     "text_linear_probe": _classes("text-classification", "features → class", "probe", PROBE),
+    "sequence_linear_probe": _classes("other", "context → class", "probe", PROBE),
     "classification": _classes("image-classification", "sample → class", "classes", ZERO_SHOT),
     "text_classification": _classes("text-classification", "sample → class", "classes", ZERO_SHOT),
     "rare_class": _classes("image-classification", "rare class", "rare class", RARE),

@@ -7,7 +7,7 @@ from PIL import Image
 from torch import Tensor
 
 from dyad.data.base.files import remove, sync, whole_folder
-from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.items import Pictures
 
 SIDE = 96  # pixels of the longer side, at most
 QUALITY = 80

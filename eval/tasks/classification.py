@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dyad.data.base.errors import DataError, nearest
-from dyad.data.image_text.dataset import Captions, LabelledSet
+from dyad.data.image_text.items import LabelledSet, ReadableItems
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, class_mean_interval, comparison, interval
 from dyad.eval.metrics.matches import Labels, Matches
@@ -67,7 +67,8 @@ class Classification(Evaluator):
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         names, world = list(self.classes), encode.world
         target = class_indices(self.data.labels, names, self.name)
-        small = None if isinstance(self.data.items, Captions) else Thumbnails(self.data.items)
+        items = self.data.items
+        small = None if isinstance(items, ReadableItems) else Thumbnails(items)
         direction, values, scored = self._ranked(encode, target, small)
         by_name = {m: 0.5 if "auc" in m else (5 if m.endswith("acc5") else 1) / len(names) for m in values}
         chance = {**by_name, "majority_class_share": float(np.bincount(target).max() / len(target))}
@@ -87,7 +88,8 @@ class Classification(Evaluator):
             details |= rank_0_only(world, lambda: self._details(direction, values, target, predicted)) or {}
             details["gallery"] = gallery
         files = {".pictures": small.write} if small and examples is not None else {}
-        return Report(self.task if small else f"text_{self.task}", metrics, chance, details, files)
+        task = self.task if small else f"{self._sort}_{self.task}"
+        return Report(task, metrics, chance, details, files)
 
     def higher_is_better(self) -> dict[str, bool]:
         one = np.zeros(1, np.int64)
@@ -101,7 +103,7 @@ class Classification(Evaluator):
         names, scored = list(self.classes), self.scored(encode, target)
         samples, classes = np.arange(len(target)), np.arange(len(names))
         direction = Direction(
-            f"{'picture' if small else 'text'} → classes",
+            f"{self._sort} → classes",
             scored.samples,
             scored.classes,
             Matches(Labels(samples, target, len(samples)), Labels(classes, classes, len(classes))),
@@ -115,10 +117,15 @@ class Classification(Evaluator):
         shares = accuracies(direction.rank, target, len(names))
         return direction, {self.start + name: v for name, v in shares.items()} | scored.values, scored
 
+    @property
+    def _sort(self) -> str:
+        items = self.data.items
+        return items.sort if isinstance(items, ReadableItems) else "picture"
+
     def _shown(self, small: Thumbnails | None, i: int) -> Item:
         items, label = self.data.items, self.data.labels[i]
-        if isinstance(items, Captions):
-            return item(f"row {i + 1}", excerpt(items.texts[i])[0])
+        if isinstance(items, ReadableItems):
+            return item(items.name(i), excerpt(items.text(i))[0])
         return item(items.key(i), label, picture=small and small.name(i))
 
     def _details(

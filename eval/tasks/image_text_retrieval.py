@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dyad.data.image_text.dataset import RetrievalSet
+from dyad.data.image_text.items import RetrievalSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import MISSED, Labels, Matches

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dyad.data.base.errors import DataError, nearest
-from dyad.data.image_text.dataset import Captions, LabelledSet
+from dyad.data.image_text.items import Captions, LabelledSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values, comparison, summary

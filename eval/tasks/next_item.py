@@ -9,17 +9,15 @@ Symbols: n events; N items; D embedding width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-from dyad.data.sequence.histories import ItemList, NextItems
-from dyad.data.sequence.items import ItemTexts
+from dyad.data.sequence.histories import NextItems
 from dyad.eval.config import Baseline
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
+from dyad.eval.encode.histories import encode_histories
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import MISSED, Labels, Matches
 from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item
@@ -30,7 +28,6 @@ from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
-from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 
 @dataclass(frozen=True)
@@ -68,12 +65,7 @@ class NextItem(Evaluator):
 
     def _ranked(self, encode: Encoder) -> tuple[tuple[np.ndarray, np.ndarray], Ranked]:
         """Return the embeddings of histories, (n, D), and of items, (N, D), and the ranks of the targets."""
-        items_ND = replace(encode, cosine=False)("y", ItemList(self.data.items))
-        of_items = torch.from_numpy(items_ND).to(encode.world.device)
-        histories = OfHistory(cast(SequenceTower, encode.towers["x"]), of_items)
-        x_nD = replace(encode, towers={"x": histories})("x", self.data)
-        if encode.cosine:
-            items_ND = F.normalize(of_items, dim=-1).cpu().numpy()
+        x_nD, items_ND = encode_histories(encode, self.data)
         n, count = len(self.data), len(items_ND)
         known = self.data.target_n < count
         every = Labels(np.arange(count), np.arange(count), count)
@@ -99,13 +91,13 @@ class NextItem(Evaluator):
         return self.data.user_n.tolist()
 
     def _sizes(self) -> dict[str, float]:
-        count = len(self.data.items.names)
+        count = len(self.data.items)
         unknown = int((self.data.target_n >= count).sum())
         return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
 
     def _chance(self) -> dict[str, float]:
         """Return the metrics of a random order of all items."""
-        count = len(self.data.items.names)
+        count = len(self.data.items)
         known = float((self.data.target_n < count).mean())
         values = self._values(np.arange(1, count + 1))
         return {name: known * float(v.mean()) for name, v in values.items()}
@@ -125,18 +117,14 @@ class NextItem(Evaluator):
         before, target = self.data.before(event), int(self.data.target_n[event])
         dropped = {*before.tolist()} - {target} if self.seen is Seen.drop else set[int]()
         shown = [(number, score) for number, score in found if number not in dropped][:ANSWERS]
-        history = " → ".join(self._item(number).get("text") or "" for number in before[-ANSWERS:].tolist())
         return {
             "kind": kind,
-            "query": item(self.data.log.users[int(self.data.user_n[event])], history),
+            "query": item(self.data.name(event), self.data.text(event)),
             "value": {"rank": None if rank == MISSED else rank},
             "systems": {"model": [answer(self._item(n), score, n == target) for n, score in shown]},
             "right": [self._item(target)],
         }
 
     def _item(self, number: int) -> Item:
-        name = self.data.log.items[number]
-        items = self.data.items
-        return item(
-            name, items.text(number).text if isinstance(items, ItemTexts) and number < len(items.names) else name
-        )
+        name, items = self.data.log.items[number], self.data.items
+        return item(name, items.shown(number) if number < len(items) else name)

@@ -1,4 +1,4 @@
-"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on pictures or texts.
+"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on pictures, texts or contexts.
 
 The training part fits the linear probe (linear_probe.py) and is searched by k-NN; the test part is scored. Classes are
 the labels of the training part, sorted. Features are what the trunk of the tower gives before the projection or head,
@@ -20,8 +20,10 @@ import numpy as np
 from scipy.special import softmax
 
 from dyad.data.base.errors import DataError
-from dyad.data.image_text.dataset import LabelledSet
+from dyad.data.image_text.items import Items, LabelledSet
+from dyad.data.sequence.histories import Histories
 from dyad.eval.encode.encoder import Encoder
+from dyad.eval.encode.histories import encode_histories
 from dyad.eval.metrics.auc import MAX_FPR, auc_values
 from dyad.eval.metrics.bootstrap import Values
 from dyad.eval.search.index import Index
@@ -53,13 +55,13 @@ class Probe(Classification):
 
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
         if self.features is ProbeFeatures.features:
-            encode = replace(encode, features=True, cosine=False)
+            encode = replace(encode, features=True, cosine=False)  # of histories the contexts
         names = list(self.classes)
         fitted = class_indices(self.train.labels, names, self.name)
         out = held_out(fitted, self.train.keys)
         if not out.any() or len(np.unique(target)) < 2:
             raise DataError(f"{self.name}: needs two classes in test, and two different samples of a class in train")
-        train_nD, test_nD = (encode(self.side, part.items) for part in (self.train, self.data))
+        train_nD, test_nD = (self._embedded(encode, part.items) for part in (self.train, self.data))
         weight, c, accuracy = linear_probe(train_nD, fitted, out, encode.world)
         areas, aucs = _areas(softmax(logits(test_nD, weight), axis=1), target)
         near = Index(unit(train_nD), world=encode.world).search(unit(test_nD), self.k)
@@ -69,6 +71,9 @@ class Probe(Classification):
         rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # the intercepts are of ones
         by_class = {names[index]: {"auc": auc} for index, auc in aucs.items()}
         return Scored(rows, weight.astype(np.float32), areas | knn, by_class, {"probe": facts})
+
+    def _embedded(self, encode: Encoder, items: Items) -> np.ndarray:
+        return encode_histories(encode, items)[0] if isinstance(items, Histories) else encode(self.side, items)
 
 
 def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict[int, float]]:

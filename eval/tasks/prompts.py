@@ -24,6 +24,8 @@ zero_shot:TASK.json names a JSON file with these keys:
   "others"     "skip": leave samples of other classes out; without this key they are an error
 probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
   "train", "test"  shards to fit on and to score: .tar of pictures, or .jsonl of texts in the field "text"; "label"
+context_probe:TASK.json has the same keys for contexts of sequences: logs, and the column with the class of a user; or
+  .npy files of frames, and the field of the .json beside each file: one class, or a list with that of each frame
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.base.progress import print_once
-from dyad.data.image_text.dataset import Captions, LabelledSet, Pictures
+from dyad.data.image_text.items import Captions, LabelledSet, Pictures
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.classification import Classification, Scored
 from dyad.eval.tasks.prompts import ZeroShotTask, class_names

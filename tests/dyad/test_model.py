@@ -21,7 +21,8 @@ from helpers.runs import EMOJI, distinct_emoji, make_run
 from PIL import Image
 
 import dyad
-from dyad.data.image_text.dataset import image_spec, retrieval_set
+from dyad.data.image_text.dataset import image_spec
+from dyad.data.image_text.items import retrieval_set
 from dyad.data.loading.order import Order
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import passage_texts

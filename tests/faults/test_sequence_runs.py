@@ -38,11 +38,11 @@ WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with logs, train.csv and val.jsonl, of users who go round in a circle, and frames/ of some of them."""
     folder, generator = tmp_path_factory.mktemp("log"), np.random.default_rng(0)
-    train, val = ["user,item,time"], []
+    train, val = ["user,item,time,last"], []
     (folder / "frames").mkdir()
     for user in range(USERS):
         items = (generator.integers(ITEMS) + np.cumsum(generator.choice([1, 1, 1, 3], 2 + user % 11))) % ITEMS
-        train += [f"u{user},i{item},{time}" for time, item in enumerate(items[:-1])]
+        train += [f"u{user},i{item},{time},i{items[-2]}" for time, item in enumerate(items[:-1])]
         val.append({"user": f"u{user}", "item": f"i{items[-1]}", "time": 99})
         np.save(folder / f"frames/{user}.npy", generator.normal(size=(1 + user % 5, 3)).astype(np.float32))
     (folder / "train.csv").write_text("\n".join(train))
@@ -95,6 +95,14 @@ def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, comma
         assert commands.run("eval", *words).code == 0
         tests.append(json.loads((run / f"{number}/test.json").read_text())["metrics"])
     assert tests[0] == tests[1]  # the run's data.val is history of what comes after it
+    task = data / "task.json"
+    task.write_text(json.dumps({"train": "train.csv", "test": "train.csv", "label": "last"}))
+    words = [f"run={run}", f"suite=[context_probe:{task}]", "val=null", "baselines=[untrained]"]
+    ended = commands.run("eval", *words, f"out={run}/probe")
+    assert ended.code == 0, ended.out
+    result = json.loads((run / "probe/task.json").read_text())
+    assert result["task"] == "sequence_linear_probe" and result["gallery"]["sequence → classes"]
+    assert result["metrics"]["linear_acc1"] > 0.9  # a context knows the item that it ends with
 
 
 def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tiny: Tiny, tmp_path: Path) -> None:

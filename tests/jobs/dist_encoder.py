@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
 
-from dyad.data.image_text.dataset import Captions, LabelledSet, RetrievalSet
+from dyad.data.image_text.items import Captions, LabelledSet, RetrievalSet
 from dyad.eval.search import ranks
 from dyad.eval.search.ranks import count_ranks
 from dyad.eval.tasks.image_text_retrieval import Retrieval, match_pairs

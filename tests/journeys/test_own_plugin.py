@@ -18,7 +18,7 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.question_passage.formats import QuestionFormat
 from dyad.data.question_passage.passages import Passage
 from dyad.eval.encode.encoder import Evaluator, Report
-from dyad.evaluation.suite import images
+from dyad.evaluation.kinds.pictures import images
 from dyad.plugins import register_evaluator, register_format, register_image_tower, register_objective
 from dyad.train.losses.options.common import number
 from dyad.train.losses.options.spectral import SpectralFamilyOptions
@@ -41,7 +41,7 @@ class Widths(Evaluator):
 
 
 def widths(entry, shards, inputs):
-    from dyad.data.image_text.dataset import retrieval_set
+    from dyad.data.image_text.items import retrieval_set
 
     model = inputs.model
     return Widths(entry.name, entry.spec, retrieval_set(shards, model.image, model.tokenize, inputs.config.data))

@@ -51,12 +51,12 @@ eval/mine
 eval/results
 eval/tasks
 eval/report
-dyad dyad/evaluation dyad/run dyad/plan
+dyad dyad/evaluation dyad/evaluation/kinds dyad/run dyad/plan
 dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 8600, "train": 11600, "eval": 4380, "dyad": 5480}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 8720, "train": 11600, "eval": 4380, "dyad": 5560}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/libraries/calibration.py | Calibration

@@ -125,12 +125,13 @@ class FrameEncoder(nn.Sequential):
 class OfHistory(nn.Module):
     """Embeds histories, numbers of items (b, T) filled up with −1, as (b, D), to be compared with the next items.
 
-    items_ND: embeddings of the items.
+    items_ND: embeddings of the items. ahead: whether CPC's W_1 is applied, by which they are compared; without it they
+    are the contexts themselves.
     """
 
-    def __init__(self, tower: SequenceTower, items_ND: Tensor) -> None:
+    def __init__(self, tower: SequenceTower, items_ND: Tensor, ahead: bool = True) -> None:
         super().__init__()
-        self.tower, self.items = tower, items_ND
+        self.tower, self.items, self.ahead = tower, items_ND, ahead
 
     def forward(self, numbers_bT: Tensor) -> Tensor:
         numbers, device = numbers_bT.cpu().numpy(), self.items.device
@@ -138,4 +139,4 @@ class OfHistory(nn.Module):
         places = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         contexts = self.tower.contexts(self.items[index_on(device, numbers[numbers >= 0])], places)
         last = contexts[index_on(device, np.cumsum(sizes) - 1)]
-        return last if not self.tower._ahead else last @ self.tower._ahead[0][0].to(last).T
+        return last @ self.tower._ahead[0][0].to(last).T if self.ahead and self.tower._ahead else last

@@ -25,7 +25,8 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.json_text import MOST, parse_json
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import ImageText, PairMaker, retrieval_set
+from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.items import retrieval_set
 from dyad.data.image_text.pictures import read_header, refuse_many_scans
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
 from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform

@@ -18,8 +18,9 @@ from dyad.data.cli.check import examine
 from dyad.data.cli.options import CheckOptions, PackOptions
 from dyad.data.cli.pack import pack_pairs
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import PairMaker, Pictures
+from dyad.data.image_text.dataset import PairMaker
 from dyad.data.image_text.in_memory import pixels
+from dyad.data.image_text.items import Pictures
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
 from dyad.data.shards.sources import parse_sources

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError, HardwareError
 from dyad.data.batch import PADDING
-from dyad.data.image_text.dataset import Captions
+from dyad.data.image_text.items import Captions
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.distributed.signals import Stopped
 

@@ -14,7 +14,7 @@ from helpers.shards import Member, opened, picture, write_tar
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, MiningConfig
-from dyad.data.image_text.dataset import Pictures
+from dyad.data.image_text.items import Pictures
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.eval.mine.mining import MiningInput
 from dyad.eval.mine.pictures import CaptionsAndPictures, PictureInputs, PicturesAndCaptions, write_captions

@@ -20,7 +20,7 @@ from helpers.eval import (
     unit_rows,
 )
 
-from dyad.data.image_text.dataset import Captions, RetrievalSet
+from dyad.data.image_text.items import Captions, RetrievalSet
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.search.ranks import count_ranks
 from dyad.eval.tasks.image_text_retrieval import Retrieval, ViewRetrieval, chance_recall, match_pairs, rank_metrics

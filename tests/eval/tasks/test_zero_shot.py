@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig
-from dyad.data.image_text.dataset import LabelledSet, Pictures, labelled_set
+from dyad.data.image_text.items import LabelledSet, Pictures, labelled_set
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import ShardSource

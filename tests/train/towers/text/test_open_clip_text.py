@@ -14,7 +14,7 @@ from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
 from dyad.data.batch import Lengths, lengths_by
-from dyad.data.image_text.dataset import Captions
+from dyad.data.image_text.items import Captions
 from dyad.eval.encode.encoder import Encoder
 from dyad.train.config import ModelConfig
 from dyad.train.towers.build import build_image_text

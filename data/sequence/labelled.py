@@ -1,0 +1,104 @@
+"""Sequences with classes, on which contexts are probed.
+
+The class of a user is a column of its log, the same in all rows. That of a file of frames, x.npy, is a field of the
+JSON file beside it, x.json; a list has the class of each frame, null for none (van den Oord et al. 2018, section 3.1).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
+from dyad.data.base.json_text import read_json
+from dyad.data.config import DataConfig, ItemKind
+from dyad.data.image_text.items import LabelledSet
+from dyad.data.question_passage.formats import label_of
+from dyad.data.sequence.frames import Frames
+from dyad.data.sequence.histories import Histories
+from dyad.data.sequence.items import ItemFrames
+from dyad.data.sequence.log import Log, read_log
+from dyad.data.sequence.open import items_of
+from dyad.data.shards.content_keys import Int64s, content_key
+from dyad.data.tables.readers import open_table
+
+
+def labelled_sequences(
+    paths: Sequence[str], config: DataConfig, model: Any, label: str, known: Sequence[str] = ()
+) -> LabelledSet:
+    """Return the histories in the files at `paths` with their classes: all of each user, or those up to each frame.
+
+    model: its tokenizer, or the size of its pictures. label: the column or field with the class. known: if items are
+    ids, those that the model has embeddings of. Raises DataError for a row or file without a class, for two classes of
+    a user, and for a user without a known item.
+    """
+    if config.items is ItemKind.frames:
+        frames = Frames(paths)
+        log, items = frames.log(), ItemFrames(frames)
+        stops, labels = _classes_of_frames(frames, label)
+    else:
+        log = read_log(paths, config.sequence, known)
+        items = items_of(known or log.items, config, model)
+        stops, labels = log.starts[1:], _classes_of_users(log, paths, config.sequence.user, label)
+    histories = Histories(log, stops, items, config.sequence.length)
+    for i in range(len(histories)):
+        if not len(histories.before(i)):
+            raise DataError(f"{paths[0]}: the model knows no item of '{log.users[i]:.80}'. Leave its events out")
+    user_keys = np.array([content_key(user.encode()) for user in log.users], np.int64)
+    return LabelledSet(histories, labels, user_keys[histories.user_n])
+
+
+def check_label(paths: Sequence[str], config: DataConfig, label: str, key: str) -> None:
+    """Raise ConfigError if a file lacks the class `label`. key: of the files, for the message."""
+    for path in paths:
+        if config.items is ItemKind.frames:
+            if not _beside(path).is_file():
+                raise ConfigError(f"{key}={path}: {_beside(path)} is missing, a JSON object with '{label}', its class")
+        elif label not in (columns := open_table(path).columns):
+            there = f"It has {', '.join(columns[:10])}"
+            raise ConfigError(f"{key}: {path} has no column '{label}'.{nearest(label, columns)} {there}")
+
+
+def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> list[str]:
+    classes: dict[str, str] = {}
+    for path in paths:
+        for where, row in open_table(path).rows():
+            try:
+                if isinstance(row, BadRow):
+                    raise row
+                own = label_of(row, label)
+                if own != (first := classes.setdefault(str(row[user]), own)):
+                    raise BadRow("two classes", f"{label} of '{row[user]!s:.80}' is '{own:.80}', before '{first:.80}'")
+            except BadRow as bad:
+                raise DataError(f"{path}: {where}: {bad}") from bad
+    return [classes[name] for name in log.users]
+
+
+def _classes_of_frames(frames: Frames, label: str) -> tuple[Int64s, list[str]]:
+    """Return the event after each history with a class, (n,), and the classes; null is none."""
+    stops, classes = [], []
+    for path, start, stop in zip(frames.paths, frames.starts[:-1].tolist(), frames.starts[1:].tolist(), strict=True):
+        value = _field(_beside(path), label)
+        own = value if isinstance(value, list) else [None] * (stop - start - 1) + [value]
+        if len(own) != stop - start:
+            raise DataError(f"{_beside(path)}: '{label}' has {len(own):,} entries for {stop - start:,} frames")
+        known = [place for place, name in enumerate(own) if name is not None]
+        stops += [start + place + 1 for place in known]
+        classes += [str(own[place]) for place in known]
+    return np.array(stops, np.int64), classes
+
+
+def _field(path: Path, name: str) -> Any:
+    try:
+        fields = read_json(path)
+        if not isinstance(fields, dict):
+            raise ValueError(f"is no object with '{name}'")
+        label_of(fields, name)
+        return fields[name]
+    except (OSError, ValueError, BadRow) as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _beside(path: str) -> Path:
+    return Path(path).with_suffix(".json")

@@ -1,0 +1,82 @@
+"""Data sets of samples with a class: those of task=labelled, and probes of any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from dyad.data.config import ItemKind
+from dyad.data.question_passage.passages import Passage, Question
+from dyad.data.shards.sources import ShardSource, Tables, parse_sources
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.eval.tasks.prompts import read_probe
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
+from dyad.train.config import Task
+
+if TYPE_CHECKING:
+    from dyad.eval.encode.encoder import Evaluator
+    from dyad.train.towers.models import ImageTextModel
+
+
+def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.items import labelled_set
+    from dyad.data.question_passage.views import labelled_texts, text_tokens, titled_text
+    from dyad.eval.tasks.labelled import RareClass, TrainedClasses
+    from dyad.run.classes import class_inputs, open_labelled
+
+    config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
+    found = open_labelled(entry.target, config)
+    if found.rows:
+        tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
+        data = labelled_texts(found.shards, config.data.label, tokenize, titled_text)
+    else:
+        data = labelled_set(found.shards, model.image, config.data, config.data.label)
+    if rare is not None:
+        return RareClass(entry.name, entry.spec, data, rare, getattr(config.objective, "alpha", 1.0))
+    texts, tokenize = class_inputs(config, model)
+    prompts = {name: [text] for name, text in zip(config.run.classes or [], texts, strict=True)}
+    return TrainedClasses(entry.name, entry.spec, data, prompts, tokenize, index=config.eval.index)
+
+
+def _check_labelled(entry: SuiteEntry) -> None:
+    if entry.data.items is ItemKind.pictures:
+        parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
+    else:
+        from dyad.data.question_passage.views import text_sources
+
+        text_sources(entry.target, entry.data, checked_tables)
+
+
+def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
+    """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
+    ones. tables: gives the shards of tables of pictures.
+    """
+    named, label = read_probe(entry.path)
+    found = tables(table_options(entry.data))
+    return [parse_sources(shards, f"{entry.target}: {part}", tables=found) for part, shards in named.items()], label
+
+
+def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.items import labelled_set
+    from dyad.data.question_passage.views import labelled_texts, text_tokens
+    from dyad.data.shards.shards import open_shards
+    from dyad.eval.tasks.probe import Probe
+
+    parts, label = _parts(prepared_tables, entry)
+    model, data, options = inputs.model, inputs.config.data, inputs.config.eval
+    picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
+    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    if has_texts:
+        questions = inputs.config.task is Task.question_passage  # other tasks take texts as passages
+        kind, lengths = (partial(Question, ""), data.question) if questions else (Passage, data.passage)
+        tokenize = model.tokenize if picture else partial(text_tokens, kind, model.tokenize, lengths)
+        train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
+    else:
+        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
+    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+    return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
+
+
+CLASSES = SuiteKind(Task.labelled, "SHARDS", _check_labelled, _labelled)
+PROBE = SuiteKind(None, "TASK.json", partial(_parts, checked_tables), _probe)

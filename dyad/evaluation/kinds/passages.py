@@ -1,0 +1,38 @@
+"""Data sets of questions and passages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dyad.eval.tasks.question_sets import check_beir, check_dpr, open_beir, open_dpr
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
+from dyad.train.config import Task
+
+if TYPE_CHECKING:
+    from dyad.data.config import DataConfig
+    from dyad.eval.encode.encoder import Evaluator
+    from dyad.eval.tasks.question_sets import QuestionSet
+
+
+def _passages(open_set: Callable[[str, DataConfig], QuestionSet], entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.eval.tasks.passage_retrieval import PassageRetrieval, PassageSide
+
+    data, options, tokenize = inputs.config.data, inputs.config.eval, inputs.model.tokenize
+    questions = open_set(entry.target, data)
+    side = PassageSide(questions.corpus, tokenize, data.passage, options)
+    side = inputs.sides.setdefault(questions.corpus.fingerprint, side)
+    by = (tokenize, data.question, options, inputs.baselines)
+    return PassageRetrieval(entry.name, entry.spec, questions, side, *by)
+
+
+BEIR = SuiteKind(
+    Task.question_passage, "FOLDER[@SPLIT]", lambda entry: check_beir(entry.target), partial(_passages, open_beir)
+)
+DPR = SuiteKind(
+    Task.question_passage,
+    "PATH (questions with answers, in a folder with psgs_w100.tsv, or DPR JSON)",
+    lambda entry: check_dpr(entry.target, entry.data, entry.key),
+    partial(_passages, open_dpr),
+)

@@ -1,0 +1,105 @@
+"""Data sets of pictures: retrieval, views, zero-shot classification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+from dyad.data.config import CaptionPer
+from dyad.data.shards.sources import parse_sources
+from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
+from dyad.eval.tasks.prompts import read_task
+from dyad.eval.tasks.wds import PICTURES, read_wds
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
+from dyad.train.config import Task
+from dyad.train.eval_config import Truth
+
+if TYPE_CHECKING:
+    from dyad.data.shards.shards import Shards
+    from dyad.eval.encode.encoder import Evaluator
+    from dyad.eval.tasks.zero_shot import ZeroShot
+    from dyad.train.towers.models import ImageTextModel, PictureModel
+
+
+def images(
+    build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
+    form: str = "SHARDS",
+    named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
+) -> SuiteKind:
+    """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
+    name shards of pictures.
+
+    build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
+    texts. named: function that returns what an entry names, in the syntax of data.train, and its key for messages.
+    """
+
+    def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+        from dyad.data.shards.shards import open_shards
+
+        prepared = prepared_tables(table_options(entry.data))
+        return build(entry, open_shards(parse_sources(*named(entry), tables=prepared)), inputs)
+
+    def check(entry: SuiteEntry) -> None:
+        parse_sources(*named(entry), tables=checked_tables(table_options(entry.data)))
+
+    return SuiteKind(Task.image_text, form, check, open_and_build)
+
+
+def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.items import retrieval_set
+    from dyad.eval.tasks.image_text_retrieval import Retrieval
+
+    model = cast("ImageTextModel", inputs.model)
+    data, options = retrieval_set(shards, model.image, model.tokenize, inputs.config.data), inputs.config.eval
+    return Retrieval(entry.name, entry.spec, data, options.truth, tuple(options.recall_k), options.index)
+
+
+def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.data.image_text.views import view_pairs
+    from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
+
+    config, model = inputs.config, cast("PictureModel", inputs.model)
+    data, options = view_pairs(shards, model.image, config.data, config.seed), config.eval
+    return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(options.recall_k), index=options.index)
+
+
+def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    from dyad.eval.tasks.zero_shot import of_classes
+
+    task = read_task(entry.path)
+    found = _classification(entry, shards, inputs, task.label, task.classes)
+    return replace(found, data=of_classes(found.data, task, entry.spec))
+
+
+def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
+    folder, config = read_wds(entry.path), inputs.config
+    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    keys["caption_per"] = CaptionPer.line
+    own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
+    inputs = replace(inputs, config=own)
+    if not folder.classes:
+        return _retrieval(entry, shards, inputs)
+    found = _classification(entry, shards, inputs, "cls", folder.classes)
+    return replace(found, data=replace(found.data, labels=folder.class_names(found.data.labels)))
+
+
+def _classification(
+    entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
+) -> ZeroShot:
+    """Make the evaluator of labelled pictures. label: the field with the class. classes: class name → its prompts."""
+    from dyad.data.image_text.items import labelled_set
+    from dyad.eval.tasks.zero_shot import ZeroShot
+
+    model, config = cast("ImageTextModel", inputs.model), inputs.config
+    data = labelled_set(shards, model.image, config.data, label)
+    return ZeroShot(entry.name, entry.spec, data, classes, model.tokenize, index=config.eval.index)
+
+
+RETRIEVAL, VIEWS = images(_retrieval), replace(images(_views), task=Task.views)
+ZERO_SHOT = images(_zero_shot, "TASK.json", lambda entry: (read_task(entry.path).source, f"{entry.target}: source"))
+WDS = images(
+    _wds,
+    "FOLDER (a CLIP_benchmark data set)",
+    lambda entry: (read_wds(entry.path).shards, f"wds:{entry.target}: shard"),
+)

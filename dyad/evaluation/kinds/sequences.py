@@ -1,0 +1,70 @@
+"""Data sets of sequences: next items to predict, and classes of contexts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from dyad.data.base.errors import ConfigError
+from dyad.data.config import ItemKind
+from dyad.data.sequence.files import sequence_files
+from dyad.eval.tasks.prompts import read_probe
+from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
+from dyad.train.config import Task
+
+if TYPE_CHECKING:
+    from dyad.eval.encode.encoder import Evaluator
+    from dyad.train.towers.models import SequenceModel
+
+
+def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.sequence.histories import next_items
+    from dyad.data.sequence.log import read_log
+    from dyad.data.sequence.open import items_of
+    from dyad.eval.tasks.next_item import NextItem
+
+    config = inputs.config
+    data, options, model = config.data, config.eval, cast("SequenceModel", inputs.model)
+    train = [] if data.train is None else sequence_files(data.train, data)  # an export does not say
+    between = data.val if data.sequence.earlier is None else data.sequence.earlier
+    earlier = [] if between is None else sequence_files(between, data, "data.sequence.earlier")
+    own = sequence_files(entry.target, data, entry.key)
+    files = [*train, *(file for file in earlier if file not in own), *own]
+    log = read_log(files, data.sequence, model.names)
+    known = log.items if data.items is not ItemKind.ids else log.items[: config.run.inputs]
+    events = next_items(log, items_of(known, data, model), data.sequence.length, len(files) - len(own), len(train))
+    how = (tuple(options.recall_k), options.seen, options.index, options.depth, inputs.baselines)
+    return NextItem(entry.name, entry.spec, events, *how)
+
+
+def _check_log(entry: SuiteEntry) -> None:
+    if entry.data.items is ItemKind.frames:
+        raise ConfigError(f"{entry.key}={entry.target}: frames have no next item to find among others. Leave it out")
+    sequence_files(entry.target, entry.data, entry.key)
+
+
+def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.sequence.labelled import labelled_sequences
+    from dyad.data.sequence.open import known_ids
+    from dyad.eval.tasks.probe import Probe
+
+    config, model = inputs.config, cast("SequenceModel", inputs.model)
+    options, (files, label) = config.eval, _parts(entry)
+    known = known_ids(config.data, model.names, config.run.inputs) if config.data.items is ItemKind.ids else ()
+    train, test = (labelled_sequences(part, config.data, model, label, known) for part in files)
+    names = sorted(set(train.labels))
+    return Probe(entry.name, entry.spec, test, names, train, "x", options.probe_features, options.probe_k)
+
+
+def _parts(entry: SuiteEntry) -> tuple[list[list[str]], str]:
+    """Return the files of the training and of the test part, and the label. Raises ConfigError."""
+    from dyad.data.sequence.labelled import check_label
+
+    named, label = read_probe(entry.path)
+    found = {part: sequence_files(value, entry.data, f"{entry.target}: {part}") for part, value in named.items()}
+    for part, files in found.items():
+        check_label(files, entry.data, label, f"{entry.target}: {part}")
+    return [*found.values()], label
+
+
+NEXT_ITEM = SuiteKind(Task.sequence, "LOG", _check_log, _next_item)
+CONTEXT_PROBE = SuiteKind(Task.sequence, "TASK.json", _parts, _context_probe)
