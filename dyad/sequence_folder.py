@@ -59,8 +59,8 @@ def write_sequence_folder(
 def read_sequence_folder(folder: str) -> LoadedModel:
     """Load a model that `write_sequence_folder` wrote, perhaps for somebody else.
 
-    Raises ConfigError for a file that is missing, damaged or does not fit the others. No memory is taken that the files
-    do not take too.
+    Raises ConfigError for a file that is missing, damaged or does not fit the others. Sizes in the files are compared
+    with each other before memory is taken, so the model takes no more memory than its files have bytes.
     """
     path = Path(folder).expanduser()
     try:

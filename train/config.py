@@ -204,7 +204,9 @@ class DistConfig:
 
 @dataclass
 class TrackingConfig:
-    wandb: Wandb = described(Wandb.auto, "auto: online with an API key, else disabled")
+    wandb: Wandb = described(
+        Wandb.auto, "online, offline, disabled, or auto: as WANDB_MODE says, else online with an API key, else disabled"
+    )
     project: str = described("dyad", "W&B project")
     tensorboard: bool = described(False, "also write TensorBoard event files")
     every: int = described(10, "steps between metric lines", least=1)

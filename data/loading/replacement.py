@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """A loader of a batch's samples that replaces each sample that cannot be used.
+    """Reads the samples of a batch, and in place of a bad one another sample of the same source.
 
-    sizes: number of samples of each source. seed: determines the choice of replacements. limit: this many bad samples
-    in a row stop the run; 0: replace none.
+    sizes: how many samples each source has; sample ids count through the sources. seed: of the choice of replacements.
+    limit: data.bad_in_a_row; so many bad samples one after the other stop the run; 0: replace none.
     """
 
     sizes: Sequence[int]

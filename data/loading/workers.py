@@ -104,8 +104,11 @@ _failed: list["WorkerGroup"] = []  # kept alive: torch's `__del__` joins its wor
 
 
 class WorkerGroup:
-    """The worker processes of one loader. size: their number; rank, where: for error messages, as in `prefetched`;
-    current_items: shared memory with the item that each worker is loading; begun: how many items it has begun."""
+    """The worker processes of one loader.
+
+    size: their number. rank, where: for error messages, as in `prefetched`. Attributes in shared memory, an entry for
+    each worker, written by it: current_items: the item that it is loading. begun: how many items it has begun so far.
+    """
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
         self.size, self.rank, self.where = size, rank, where

@@ -51,7 +51,10 @@ def draw_negatives(
 
 
 def without_negatives(rows: int) -> str:
-    """Say what it means that none of so many rows, evenly spaced in the data, has hard negatives."""
+    """Return the warning that none of the rows that were looked at has hard negatives, what follows, and what to do.
+
+    rows: how many were looked at, evenly spaced in the data.
+    """
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
     return f"{count} has hard negatives, so those of the batch are all there are. python -m eval.mine finds some"
 

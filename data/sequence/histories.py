@@ -80,7 +80,8 @@ class NextItems(Histories):
 
     @property
     def target_n(self) -> Int64s:
-        """The item of each event to predict, (n,); N or more: it is none of the items that can be answers."""
+        """The number of the item of each event to predict, (n,). N or more: it is none of the N items that can be
+        answers, so no ranking has it."""
         return self.log.item_e[self.event_n]
 
     def seen(self) -> tuple[Int64s, Int64s]:

@@ -67,7 +67,7 @@ class NamedItems:
 
 @dataclass(frozen=True)
 class ItemNumbers(NamedItems):
-    """Items that are nothing but their ids: inputs are their numbers, int64 (k,)."""
+    """Items known only by their id. The inputs of k items are their numbers, places in `names`: int64 (k,)."""
 
     fingerprint: str = ""
 

@@ -57,7 +57,7 @@ class RowScan:
 def scan_lines(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan JSON-lines. Each line becomes a sample with one member 'json', the bytes of the line; the sample's key is
     the line number, from 1. Blank lines are left out. Invalid lines are added to the `problems` of the result. start:
-    of the stream, its byte offset in the file."""
+    the byte offset in the file at which `stream` begins."""
     scan = RowScan("json")
     offset, number = start, 0
     while line := stream.readline(MAX_ROW + 2):

@@ -27,8 +27,11 @@ FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', e
 
 @dataclass(frozen=True)
 class WrittenSource:
-    """A source as written: path or URL, weight, and what begins its questions and passages; None: as the configuration
-    says."""
+    """A source as the user wrote it, before its shards are looked up.
+
+    path: path or URL. weight: how often each of its samples appears per epoch. question_prefix, passage_prefix: put
+    before its questions and its passages; None: as data.question.prefix and data.passage.prefix say.
+    """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 

@@ -47,7 +47,7 @@ class Table:
     files: Callable[[], Iterable[str]]
 
     def head(self) -> list[Fields]:
-        """Return the first sound rows of this table."""
+        """Return the rows that can be read among the first HEAD rows of this table."""
         return _head(self.rows)
 
 

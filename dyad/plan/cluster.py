@@ -21,8 +21,8 @@ class Devices:
     """The devices of a plan: their number, name, bytes of memory each, and the precision of the towers on them.
 
     peak: TFLOP/s of dense products in that precision; NaN if it is not known. tile: most rows and columns of a tile of
-    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights. link:
-    GB/s of a device to the others of its node, which has per_node; network: to other nodes.
+    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights.
+    per_node: devices of a node. link: GB/s of a device to the others of its node. network: GB/s to other nodes.
     """
 
     count: int

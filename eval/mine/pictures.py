@@ -1,7 +1,7 @@
 """Pictures and all captions that training may draw, as what hard negatives are mined from: captions that are wrong for
 a picture, or pictures that are wrong for a caption.
 
-Shape letters: n distinct pictures; m distinct captions; C captions of pictures, each of each picture that has it.
+Shape letters: n distinct pictures; m distinct captions; C pairs of a sample and one of its captions.
 """
 
 import hashlib
@@ -37,9 +37,13 @@ SAMPLE, PICTURE, MEANING, CAPTION = range(4)  # rows of the table
 
 
 def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
-    """Write the m distinct captions that training may draw of the samples to `folder`/captions.jsonl, and whose they
-    are to `folder`/pictures.npy, int64 (4, C): sample id, content key of the picture, key of the caption's meaning
-    (data.text_key), its line in captions.jsonl from 0; −1 for a caption that is never drawn.
+    """Write the m distinct captions that training may draw of the samples to `folder`/captions.jsonl, one a line, and
+    their pairs with samples to `folder`/pictures.npy, int64 (4, C).
+
+    A column is a pair of a sample and one of its captions. Rows: the sample id; the content key of its picture; the key
+    of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0. The line is −1 for a meaning
+    that the sample has but training never draws, because its caption has weight 0: it is right for the picture, and so
+    no negative of it.
 
     Reads all samples. Those whose captions cannot be used have none, as training replaces them. Memory: about 150 bytes
     for each distinct caption and 32 for each of a picture. Raises DataError if there are none at all.

@@ -23,8 +23,12 @@ PART = 1 << 16  # rows that are looked through at a time
 
 
 def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model: str, spec: str) -> None:
-    """Write an index into the new folder `folder`. Raises HardwareError if the folder exists and is not empty, or
-    cannot be written."""
+    """Write an index into the new folder `folder`.
+
+    items: the n items, texts, numbers or passages. embeddings: theirs, float32 (n, D). model: the digest of the model
+    that made them. spec: of the FAISS index, see index_spec.py. Raises HardwareError if the folder exists and is not
+    empty, or cannot be written.
+    """
     with writable(folder), whole_folder(folder) as temporary:
         np.save(temporary / VECTORS, embeddings, allow_pickle=False)
         write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})

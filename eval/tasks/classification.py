@@ -29,10 +29,11 @@ CONFUSED = 50  # pairs of classes in the result if there are more classes
 
 
 class Scored(NamedTuple):
-    """What one encoder gives: vectors of n samples (n, D) and of C classes (C, D), whose inner products are the scores.
+    """What an evaluator makes with one encoder, the model or a baseline, of its n samples and C classes.
 
-    values: further metrics → (n,) values of the samples, whose mean is the metric. per_class: class name → further
-    numbers. details: further entries of the result's JSON.
+    samples (n, D), classes (C, D): vectors whose inner products are the scores of a sample for the classes. values:
+    further metrics → (n,) values of the samples, whose mean is the metric. per_class: class name → further numbers.
+    details: further entries of the result's JSON.
     """
 
     samples: np.ndarray

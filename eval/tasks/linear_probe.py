@@ -61,10 +61,11 @@ def logits(x_nD: np.ndarray, weight: np.ndarray) -> np.ndarray:
 
 
 def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: which samples of the training part choose C.
+    """Return (n,) bool: True for the samples of the training part that are not fitted while C is chosen, but choose it.
 
-    Of the different content keys of a class, in ascending order, it is the second of every HELD_OUT. So the split does
-    not depend on the order of the samples, and each class keeps samples to fit.
+    target_n: the class index of each sample. keys_n: its content key, equal for equal samples. The different keys of a
+    class are sorted; the second of every HELD_OUT of them is held out, with all samples that have it. So equal samples
+    of a class are on one side, the order of samples does not count, and a class with a single key keeps it to fit.
     """
     pairs, number = np.unique(np.stack([target_n, keys_n], axis=1), axis=0, return_inverse=True)
     position = np.arange(len(pairs)) - np.searchsorted(pairs[:, 0], pairs[:, 0])

@@ -1,7 +1,10 @@
 """Baselines of next items, which count the events of training: popularity, successors of the last item, item-kNN; and
 for items that are texts BM25 by the text of the last item.
 
-Symbols: N items; U users; k items of a history.
+Each baseline returns a function from a history, the numbers of its k items, oldest first, int64 (k,), to the scores of
+all items as the next one, (N,), the highest first in a ranking.
+
+Symbols: N items; U users; k items of a history. Items i and j; n_j: events of training with j.
 """
 
 from collections.abc import Callable
@@ -22,14 +25,17 @@ Score = Callable[[Int64s], np.ndarray]  # the items of a history, oldest first �
 
 
 def popularity(data: NextItems) -> Score:
-    """Score each item by how often training has it."""
+    """Return a function from a history to scores (N,): item j has n_j. The history does not count."""
     count_N = _counts(data)
     return lambda history_k: count_N
 
 
 def successors(data: NextItems) -> Score:
-    """Score each item by how often it follows the last item of the history in training; of equal ones the more popular
-    is ahead."""
+    """Return a function from a history to scores (N,): item j has c_ij + n_j / (1 + Σ n).
+
+    i: the last item of the history. c_ij: how often j is the event of a user right after i in training. The second
+    part is below 1, so among equal c the more popular item is ahead.
+    """
     item_e, user_e = _training(data)
     same_user = user_e[1:] == user_e[:-1]
     follows = _matrix(item_e[:-1][same_user], item_e[1:][same_user], (data_size(data), data_size(data)))
@@ -38,8 +44,11 @@ def successors(data: NextItems) -> Score:
 
 
 def item_knn(data: NextItems) -> Score:
-    """Score each item by the sum of its cosines with the items of the history, as vectors of the users of training
-    (Sarwar et al. 2001, section 3.1.1)."""
+    """Return a function from a history to scores (N,): item j has Σ_i cos(u_i, u_j) over the different items i of the
+    history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
+
+    u_j, (U,): 1 for each user who has j in training, else 0.
+    """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), data_size(data)))
     seen_UN.data[:] = 1.0
@@ -55,7 +64,8 @@ def item_knn(data: NextItems) -> Score:
 
 
 def bm25(data: NextItems) -> Score:
-    """Score each item by BM25 of its text for the text of the last item of the history."""
+    """Return a function from a history to scores (N,): BM25 of the text of an item for that of the last item of the
+    history as the query; 0 for texts that share no word with it. The items of `data` must be texts."""
     assert isinstance(data.items, ItemTexts)
     texts = [data.items.text(number).text for number in range(data_size(data))]
     index = build_bm25(texts)

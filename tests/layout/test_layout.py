@@ -73,7 +73,8 @@ activation checkpointing | train/towers/layers.py | checkpoint_activations
 sharded towers: FSDP2 and HSDP | train/distributed/sharding.py | shard
 parts of a checkpoint, by rows | train/run_folder/tensor_files.py | SavedTensors
 the all-gather with a gradient | train/losses/sums/all_gather.py | Layout
-GradCache: a batch in chunks | train/step/chunks.py | in_chunks
+GradCache: the two passes of a loss | train/step/loss_term.py | gradient
+GradCache: a batch is cut into chunks | train/step/chunks.py | in_chunks
 the dtype of autocast | train/step/loss_term.py | AUTOCAST
 several losses in one step | train/cli/also.py | further_configs
 the target network that a side learns against | train/step/target.py | Target
@@ -111,7 +112,15 @@ the backward of the log-sum-exp | train/losses/sums/lse.py | log_partition
 the name of a run that was given none | train/run_folder/folder.py | run_folder
 the index of a shard | data/shards/index.py | index_shards
 the hint for a key of another name | train/cli/synonyms.py | OTHER_NAMES
-the FAISS index | eval/search/index.py | Index
+the search, exact or by FAISS | eval/search/index.py | Index
+which FAISS indexes are taken | eval/search/index_spec.py | FACTORY
+the mean over the templates of a class | eval/tasks/zero_shot.py | _weights
+the hint "Did you mean" | data/base/errors.py | nearest
+the lock of a run folder | train/run_folder/run_state.py | locked_folder
+JPEGs are decoded and cropped | data/image_text/transforms.py | decode
+the sections of W&B's dashboard | train/tracking/wandb.py | GROUPS
+the galleries and tables of W&B | eval/results/panels.py | panels
+the score of an answer by a language model | train/towers/text/likelihood.py | Likelihood
 the end of a run whose other ranks are gone | train/distributed/failures.py | PeerFailure
 SIGTERM saves and stops | train/distributed/signals.py | StopRequest
 a loss spike skips the step | train/monitor/loss_spikes.py | LossSpikes

@@ -22,10 +22,11 @@ Pair = tuple[nn.Module, nn.Module]  # an x tower and a y tower
 def wrap_towers_of_terms(
     losses: Sequence[TwoTower], compiled: bool, world: World
 ) -> tuple[list[Pair], Sequence[nn.Module]]:
-    """Return the towers of each loss as they are to be run, and what the other functions of this file take.
+    """Return (x tower, y tower) of each loss, and the modules to give to `no_gradient_sync` and `average_now`.
 
-    The towers of one loss are wrapped as by `wrap_towers`. Those of several losses, which may share weights, are run as
-    they are; their gradients are averaged by `average_now`. compiled: whether to torch.compile them first.
+    The towers of one loss are wrapped as by `wrap_towers`, and are these modules themselves. Those of several losses
+    may share weights: they are not wrapped one by one, and one module holds them all, whose gradients `average_now`
+    averages after the backward of the last loss. compiled: whether to torch.compile them first.
     """
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)

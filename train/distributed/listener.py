@@ -106,9 +106,10 @@ class Listener:
             self._thread.join(CONNECT_SECONDS)
 
     def stop_together(self) -> None:
-        """Stop listening on all ranks at an orderly end.
+        """Stop listening at the end of a run without failure. Every rank must call it.
 
-        Rank 0 waits for the others, at most STUCK_SECONDS: the store may end with it, which others take for a failure.
+        Rank 0 waits until all have stopped, at most STUCK_SECONDS: the TCPStore may end with its process, and a rank
+        that still listens would take that for a failure.
         """
         self.stop()
         end = time.monotonic() + STUCK_SECONDS

@@ -104,7 +104,10 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
-    """Return the tensors that are whole, and those that are sharded: torch has no operation on lists of both."""
+    """Split tensors into (those that are whole on this rank, those that are sharded), each in their order.
+
+    torch's operations on lists of tensors take no list of both.
+    """
     found: tuple[list[T], list[T]] = [], []
     for tensor in tensors:
         found[isinstance(tensor, DTensor)].append(tensor)

@@ -50,9 +50,10 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 
 @torch.no_grad()
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
-    """Return the share of x items, and of y items, in the global batch whose content key occurs more than once.
+    """Return {"duplicates_x": share, "duplicates_y": share}, the same on all ranks. Every rank must call it.
 
-    x_keys_b, y_keys_b: the content keys of this rank, equal for equal items. Every rank must call it.
+    share: from 0 to 1, of the items of the global batch, those whose content key occurs more than once among the items
+    of their side. x_keys_b, y_keys_b: content keys of this rank's items, equal for equal items.
     """
     shares = {}
     for side, keys_b in (("x", x_keys_b), ("y", y_keys_b)):

@@ -204,7 +204,7 @@ def run_of(path: Path) -> Path | None:
 
 
 def recorded_precision(config: TrainConfig) -> Precision:
-    """Return config.precision, and for `auto` the precision that the run which this one resumes was trained with."""
+    """Return config.precision; for `auto` that of the run which this one resumes; `auto` if it resumes none."""
     used = _begun_keys(config).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 

@@ -113,7 +113,7 @@ class StateBatch:
 
     @property
     def seen(self) -> dict[str, slice]:
-        """The slice of the global batch whose anchors this rank differentiates: its own of x, all of y."""
+        """Side → the slice of the global batch whose anchors this rank differentiates: its own rows of x, all of y."""
         return {side: self.own if side == "x" else slice(None) for side in self.anchors}
 
     def old(self, name: str) -> Numbers:

@@ -32,10 +32,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Checks:
-    """The conditions of one computation, 0-d bool tensors of this rank. speculative: whether they are assumed to hold.
+    """What one computation of an objective is told, and what it leaves to the trainer to read and to sum.
 
-    sizes: of the batch, if they are known. logged: whether costly metrics are wanted, the same on all ranks. later:
-    what `summed_later` left to the trainer.
+    Told: speculative: whether conditions are assumed to hold; sizes: of the global batch, None if they are not known;
+    logged: whether costly metrics are wanted; all three the same on all ranks.
+    Left: conditions: those that were assumed or read, 0-d bool tensors of this rank; later: values to sum over ranks,
+    1-d, each with the function that makes metrics of the sum (`summed_later`).
     """
 
     speculative: bool

@@ -246,7 +246,8 @@ class Tiles:
 
     @property
     def fit(self) -> bool:
-        """Whether all scores together take at most KEPT bytes, and are worth keeping: products of half are not."""
+        """Whether scores are kept for backward: all of them take at most KEPT bytes, and products are not of half
+        precision (`half`), whose scores are always computed again."""
         return not self.half and len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
 
     def scores(
@@ -346,7 +347,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor, *, write: bool = Fal
 
 
 def part_of(values: Tensor | None, part: slice) -> Tensor | None:
-    """Return values[part], or None without values."""
+    """Return values[part]; None if `values` is None."""
     return None if values is None else values[part]
 
 

@@ -127,7 +127,10 @@ class CausalText(Grouped):
 
 
 class MaskedText(Grouped):
-    """An encoder of transformers inside open_clip, which masks its padding token."""
+    """open_clip's HFTextEncoder, run at the length of its batch in place of the full context.
+
+    Allowed because the encoder masks padding and its pooler is one of MASKED, so padding changes no embedding.
+    """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
         return super(Grouped, self).forward(tokens)
