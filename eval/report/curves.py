@@ -171,16 +171,23 @@ def health_charts(options: Mapping[str, Any], history: History) -> Charts:
     return _drawable(charts)
 
 
-def other_charts(history: History) -> Charts:
+def other_charts(options: Mapping[str, Any], history: History) -> Charts:
     """Make a chart for each training metric that no other chart of the report is made for, unless it is constant.
 
-    Its name begins with none of the prefixes in CHARTED. A chart without data is left out.
+    Its name begins with none of the prefixes in CHARTED. Metrics of the two sides, NAME_x and NAME_y, share a chart. A
+    chart without data is left out. options: the configuration of the run, dotted key → value.
     """
-    charts = {}
+    words = dict(zip(("_x", "_y"), sides(options), strict=True))
+    lines: dict[str, dict[str, str]] = {}  # title → label of a line → metric
     for metric, values in history.items():
         name = metric.removeprefix("train/")
         if name != metric and not name.startswith(tuple(CHARTED)) and len(set(values.values())) > 1:
-            charts[name.replace("_", " ")] = _chart(history, f"{metric} in metrics.jsonl.", {"": name})
+            side = words.get(name[-2:], "")
+            lines.setdefault((name[:-2] if side else name).replace("_", " "), {})[side] = name
+    charts = {
+        title: _chart(history, f"{', '.join(f'train/{name}' for name in metrics.values())} in metrics.jsonl.", metrics)
+        for title, metrics in lines.items()
+    }
     return _drawable(charts)
 
 
