@@ -147,6 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "flight_recorder": hasattr(c10d, "_dump_fr_trace_file"),
         "uniform_ranks": hasattr(c10d.FakeProcessGroup.Options, "simulate_uniform_ranks"),
         "npm": _found("npm"),
+        "workspaces": find_spec("wandb_workspaces") is not None,
         "linux": sys.platform == "linux",
         "compiler": _found("g++"),
         "mounts": _mounts(),

@@ -5,7 +5,6 @@ A history is metric → step → value. plots.py draws the charts.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from dyad.eval.results.kinds import companion, headline, label
@@ -48,6 +47,88 @@ class Chart:
 
 
 Charts = dict[str, Chart]  # by title
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a chart of training metrics shows, before a run fills it.
+
+    note: a text that explains the chart. lines: label of each line → metric names without "train/", separated by
+    blanks: one name for the line, or three names for the line and the lower and the upper end of a band around it.
+    Each {x} and {y} in a label stands for the word for that side. level: name of a horizontal line, see _planned.
+    log, shows: see Chart.
+    """
+
+    note: str
+    lines: Mapping[str, str]
+    level: str = ""
+    log: bool = False
+    shows: Sequence[float] = ()
+
+
+# The charts of the training by title
+TRAINING = {
+    "Loss": Plan("Of the batch, at the logged steps.", {"": "loss"}),
+    "Right in the batch": Plan(
+        "Share of pairs whose own partner scores highest among the first 1,024 of the batch.",
+        {"{x} → {y}": "accuracy_x", "{y} → {x}": "accuracy_y"},
+        shows=(0.0,),
+    ),
+    "Temperature": Plan("τ, by which scores are divided; the logit scale is 1/τ.", {"": "temperature"}, level="clamp"),
+    "Bound on mutual information": Plan(
+        "In nats. It cannot pass log K, K the number of candidates: near that line it says little.",
+        {"bound": "mi_bound"},
+        level="log K",
+    ),
+    "Scores": Plan(
+        "Mean score of right pairs and of wrong pairs: the distance between them is what is learnt.",
+        {"right": "positive_score", "wrong": "negative_score"},
+    ),
+    "Gradient norm": Plan(
+        "Before clipping; spikes come before trouble.", {"": "grad_norm"}, level="clipped at", log=True
+    ),
+    "Throughput": Plan("Pairs a second, all devices.", {"": "samples_per_second"}, shows=(0.0,)),
+    "Waiting for data": Plan(
+        "Percent of the time of a step spent waiting for the loader; near 0 is right.",
+        {"": "waiting_percent"},
+        shows=(0.0, 20.0),
+    ),
+    "Speed of the towers": Plan(
+        "TFLOP/s of a device: what forward and backward need, over the time of a whole step.",
+        {"": "tflops_per_second_per_device"},
+        shows=(0.0,),
+    ),
+    "Peak memory": Plan(
+        "GiB of one device: of its tensors since the last point; without a GPU of the process since its start.",
+        {"": "peak_gpu_gib", "process": "peak_rss_gib"},
+        shows=(0.0,),
+    ),
+    "Learning rate": Plan("As scheduled.", {"": "lr"}, shows=(0.0,)),
+}
+# The charts of the embeddings and of the state of samples by title
+HEALTH = {
+    "Spread of the embeddings": Plan(
+        "Uniformity: log mean e^(−2 d²) over pairs of one side. 0 is collapse, −4 about as even as it gets.",
+        {"{x}": "uniformity_x", "{y}": "uniformity_y"},
+        level="collapse",
+    ),
+    "Effective negatives": Plan(
+        "How many negatives an anchor's gradient really sees: e^entropy of their softmax, with the extremes.",
+        {
+            f"{{{side}}}": " ".join(f"effective_negatives_{of}{side}" for of in ("", "min_", "max_"))
+            for side in ("x", "y")
+        },
+        log=True,
+    ),
+    "Temperatures of samples": Plan(
+        "Median of τ_i in the batch, and where 80 % of them lie.", {"τ": "tau_p50 tau_p10 tau_p90"}
+    ),
+    "Weights of candidates": Plan(
+        "Median of ζ in the batch, and where 80 % of them lie.", {"ζ": "zeta_p50 zeta_p10 zeta_p90"}
+    ),
+}
+# Metrics that the charts compute → the logged metrics from which they do
+DERIVED = {"temperature": ("logit_scale",), "waiting_percent": ("data_time", "batch_time")}
 SIDES = {  # task → what side x and side y are
     "image_text": ("picture", "text"),
     "question_passage": ("question", "passage"),
@@ -87,54 +168,12 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
     options: the configuration of the run, dotted key → value, such as optim.lr. history: metric → step → value.
     """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
-    waited, whole = (history.get(f"train/{name}", {}) for name in ("data_time", "batch_time"))
+    waited, whole = (history.get(f"train/{name}", {}) for name in DERIVED["waiting_percent"])
     derived = {
         "train/temperature": taus if len(set(taus.values())) > 1 else {},  # else it is not learnt
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
-    clamp, clip_norm = (finite(options.get(key)) or None for key in ("objective.min_temperature", "optim.clip_norm"))
-    chart, (x, y) = partial(_chart, {**history, **derived}), sides(options)
-    charts = {
-        "Loss": chart("Of the batch, at the logged steps.", {"": "loss"}),
-        "Right in the batch": chart(
-            "Share of pairs whose own partner scores highest among the first 1,024 of the batch.",
-            {f"{x} → {y}": "accuracy_x", f"{y} → {x}": "accuracy_y"},
-            shows=(0.0,),
-        ),
-        "Temperature": chart(
-            "τ, by which scores are divided; the logit scale is 1/τ.", {"": "temperature"}, level=("clamp", clamp)
-        ),
-        "Bound on mutual information": chart(
-            "In nats. It cannot pass log K, K the number of candidates: near that line it says little.",
-            {"bound": "mi_bound"},
-            level=("log K", last_value(history, "train/log_k")),
-        ),
-        "Scores": chart(
-            "Mean score of right pairs and of wrong pairs: the distance between them is what is learnt.",
-            {"right": "positive_score", "wrong": "negative_score"},
-        ),
-        "Gradient norm": chart(
-            "Before clipping; spikes come before trouble.", {"": "grad_norm"}, level=("clipped at", clip_norm), log=True
-        ),
-        "Throughput": chart("Pairs a second, all devices.", {"": "samples_per_second"}, shows=(0.0,)),
-        "Waiting for data": chart(
-            "Percent of the time of a step spent waiting for the loader; near 0 is right.",
-            {"": "waiting_percent"},
-            shows=(0.0, 20.0),
-        ),
-        "Speed of the towers": chart(
-            "TFLOP/s of a device: what forward and backward need, over the time of a whole step.",
-            {"": "tflops_per_second_per_device"},
-            shows=(0.0,),
-        ),
-        "Peak memory": chart(
-            "GiB of one device: of its tensors since the last point; without a GPU of the process since its start.",
-            {"": "peak_gpu_gib", "process": "peak_rss_gib"},
-            shows=(0.0,),
-        ),
-        "Learning rate": chart("As scheduled.", {"": "lr"}, shows=(0.0,)),
-    }
-    return _drawable(charts)
+    return _planned(TRAINING, options, {**history, **derived})
 
 
 def sides(options: Mapping[str, Any]) -> tuple[str, str]:
@@ -146,41 +185,28 @@ def health_charts(options: Mapping[str, Any], history: History) -> Charts:
     """Make the charts of the embeddings and of the state of samples; return title → chart. A chart without data is left
     out. options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
-    chart, named = partial(_chart, history), dict(zip(sides(options), "xy", strict=True))
-    charts = {
-        "Spread of the embeddings": chart(
-            "Uniformity: log mean e^(−2 d²) over pairs of one side. 0 is collapse, −4 about as even as it gets.",
-            {word: f"uniformity_{side}" for word, side in named.items()},
-            level=("collapse", 0.0),
-        ),
-        "Effective negatives": chart(
-            "How many negatives an anchor's gradient really sees: e^entropy of their softmax, with the extremes.",
-            {
-                word: " ".join(f"effective_negatives_{of}{side}" for of in ("", "min_", "max_"))
-                for word, side in named.items()
-            },
-            log=True,
-        ),
-        "Temperatures of samples": chart(
-            "Median of τ_i in the batch, and where 80 % of them lie.", {"τ": "tau_p50 tau_p10 tau_p90"}
-        ),
-        "Weights of candidates": chart(
-            "Median of ζ in the batch, and where 80 % of them lie.", {"ζ": "zeta_p50 zeta_p10 zeta_p90"}
-        ),
-    }
-    return _drawable(charts)
+    return _planned(HEALTH, options, history)
 
 
-def other_charts(history: History) -> Charts:
+def other_charts(options: Mapping[str, Any], history: History) -> Charts:
     """Make a chart for each training metric that no other chart of the report is made for, unless it is constant.
 
-    Its name begins with none of the prefixes in CHARTED. A chart without data is left out.
+    Its name begins with none of the prefixes in CHARTED. Metrics of the two sides, NAME_x and NAME_y, share a chart. A
+    chart without data is left out. options: the configuration of the run, dotted key → value.
     """
-    charts = {}
+    words: dict[str, str] = dict(zip(("_x", "_y"), sides(options), strict=True))
+    lines: dict[str, dict[str, str]] = {}  # title → label of a line → metric
     for metric, values in history.items():
         name = metric.removeprefix("train/")
         if name != metric and not name.startswith(tuple(CHARTED)) and len(set(values.values())) > 1:
-            charts[name.replace("_", " ")] = _chart(history, f"{metric} in metrics.jsonl.", {"": name})
+            side = words.get(name[-2:], "")
+            lines.setdefault((name[:-2] if side else name).replace("_", " "), {})[side] = name
+    charts = {
+        title: Chart(
+            f"{', '.join(f'train/{name}' for name in named.values())} in metrics.jsonl.", _lines(history, named)
+        )
+        for title, named in lines.items()
+    }
     return _drawable(charts)
 
 
@@ -215,15 +241,27 @@ def evaluations(history: History) -> dict[str, list[str]]:
     return found
 
 
-def _chart(history: History, note: str, metrics: Mapping[str, str], **more: Any) -> Chart:
-    """Make a chart of training metrics with the explanation `note`. history: metric → step → value. more: further
-    fields of Chart.
+def _planned(plans: Mapping[str, Plan], options: Mapping[str, Any], history: History) -> Charts:
+    """Fill planned charts, by title, with the metrics of a run. options: dotted key → value. history: metric → step →
+    value."""
+    x, y = sides(options)
+    levels = {
+        "clamp": finite(options.get("objective.min_temperature")) or None,
+        "clipped at": finite(options.get("optim.clip_norm")) or None,
+        "log K": last_value(history, "train/log_k"),
+        "collapse": 0.0,
+    }
+    charts = {}
+    for title, plan in plans.items():
+        named = {label.format(x=x, y=y): metrics for label, metrics in plan.lines.items()}
+        level = (plan.level, levels.get(plan.level))
+        charts[title] = Chart(plan.note, _lines(history, named), level, plan.log, plan.shows)
+    return _drawable(charts)
 
-    metrics: label of each line → metric names without "train/", separated by blanks: one name for the line, or three
-    names for the line and the lower and the upper end of a band around it.
-    """
-    names_of = {label: [f"train/{name}" for name in names.split()] for label, names in metrics.items()}
-    return Chart(note, [_series(history, label, *names) for label, names in names_of.items()], **more)
+
+def _lines(history: History, metrics: Mapping[str, str]) -> list[Series]:
+    """Make the lines of a chart of training metrics from a history (metric → step → value). metrics: see Plan.lines."""
+    return [_series(history, label, *(f"train/{n}" for n in names.split())) for label, names in metrics.items()]
 
 
 def _series(history: History, label: str, *names: str) -> Series:

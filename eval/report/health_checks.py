@@ -96,7 +96,7 @@ CHECKS = {
     ),
     "uniformity > -0.2": Check(  # 0 if all embeddings are one point
         "Embeddings have collapsed",
-        "Uniformity {uniformities}; 0 is one single point. Side {side} gives nearly the same embedding to everything.",
+        "Uniformity {uniformities}; 0 is one single point. Each {side} gets nearly the same embedding.",
         "Lower optim.lr, a longer optim.warmup, a lower objective.temperature; is the tower frozen by mistake?",
         fine=("Embeddings are spread out", "Uniformity {uniformities}; 0 would be collapse."),
         fails_above=-0.2,
@@ -120,9 +120,9 @@ CHECKS = {
     ),
     "duplicates > 0.01": Check(
         "Duplicates in the batches",
-        "{duplicate_shares} have an equal twin in their batch, which counts as a wrong answer.",
+        "Shares that have an equal twin in their batch: {duplicate_shares}. A twin counts as a wrong answer.",
         "objective.duplicates=mask leaves twins out, objective.duplicates=positive makes them right too",
-        fine=("Duplicates do no harm", "{duplicate_shares} have a twin in their batch{handling}."),
+        fine=("Duplicates do no harm", "Shares that have a twin in their batch: {duplicate_shares}{handling}."),
     ),
     "share_never_visited > 0.5": Check(
         "Most samples were never visited",

@@ -9,7 +9,7 @@ from math import inf
 from statistics import fmean, median
 from typing import Any
 
-from dyad.eval.report.curves import History, evaluations
+from dyad.eval.report.curves import History, evaluations, sides
 from dyad.eval.results.kinds import headline, label
 from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed
 from dyad.train.panels import Score
@@ -60,12 +60,13 @@ class _Training:
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """Return side ("x", "y") → the present value of the training metrics `name`_x and `name`_y; missing ones are
-        left out.
+        """Return the word for a side, such as picture → the present value of the training metrics `name`_x and
+        `name`_y; missing ones are left out.
 
         The present value is the median of the last RECENT values.
         """
-        return {side: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
+        words = dict(zip("xy", sides(self.options), strict=True))
+        return {words[side]: value for side in "xy" if (value := self.now(f"{name}_{side}")) is not None}
 
     def direct(self) -> Numbers:
         """Return quantity → number for the health checks that use training metrics almost as they are.
@@ -167,7 +168,7 @@ class _Training:
         if duplicates:
             choice = self.options.get("objective.duplicates") or "keep"
             found["duplicates"] = max(duplicates.values()) if choice == "keep" else 0
-            found["duplicate_shares"] = ", ".join(f"{value:.1%} of {side}" for side, value in duplicates.items())
+            found["duplicate_shares"] = ", ".join(f"{side} {value:.1%}" for side, value in duplicates.items())
             found["handling"] = "" if choice == "keep" else f"; objective.duplicates={choice}"
         return found
 

@@ -50,7 +50,6 @@ DEVICE = {
 }
 # Keys that say what a run is: shown also at their defaults
 ALWAYS = "precision objective.similarity objective.temperature optim.lr optim.warmup optim.schedule".split()
-# Keys that are facts of their own, or words of one
 # Task → what was trained
 LEADS = {
     "image_text": "A dual encoder of pictures and texts",
@@ -61,9 +60,13 @@ LEADS = {
     "language_model": "A language model that scores answers",
 }
 OF_TEXTS = ("question_passage", "language_model")
+# Keys of the model whose words are others than those of the key
+WORDS = {"embed_dim": "projection", "lora_alpha": "LoRA alpha", "lora_targets": "LoRA targets"}
+# Keys that are facts of their own, or words of one
 SHOWN = """task seed steps init_from experiment global_batch_size objective.name optim.name model.name model.pretrained
 model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.frozen model.image.lora_rank
-model.text.kind model.text.name model.text.pretrained model.text.frozen model.text.lora_rank""".split()
+model.text.kind model.text.name model.text.pretrained model.text.frozen model.text.lora_rank
+model.context.kind model.context.layers""".split()
 
 
 def _list(value: Any) -> list[Any]:
@@ -115,7 +118,7 @@ def render(run: RunFolder) -> str:
         over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
         training=list(training_charts(run.options, run.history).items()),
         health=list(health_charts(run.options, run.history).items()),
-        others=list(other_charts(run.history).items())[:CHARTS],
+        others=list(other_charts(run.options, run.history).items())[:CHARTS],
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
         headings=KINDS,
@@ -224,7 +227,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
     epochs = last_value(history, "epoch") or 0
     samples = epochs and (last_value(history, "samples_seen") or 0) / epochs
     found = {
-        "model": "; ".join(filter(None, (_model(options), changed.get("model")))),
+        "model": _model(options),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
         "target": changed.get("target", ""),
         "further losses": changed.get("also", ""),
@@ -248,19 +251,28 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _model(options: Mapping[str, Any]) -> str:
-    """Describe the towers in words: what each is, its weights, and how much of it learns."""
+    """Describe the towers in words: what each is, its weights, how much of it learns, and what is not as usual."""
     task, items = options.get("task"), joined(options.get("data.items"))
     towers = {"encoder of texts": "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
+    of_items: dict[str, list[str]] = {}
     if task == "sequence":
-        of_items = {name: tower for name, tower in towers.items() if name == items}
+        towers = {name: tower for name, tower in towers.items() if name == items}
         context = " ".join(filter(None, (joined(options.get(f"model.context.{key}")) for key in ("layers", "kind"))))
-        return "; ".join([*_said(options, of_items), f"items: {items}", f"contexts: {context or 'gru'}"])
-    return "; ".join(_said(options, towers))
+        of_items = {"items": [items], "contexts": [context or "gru", *_further(options, "model.context.")]}
+    of_towers = {side: [*_tower(options, name), *_further(options, f"model.{name}.")] for side, name in towers.items()}
+    said = {side: ", ".join(filter(None, words)) for side, words in (of_towers | of_items).items()}
+    parts = [f"{side}: {words}" for side, words in said.items() if words]
+    return "; ".join([*parts, *_further(options, "model.")])
 
 
-def _said(options: Mapping[str, Any], towers: Mapping[str, str]) -> list[str]:
-    said = {side: ", ".join(filter(None, _tower(options, name))) for side, name in towers.items()}
-    return [f"{side}: {words}" for side, words in said.items() if words]
+def _further(options: Mapping[str, Any], section: str) -> Iterator[str]:
+    """Yield in words the options of a section of the model, such as "model.text.", that differ from their defaults."""
+    for key, value in _unusual(options).items():
+        name = key.removeprefix(section)
+        if name != key and "." not in name:
+            words = WORDS.get(name, name.replace("_", " "))
+            said = {True: words, False: f"not {words}", None: f"no {words}"}
+            yield said[value] if isinstance(value, bool | None) else f"{words} {public_path(joined(value))}"
 
 
 def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -308,17 +320,25 @@ def _trained_seconds(run: RunFolder) -> float:
 
 
 def _changed(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the run that differ from their defaults: section of the configuration → "key=value, …".
+    """Return the options of the run that differ from their defaults, but for those of the model: section of the
+    configuration → "key=value, …".
 
-    options: the configuration of the run, dotted key → value. The keys in ALWAYS are in the result even with their
-    default, the keys in SHOWN never.
+    options: the configuration of the run, dotted key → value.
+    """
+    return by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
+
+
+def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the run that differ from their defaults, dotted key → value.
+
+    The keys in ALWAYS are in the result even with their default, the keys in SHOWN never.
     """
     name = joined(options.get("objective.name"))
     usual = all_keys(TrainConfig)
     if name in OBJECTIVES:
         usual |= {f"objective.{key}": value for key, value in all_keys(OBJECTIVES[name]).items()}
     always = {key for key in ALWAYS if options.get(key) is not None}
-    return by_section({k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))})
+    return {k: v for k, v in options.items() if k not in SHOWN and (k in always or v != usual.get(k))}
 
 
 # ---- what came of it -------------------------------------------------------------------------------------------------

@@ -104,6 +104,27 @@ def test_what_a_run_without_evaluation_has_is_whole_too(browser: Browser, tmp_pa
     assert problems(browser, path, "phone") == []
 
 
+def test_a_phone_swipes_what_stands_side_by_side(browser: Browser, report: Path) -> None:
+    """The page is about as long as on a desk, the last box of a row can be reached, and a tap enlarges a picture."""
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, has_touch=True)
+    page.goto(report.as_uri())
+    height = page.evaluate("document.documentElement.scrollHeight")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollHeight") < 1.1 * height
+    rows = page.evaluate(
+        """[...document.querySelectorAll('.charts, .numbers, .gallery')].filter(r => r.checkVisibility()).map(row => {
+             row.scrollLeft = row.scrollWidth;
+             const boxes = [...row.children];
+             return [boxes.length, Math.max(...boxes.map(box => box.getBoundingClientRect().right))];
+           })"""
+    )
+    assert max(boxes for boxes, _ in rows) > 10 and all(right <= 390 for _, right in rows)
+    picture = page.locator(".tiles img").first
+    picture.tap()
+    assert picture.evaluate("box => box.getBoundingClientRect().width") > 300
+    page.close()
+
+
 TAMPERED = {
     "request": ("</footer>", '<img src="https://example.org/x.png" alt="x"></footer>'),
     "console": ("</footer>", "<script>console.log(1)</script></footer>"),

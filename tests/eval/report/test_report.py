@@ -56,7 +56,26 @@ def test_keys_that_differ_from_the_defaults_are_facts(tmp_path: Path) -> None:
     for choice, count in {"global": 0, "per_chunk": 1}.items():
         config = {**CONFIG, "model": {**CONFIG["model"], "batch_norm": choice}}
         page = write_report(write_run(tmp_path / choice, config=config)).read_text().split("config.yaml</summary>")[0]
-        assert page.count(f"batch_norm={choice}") == count and "adamw: lr=0.001, warmup=20" in page
+        assert page.count(f"batch norm {choice}") == count and "adamw: lr=0.001, warmup=20" in page
+
+
+def test_the_model_and_its_sides_are_said_in_words(tmp_path: Path) -> None:
+    text = {**CONFIG["model"]["text"], "context_length": 1, "lower_case": True, "lora_alpha": 8.0}
+    model = {**CONFIG["model"], "embed_dim": None, "shared": False, "text": text}
+    lines = records(uniformity_x=-0.1, duplicates_x=0.02)
+    for line in lines:
+        line |= {"train/novelty_x": line["step"], "train/novelty_y": line["step"] ** 2} if "train/loss" in line else {}
+    page = page_of(tmp_path / "run", config={**CONFIG, "model": model}, lines=lines).text.split("config.yaml")[0]
+    for words in (
+        "frozen but for its projection, context length 1, lower case, LoRA alpha 8.0; ",
+        "no projection",
+        "not shared",
+        "picture −0.10, text −2.50; 0 is one single point. Each picture gets nearly the same embedding.",
+        "equal twin in their batch: picture 2.0%, text 0.2%.",
+        "novelty train/novelty_x, train/novelty_y in metrics.jsonl.",
+    ):
+        assert words in page
+    assert "model.text" not in page and "context_length" not in page
 
 
 def test_what_the_device_did_is_said_in_words(tmp_path: Path) -> None:
