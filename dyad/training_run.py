@@ -79,7 +79,7 @@ class TrainingRun:
             log_every=config.tracking.every,
             evaluate_every=config.eval.every if self.parts.evaluators else 0,
             save_every=config.checkpoint.every,
-            evaluation_owed=restored.facts.get("evaluation_owed", False),
+            evaluation_owed=restored.metadata.get("evaluation_owed", False),
             steps_per_epoch=self.parts.data.order.steps_per_epoch,
         )
 
@@ -90,7 +90,7 @@ class TrainingRun:
             open_run(self.config)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)
-            wandb_id = self.restored.facts.get("wandb_id")
+            wandb_id = self.restored.metadata.get("wandb_id")
             return build_logger(self.folder, tracking, self.plan, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
@@ -98,7 +98,7 @@ class TrainingRun:
         config, restored = self.config, self.restored
         line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
-            seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
+            seen = f", which has seen {restored.metadata['samples_seen']:,} samples" if restored.batch_changed else ""
             more = f", with {restored.more_samples:,} more samples" if restored.more_samples else ""
             line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
         elif self.source.weights:
@@ -232,7 +232,7 @@ class TrainingRun:
         """
         world, parts = self.world, self.parts
         monitor.verify(step)
-        facts = {
+        metadata = {
             "data_fingerprint": parts.data.fingerprint,
             "data": manifest.summary(parts.data.manifest),
             "global_batch_size": self.config.global_batch_size,
@@ -246,8 +246,8 @@ class TrainingRun:
             **self.restored.states(),
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
-        facts["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
-        memory = parts.memory.gathered(world.device) if parts.memory else None
+        metadata["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
+        sample_state = parts.sample_state.gathered(world.device) if parts.sample_state else None
 
         # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
         size = shard_size(self.config.dist, world.size)
@@ -255,7 +255,7 @@ class TrainingRun:
 
         def write() -> None:
             averages = parts.step.average.tensors, parts.step.target.tensors
-            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *averages, part)
+            state = capture(parts.modules, parts.step.optimizer, step, metadata, sample_state, *averages, part)
             (writer.save if last else writer.save_in_background)(state)
 
         only_on(world, world.rank < size, write)

@@ -57,7 +57,7 @@ class RunPlan:
         self._mfu = planned_mfu(config, self.towers.forward_flops)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
-        state = planned_objective(config, samples).memory
+        state = planned_objective(config, samples).sample_state
         self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
 
     def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:

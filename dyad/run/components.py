@@ -59,8 +59,8 @@ class LossParts:
 class Parts:
     """The components of a training run.
 
-    modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
-    if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
+    modules: everything with weights, by its name prefix in checkpoints. sample_state: of the objective, None if
+    it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
     whole: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
     further: the parts of further losses by name; `data` and `evaluators` count theirs in. notes: lines for the log on
     what the losses take from the weights.
@@ -68,7 +68,7 @@ class Parts:
 
     model: TwoTowerModel
     modules: dict[str, nn.Module]
-    memory: SampleState | None
+    sample_state: SampleState | None
     data: TrainingData
     evaluators: Sequence[Evaluator]
     step: TrainStep
@@ -106,7 +106,9 @@ def build_parts(config: TrainConfig, world: World) -> Parts:
     refuse_unknown_metric(config.checkpoint.best, evaluators)
     data = with_further_data(own.data, {name: loss.data for name, loss in further.items()})
     notes = [f"also.{name}: {note}" if name else note for name, loss in losses.items() for note in loss.notes]
-    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole, notes)
+    return Parts(
+        own.model, modules, own.objective.sample_state, data, evaluators, step, total_steps, further, whole, notes
+    )
 
 
 def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None = None, name: str = "") -> LossParts:

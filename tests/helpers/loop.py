@@ -83,7 +83,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
         state = None if found is None else Checkpoint(found).read()
         if state:
             restore(state, toy.modules, toy.optimizer)
-        first, owed = (state.step, state.facts["owed"]) if state else (0, False)
+        first, owed = (state.step, state.metadata["owed"]) if state else (0, False)
         plan = Plan(
             first, STEPS, BATCH, 1, 1, evaluate_every=5, save_every=3, evaluation_owed=owed, steps_per_epoch=STEPS
         )

@@ -57,10 +57,10 @@ class RunState:
         with suppress(HardwareError):  # the first error is the one to report
             self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
 
-    def write(self, status: str, step: int | None = None, **facts: str | float | list[str] | Best | None) -> None:
+    def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
         """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
 
-        step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if
+        step: finished optimiser steps; None keeps the last value. entries: further entries. Raises HardwareError if
         writing fails.
         """
         self._step = self._step if step is None else step
@@ -68,7 +68,7 @@ class RunState:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
             with writable(self._path):
-                write_json(self._path, {"format": FORMAT, **state, **without_secrets(facts)})
+                write_json(self._path, {"format": FORMAT, **state, **without_secrets(entries)})
 
 
 @contextmanager

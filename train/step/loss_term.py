@@ -47,12 +47,12 @@ RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_sca
 class StepRun:
     """How a step runs one of its losses.
 
-    towers: those of x and y, as they are run: wrapped for data parallelism, say. memory: the budget of kept graphs.
-    scaled: scales the loss before backward. timer: stopped when the embeddings are there.
+    towers: those of x and y, as they are run: wrapped for data parallelism, say. graph_budget: for the
+    graphs that are kept. scaled: scales the loss before backward. timer: stopped when the embeddings are there.
     """
 
     towers: Sequence[nn.Module]
-    memory: MemoryBudget
+    graph_budget: MemoryBudget
     scaled: Callable[[Tensor], Tensor]
     timer: LocalTimer
 
@@ -152,7 +152,7 @@ class LossTerm:
         """
         self.statistics.begin(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)
-        graphs = GraphCache(self._keep_graphs, run.memory)
+        graphs = GraphCache(self._keep_graphs, run.graph_budget)
         # with a graph even where the cache drops it: some kernels are chosen by whether there is one
         embed = partial(self._embed, step=step)
         pairs = [[e.detach() for e in graphs.add(partial(embed, c, run.towers), c.inputs)] for c in chunks]
@@ -207,12 +207,12 @@ class LossTerm:
     def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
         """Run `towers` (x and y) on a chunk, with the noise of step `step`; return x and y embeddings, (b, D) each.
 
-        Dummy rows are left out. key: further numbers of the noise's seed.
+        Dummy rows are left out. key: further numbers of the seed.
         """
         device, embeddings = self.world.device, []
         for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):
             with (
-                noise(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
+                seeded_rng(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
@@ -221,7 +221,7 @@ class LossTerm:
 
 
 @contextmanager
-def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
+def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
     """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
 
     key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the

@@ -141,7 +141,7 @@ def test_a_repeated_sample_is_met_by_the_general_path() -> None:
     whole.sample_ids = torch.tensor([0, 1, 2, 3, 3, 5, 6, 7])
     steps[1]._assume_from = 1 << 30
     assert steps[0](whole, 0) == steps[1](whole, 0)
-    memories = [memory for step in steps if isinstance(memory := step.objective.memory, SampleState)]
+    memories = [memory for step in steps if isinstance(memory := step.objective.sample_state, SampleState)]
     first, second = (memory.gathered(torch.device("cpu"))["log_u_x"] for memory in memories)
     assert torch.equal(first.nan_to_num(-1.0), second.nan_to_num(-1.0))
     assert memories[0].samples_seen == 8

@@ -26,7 +26,7 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
-from dyad.train.step.loss_term import AUTOCAST, noise, to_score_dtype
+from dyad.train.step.loss_term import AUTOCAST, seeded_rng, to_score_dtype
 from dyad.train.step.optim import build_optimizer, learning_rate
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
@@ -83,7 +83,10 @@ def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, preci
         embeddings = []
         for chunk, part in enumerate(inputs.tensor_split(count)):
             dtype = AUTOCAST[precision]
-            with noise(LOCAL.device, 1, index, 0, side, chunk), torch.autocast("cpu", dtype, enabled=dtype is not None):
+            with (
+                seeded_rng(LOCAL.device, 1, index, 0, side, chunk),
+                torch.autocast("cpu", dtype, enabled=dtype is not None),
+            ):
                 embedding = tower(part)
             embeddings.append(embedding.float())
         sides.append(torch.cat(embeddings))
@@ -191,9 +194,9 @@ def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None
     optimizer = build_optimizer([*model.named_parameters("towers"), *objective.named_parameters("objective")], optim)
     for index in range(3):
         step(whole, index)
-        with noise(LOCAL.device, 1, index, 0, 0, 0):
+        with seeded_rng(LOCAL.device, 1, index, 0, 0, 0):
             x = model.x_tower(whole.x)
-        with noise(LOCAL.device, 1, index, 0, 1, 0):
+        with seeded_rng(LOCAL.device, 1, index, 0, 1, 0):
             y = model.y_tower(whole.y)
         optimizer.zero_grad()
         objective(x, y).loss.backward()
@@ -222,7 +225,7 @@ def test_noise_depends_on_its_key_and_leaves_the_generator_alone() -> None:
     before = torch.get_rng_state()
     drawn = []
     for key in ((0, 1, 2, 0, 3), (0, 1, 2, 0, 3), (0, 1, 2, 1, 3), (0, 12, 0, 3)):
-        with noise(LOCAL.device, *key):
+        with seeded_rng(LOCAL.device, *key):
             drawn.append(torch.rand(4))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
