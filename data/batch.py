@@ -117,12 +117,12 @@ class Batch:
     side y of all ranks in rank order; None: sample i has item i, or no sample has one. sample_ids (b,) int64: ids 0, 1,
     … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
     keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further items of side y and of x.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
-    batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
-    on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row of x
-    in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is still
-    to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight in
-    (0, 1] of each sample as a positive pair; None: 1.
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. auxiliary: the
+    batches of auxiliary losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row,
+    kept on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row
+    of x in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is
+    still to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight
+    in (0, 1] of each sample as a positive pair; None: 1.
     """
 
     x: Tensor
@@ -133,7 +133,7 @@ class Batch:
     extra: Extra | None = None
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
-    further: tuple["Batch", ...] = ()
+    auxiliary: tuple["Batch", ...] = ()
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
     x_places: Lengths | None = None
@@ -165,9 +165,9 @@ class Batch:
         return mapped(self, Tensor.pin_memory)
 
 
-def with_further(batch: Batch, *further: Batch) -> Batch:
-    """Return `batch` with those of further losses; it names their bad samples too."""
-    return replace(batch, further=further, bad=sum((of.bad for of in further), batch.bad))
+def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
+    """Return `batch` with those of auxiliary losses; it names their bad samples too."""
+    return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
 
 
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:

@@ -67,12 +67,12 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     return DATA[config.task][config.data.items](config, model)
 
 
-def with_further_data(data: TrainingData, further: dict[str, TrainingData]) -> TrainingData:
-    """Return the run's data with the fingerprints and files of further losses."""
-    if not further:
+def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) -> TrainingData:
+    """Return the run's data with the fingerprints and files of auxiliary losses."""
+    if not auxiliary:
         return data
-    fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in further.values())])
-    files = {f"also.{name}.{key}": entries for name, own in further.items() for key, entries in own.manifest.items()}
+    fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in auxiliary.values())])
+    files = {f"also.{name}.{key}": entries for name, own in auxiliary.items() for key, entries in own.manifest.items()}
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 

@@ -1,7 +1,7 @@
 """The trainer. Importing this package does not import torch.
 
 `python -m train` composes and checks the configuration (run/main.py, cli/compose.py, config.py) and calls run/run.py
-`train_run`. There, run/components.py `build_parts` makes model, data, objective and step, and run/resume.py
+`train_run`. There, run/components.py `build_components` makes model, data, objective and step, and run/resume.py
 `restore_parts` restores a checkpoint. Then each batch takes the route below, from a shard to the optimiser step. Paths
 that start with data/ are below the package data, all others below train.
 

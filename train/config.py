@@ -249,7 +249,7 @@ class TrainConfig:
     from_weights: list[str] = described([*KNOWN_BY_WEIGHTS], "objective options that the weights set unless typed")
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
     also: dict[str, Any] = described(
-        {}, "further losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
+        {}, "auxiliary losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
     )
     experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
     plugins: list[str] = described([], PLUGINS_HELP)

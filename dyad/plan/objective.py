@@ -164,7 +164,7 @@ def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: S
     return {name: factor for name, factor in zip(names, found.tolist(), strict=True) if abs(factor) > 0.5}
 
 
-def written(formula: Formula) -> str:
+def formula_text(formula: Formula) -> str:
     """Write a formula as "4·B·D + 16·B"."""
     parts = (f"{round(factor, 1):,g}" + f"·{product}" * (product != "1") for product, factor in formula.items())
     return " + ".join(parts) or "0"

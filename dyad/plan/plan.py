@@ -13,7 +13,7 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import scheme_of, stat
 from dyad.plan.amounts import Rows, amount
 from dyad.plan.cluster import planned_devices
-from dyad.plan.objective import objective_cost, planned_objective, products, value, written
+from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
 from dyad.plan.speed import pictures_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.classes import resolve_classes
@@ -92,7 +92,7 @@ class RunPlan:
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
         backward += 16 * pairs * towers.rows / self.chunk * towers.width
-        objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
+        objective, formula = max(0.0, value(self.cost.memory, sizes)), formula_text(self.cost.memory)
         objective += self.cost.kept(pairs, pairs * self.devices.count)
         phases: Rows = {
             "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
@@ -135,7 +135,7 @@ class RunPlan:
         for kind, formula in self.cost.sent.items():
             if kind in halved and "B·D" in formula:
                 formula = {**formula, "B·D": formula["B·D"] / 2}
-            found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
+            found[f"{kind}, objective"] = value(formula, sizes), "B", formula_text(formula)
         gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
             passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
@@ -157,7 +157,7 @@ class RunPlan:
         rows: Rows = {
             "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
             "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),
-            "a step, objective": (tera * objective, "TFLOP", f"b·({written(self.cost.flops)})"),
+            "a step, objective": (tera * objective, "TFLOP", f"b·({formula_text(self.cost.flops)})"),
         }
         computed = sum(count for count, *_ in rows.values()) / (mfu[::-1] * peak)
         weights, embeddings = self._seconds_sent()

@@ -41,7 +41,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
     data, or if two runs have the same run folder.
     """
-    from dyad.train.cli.also import further_configs
+    from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
@@ -49,7 +49,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
         check(config)
     refuse_unread(arguments, configs)
     for config in configs:
-        for own in () if config.planned else (config, *further_configs(config).values()):
+        for own in () if config.planned else (config, *auxiliary_configs(config).values()):
             _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
@@ -58,7 +58,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
-    from dyad.train.cli.also import further_configs
+    from dyad.train.cli.also import auxiliary_configs
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
@@ -73,9 +73,9 @@ def check(config: TrainConfig) -> None:
         check_values(config, config.plan.gpus or 1)
         return
     _check_loss(config)
-    for name, further in further_configs(config).items():
+    for name, auxiliary in auxiliary_configs(config).items():
         try:
-            _check_loss(further)
+            _check_loss(auxiliary)
         except ConfigError as error:
             raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)
@@ -84,7 +84,7 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_loss(config: TrainConfig) -> None:
-    """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
+    """Check the values, the training data and the evaluations of a run, or of an auxiliary loss; raises ConfigError."""
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
 

@@ -67,7 +67,7 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 
 
 @contextmanager
-def explained_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
+def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
     """Turn errors of the block that mean the device into HardwareError: one of FAILED, and torch.OutOfMemoryError, with
     peak memory, chunk_size now and the next smaller one."""
     try:

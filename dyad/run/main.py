@@ -72,7 +72,7 @@ def run(config: TrainConfig) -> None:
     if _is_rank_0() and (shorter := shorter_run(config)):
         print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
     STARTUP.begin()  # again for each run of a sweep
-    from dyad.run.hardware import explained_device_errors
+    from dyad.run.hardware import explain_device_errors
     from dyad.run.run import train_run
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
@@ -81,7 +81,7 @@ def run(config: TrainConfig) -> None:
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
     group = process_group(config.dist.seconds_to_start)
-    with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
+    with group as world, explain_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 
 

@@ -18,12 +18,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import writable
+from dyad.data.base.files import raise_named
 from dyad.data.base.limits import MOST
 from dyad.data.shards import manifest
 from dyad.evaluation.load_run import read_config
 from dyad.run.calibrate import calibrate
-from dyad.run.components import Parts
+from dyad.run.components import Components
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
@@ -135,7 +135,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
     checkpoints of the chosen run are damaged.
     """
-    with writable(folder):
+    with raise_named(folder):
         stack.enter_context(locked_folder(folder))
         check_run(config)
         checkpoint.tidy(folder)
@@ -148,7 +148,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def verify_source(source: ResumeSource, world: World) -> None:
-    """Verify the checkpoint of `source` once on each machine, so that `restore_parts` need not on each rank.
+    """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not on each rank.
 
     Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
     """
@@ -162,15 +162,15 @@ def verify_source(source: ResumeSource, world: World) -> None:
     once_a_machine(world, verify)
 
 
-def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+def restore_components(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
     """Restore tensors and entries of the training step as `_restore_tensors` does, and register the step's state."""
-    restored = _restore_tensors(source, parts, config)
-    if state := restored.register("step_state", parts.step.state_dict):
-        parts.step.load_state_dict(state)
+    restored = _restore_tensors(source, components, config)
+    if state := restored.register("step_state", components.step.state_dict):
+        components.step.load_state_dict(state)
     return restored
 
 
-def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+def _restore_tensors(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
     """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
@@ -182,15 +182,15 @@ def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) ->
     if source.weights:
         try:
             weights = Checkpoint(source.weights).weights()
-            restore_weights(weights, {"towers": parts.modules["towers"]})
+            restore_weights(weights, {"towers": components.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
         if (run := run_of(source.weights)) is None:
             notes = [f"init_from={source.weights}: no run is there, so its weights are taken to be of the model typed"]
         else:
             known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
-            notes = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
-        parts.step.target.load({})
+            notes = calibrate(config, cast(Objective, components.step.terms[0].objective), known)
+        components.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState(notes=notes)
     state = Checkpoint(folder).read()
@@ -201,20 +201,20 @@ def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) ->
             f"{folder} was trained with seed={metadata['seed']}, now {config.seed}: the order of samples would "
             f"differ. {OTHERWISE}"
         )
-    more_samples = _more_samples(folder, metadata, parts, config)
-    step = _next_step(folder, state.step, metadata, parts, config)
+    more_samples = _more_samples(folder, metadata, components, config)
+    step = _next_step(folder, state.step, metadata, components, config)
     try:
-        if (parts.sample_state is None) != (not state.sample_state):
+        if (components.sample_state is None) != (not state.sample_state):
             raise ConfigError(
                 f"it has {'' if state.sample_state else 'no '}per-sample state: it is of another objective"
             )
-        if parts.sample_state:
-            parts.sample_state.load(state.sample_state, more_samples=config.resume.allow_more_data)
-        average, target = restore(state, parts.modules, parts.step.optimizer)
+        if components.sample_state:
+            components.sample_state.load(state.sample_state, more_samples=config.resume.allow_more_data)
+        average, target = restore(state, components.modules, components.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
-    parts.step.average.tensors = {} if config.optim.ema is None else average
-    parts.step.target.load(target)
+    components.step.average.tensors = {} if config.optim.ema is None else average
+    components.step.target.load(target)
     return RestoredState(step, metadata, metadata["global_batch_size"] != config.global_batch_size, more_samples)
 
 
@@ -248,20 +248,20 @@ def best_of_resumed(
     return []
 
 
-def _next_step(folder: Path, step: int, metadata: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+def _next_step(folder: Path, step: int, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
     """Return the step at which the run continues, counted in batches of this run's size.
 
     folder: the checkpoint; step: its count of finished steps, in batches of its own size; metadata: the entries of its
-    state.json; parts: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
-    already. When the batch size has changed, raises ConfigError if
-    resume.allow_batch_change is not set, if the run ends at or before the returned step, or if hard negatives are mined
-    every data.negatives.refresh_every steps and the returned step is no multiple of that.
+    state.json; components: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
+    already. When the batch size has changed, raises ConfigError if resume.allow_batch_change is not set, if the run
+    ends at or before the returned step, or if hard negatives are mined every data.negatives.refresh_every steps and the
+    returned step is no multiple of that.
     """
     before, now, seen = metadata["global_batch_size"], config.global_batch_size, metadata["samples_seen"]
-    if before == now and step > parts.total_steps:
+    if before == now and step > components.total_steps:
         raise ConfigError(
-            f"{folder} has {step:,} steps behind it, more than the {parts.total_steps:,} that steps or epochs asks "
-            "for. Ask for more, or choose another run.name; resume=never begins again"
+            f"{folder} has {step:,} steps behind it, more than the {components.total_steps:,} that steps or epochs "
+            "asks for. Ask for more, or choose another run.name; resume=never begins again"
         )
     if before == now:
         return step
@@ -272,8 +272,10 @@ def _next_step(folder: Path, step: int, metadata: dict[str, Any], parts: Parts, 
         )
     step = seen // now
     counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
-    if step >= parts.total_steps:
-        raise ConfigError(f"{counted}, and the run ends after {parts.total_steps:,}. Set steps or epochs to go further")
+    if step >= components.total_steps:
+        raise ConfigError(
+            f"{counted}, and the run ends after {components.total_steps:,}. Set steps or epochs to go further"
+        )
     if (every := config.data.negatives.refresh_every) and step % every:
         raise ConfigError(
             f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
@@ -282,21 +284,21 @@ def _next_step(folder: Path, step: int, metadata: dict[str, Any], parts: Parts, 
     return step
 
 
-def _more_samples(folder: Path, metadata: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+def _more_samples(folder: Path, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
     """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
 
-    folder: the checkpoint. metadata: the entries of its state.json. parts: has the present data. Raises ConfigError if
-    something else in the data has changed, or if samples were added and resume.allow_more_data is not set; the message
-    says what differs.
+    folder: the checkpoint. metadata: the entries of its state.json. components: has the present data. Raises
+    ConfigError if something else in the data has changed, or if samples were added and resume.allow_more_data is not
+    set; the message says what differs.
     """
-    if metadata["data_fingerprint"] == parts.data.fingerprint:
+    if metadata["data_fingerprint"] == components.data.fingerprint:
         return 0
-    changes = manifest.changes(metadata["data"], parts.data.manifest)
+    changes = manifest.changes(metadata["data"], components.data.manifest)
     if changes.different or not changes.added:
         shown = "".join(f"\n  {key}: {difference}" for key, difference in changes.different.items())
         raise ConfigError(
             f"{folder} was trained with other data (fingerprint {metadata['data_fingerprint'][:16]}, now "
-            f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
+            f"{components.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
         )
     if not config.resume.allow_more_data:
         shown = ", ".join(f"{count:,} samples to {key}" for key, count in changes.added.items())

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from dyad.data.base.files import whole_file, writable, write_json
+from dyad.data.base.files import raise_named, whole_file, write_json
 from dyad.data.config import AnswerMatch, MiningConfig
 from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.answers import prepared
@@ -157,7 +157,7 @@ def mine(
         "identity": identity,
     }
 
-    end = writable(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
+    end = raise_named(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
     rank_0_only(world, end)
     return summary
 
@@ -294,7 +294,7 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
     """
-    errors = writable(path)
+    errors = raise_named(path)
     with ExitStack() as stack:
 
         def begin() -> BinaryIO:

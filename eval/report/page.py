@@ -227,7 +227,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "model": "; ".join(filter(None, (_model(options), changed.get("model")))),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
         "target": changed.get("target", ""),
-        "further losses": changed.get("also", ""),
+        "auxiliary losses": changed.get("also", ""),
         "trained on": joined(options.get("data.train")),
         "samples": f"{samples:,.0f} an epoch, seen {epochs:.3g} times each" if samples else "",
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_further
+from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_auxiliary
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec, uniforms
@@ -54,7 +54,7 @@ FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard ne
 @dataclass(frozen=True)
 class Case:
     """One objective and how it is trained. further: with hard negatives; known: and with listed positives. views:
-    "alone" of two views of pictures with noise, "also": beside them a further loss of pictures and texts."""
+    "alone" of two views of pictures with noise, "also": beside them an auxiliary loss of pictures and texts."""
 
     objective: str
     precision: str = "fp32"
@@ -151,7 +151,7 @@ def views() -> Batch:
 
 def batch_of(case: Case) -> Batch:
     if case.views == "also":
-        return with_further(views(), batch(False, False))
+        return with_auxiliary(views(), batch(False, False))
     return views() if case.views else batch(case.further, case.known)
 
 

@@ -75,7 +75,7 @@ parts of a checkpoint, by rows | train/run_folder/tensor_files.py | SavedTensors
 the all-gather with a gradient | train/losses/sums/all_gather.py | Layout
 GradCache: a batch in chunks | train/step/chunks.py | in_chunks
 the dtype of autocast | train/step/loss_term.py | AUTOCAST
-several losses in one step | train/cli/also.py | further_configs
+several losses in one step | train/cli/also.py | auxiliary_configs
 the target network that a side learns against | train/step/target.py | Target
 augmentation of pictures | data/image_text/noise.py | add_noise
 the features of a frozen tower are cached | train/towers/frozen_cache.py | FrozenCache

@@ -109,13 +109,8 @@ class Checkpoint:
         with self._verified(*FILES):
             metadata = dict(self._state)
             step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
-            names = {
-                "model": MODEL,
-                "optimizer": OPTIMIZER,
-                "sample_state": SAMPLE_STATE,
-                "average": AVERAGE,
-                "target": TARGET,
-            }
+            names = {"model": MODEL, "optimizer": OPTIMIZER, "sample_state": SAMPLE_STATE}
+            names |= {"average": AVERAGE, "target": TARGET}
             tensors: dict[str, Any] = {part: self._tensors(name) for part, name in names.items()}
             return CheckpointState(step=step, metadata=metadata, scalars=scalars, **tensors)
 

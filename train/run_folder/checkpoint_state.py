@@ -93,9 +93,8 @@ def capture(
     copies = ({name_of[id(p)]: local(tensor) for p, tensor in (copy or {}).items()} for copy in (average, target))
     rows = {name: own for name, tensor in model.items() if (own := own_rows(tensor)) is not None}
     model = {name: local(tensor) for name, tensor in model.items()}
-    return CheckpointState(
-        step, model, tensors, metadata, dict(sample_state or {}), scalars, *copies, part=part, rows=rows
-    )
+    per_sample = dict(sample_state or {})
+    return CheckpointState(step, model, tensors, metadata, per_sample, scalars, *copies, part=part, rows=rows)
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:

@@ -34,7 +34,7 @@ from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.parts import collect, give_up, parts_folder
 from dyad.train.run_folder.tensor_files import save_tensors
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
@@ -43,14 +43,20 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     Leaving its `with` block waits for a checkpoint that is still being written.
 
     keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
-    logs. plan: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
+    logs. schedule: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
     so far, in the background or not.
     """
 
     def __init__(
-        self, run_dir: Path, keep: int, before_save: Callable[[], None], plan: Plan, log: Callable[[str], None]
+        self,
+        folder: Path,
+        keep: int,
+        before_save: Callable[[], None],
+        schedule: RunSchedule,
+        log: Callable[[str], None],
     ) -> None:
-        self._run_dir, self._keep, self._before_save, self._plan, self._log = run_dir, keep, before_save, plan, log
+        self._run_dir, self._keep, self._before_save = folder, keep, before_save
+        self._schedule, self._log = schedule, log
         # copies in host memory, by field of CheckpointState
         self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "target": {}}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -92,7 +98,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         try:
             self.save(state)
         except HardwareError as error:
-            self._log(f"{error}. The run goes on; the next is due at step {self._plan.next_save(state.step)}")
+            self._log(f"{error}. The run goes on; the next is due at step {self._schedule.next_save(state.step)}")
 
 
 def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:

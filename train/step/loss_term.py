@@ -6,9 +6,9 @@ al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The new
 first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
 the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of a further
-loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator state in the
-checkpoint.
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of an
+auxiliary loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator
+state in the checkpoint.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.sharding import shard, shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective, TemperatureObjective
-from dyad.train.losses.sums.conditions import Checks, Sizes, checked
+from dyad.train.losses.sums.conditions import Checks, Sizes, collect_checks
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated, separated_x
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
@@ -74,10 +74,10 @@ class TermResult:
 class LossTerm:
     """One loss of a step: an objective of the embeddings of a batch by two towers.
 
-    config: of the run, or of a further loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank has,
-    if in every step; None: side y has items of its own, or the numbers change. name: of a further loss. Attributes:
-    modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x and of y in
-    the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
+    config: of the run, or of an auxiliary loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank
+    has, if in every step; None: side y has items of its own, or the numbers change. name: of an auxiliary loss.
+    Attributes: modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x
+    and of y in the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -129,7 +129,7 @@ class LossTerm:
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return metrics by the names under which they are logged: those of a further loss begin with its name."""
+        """Return metrics by the names under which they are logged: those of an auxiliary loss begin with its name."""
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
@@ -180,7 +180,7 @@ class LossTerm:
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
-            with checked(speculative, wait_for_sizes(), logged) as checks:
+            with collect_checks(speculative, wait_for_sizes(), logged) as checks:
                 result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one

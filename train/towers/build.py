@@ -234,8 +234,8 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     return towers
 
 
-def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = True) -> None:
-    """Let `towers` use, in place of their own, what `of_run` has of equal architecture: whole towers, or trunks.
+def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
+    """Let `towers` use, in place of their own, what `main_towers` has of equal architecture: whole towers, or trunks.
 
     A trunk is shared with what prepares its inputs; the projections of two losses may differ. Vectors of classes are
     never shared: two losses may have as many, and others. name: what the message names. whole=False: share trunks only.
@@ -247,7 +247,7 @@ def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = Tr
 
     shared = False
     for side in ("x_tower", "y_tower"):
-        for own in (of_run.x_tower, of_run.y_tower):
+        for own in (main_towers.x_tower, main_towers.y_tower):
             tower = getattr(towers, side)
             if type(tower) is Tower and isinstance(tower.trunk, nn.Embedding):
                 continue

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.towers.libraries.published import explained
+from dyad.train.towers.libraries.published import explain_errors
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower
@@ -30,7 +30,7 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
         if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
             raise IndexError
     except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
-        with explained(problem):
+        with explain_errors(problem):
             width, used = _run_once(tower, inputs)
     for parameter, is_used in zip(tower.parameters(), used, strict=True):
         parameter.requires_grad_(is_used)

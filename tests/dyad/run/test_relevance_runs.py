@@ -18,7 +18,7 @@ from helpers.topics import arguments, write_topics
 
 from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
-from dyad.run.components import build_parts
+from dyad.run.components import build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
@@ -113,10 +113,10 @@ def test_a_step_of_every_family(tmp_path: Path) -> None:
     def loss(name: str, relevance: str) -> float:
         config = compose_config([*run, f"objective={name}", f"data.relevance={relevance}"])
         validate(config, 1)
-        parts = build_parts(config, World())
-        batch = parts.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
+        components = build_components(config, World())
+        batch = components.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
         assert (batch.relevance is None) == (relevance == "null")
-        return parts.step(batch, 0)["loss"]
+        return components.step(batch, 0)["loss"]
 
     found = {name: loss(name, "similarity") for name in FAMILIES}
     assert all(map(math.isfinite, found.values()))
@@ -130,8 +130,8 @@ def test_a_stream_has_it_too(tmp_path: Path) -> None:
         members += [(f"{n:02d}.png", picture(n, (16, 16))), (f"{n:02d}.json", fields)]
     shard = write_tar(tmp_path / "a.tar", members)
     run = [*PICTURES, f"data.train={shard}"]
-    parts = build_parts(compose_config([*run, "data.mode=stream", "data.relevance=similarity"]), World())
-    data: Any = parts.data.dataset
+    components = build_components(compose_config([*run, "data.mode=stream", "data.relevance=similarity"]), World())
+    data: Any = components.data.dataset
     data.begin(0, 1, 0, None)
     (batch,) = data.batches(0, 1, workers=0, timeout=0.0)
     assert batch.relevance.dtype == torch.float32 and len(batch.relevance) == 8

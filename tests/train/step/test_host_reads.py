@@ -12,7 +12,7 @@ from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train
 
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.sums.conditions import checked
+from dyad.train.losses.sums.conditions import collect_checks
 from dyad.train.step import loss_term as module
 from dyad.train.step.step import TrainStep
 from tests.benchmarks import host_reads
@@ -81,7 +81,7 @@ def spread(scale: float) -> TrainStep:
 
 
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "checked", lambda _, sizes, logged: checked(False, sizes, logged))
+    monkeypatch.setattr(module, "collect_checks", lambda _, sizes, logged: collect_checks(False, sizes, logged))
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])

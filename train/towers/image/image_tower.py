@@ -20,7 +20,7 @@ from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.image.pixels import NormalizePixels, PatchDropout
 from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.open_clip import BuildContext
-from dyad.train.towers.libraries.published import explained, listed
+from dyad.train.towers.libraries.published import explain_errors, listed
 from dyad.train.towers.libraries.transformers_model import load_companion
 from dyad.train.towers.tower import Tower, convolves
 
@@ -100,7 +100,7 @@ def _timm(context: BuildContext) -> ImageParts:
     trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None)
     size = config.image.image_size
     if size and hasattr(trunk, "set_input_size"):
-        with explained(f"model.image.image_size={size}: {name} cannot take it"):
+        with explain_errors(f"model.image.image_size={size}: {name} cannot take it"):
             trunk.set_input_size(size)
     if config.grad_checkpointing:
         checkpoint_activations(trunk)
@@ -130,7 +130,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
     advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"
-    with explained(f"model.image.pretrained={pretrained}", advice):
+    with explain_errors(f"model.image.pretrained={pretrained}", advice):
         if not Path(pretrained).suffix:
             return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
         if not (file := Path(pretrained).expanduser()).is_file():
@@ -177,7 +177,7 @@ def _transformers(context: BuildContext) -> ImageParts:
     trunk = PooledPicture(encoder)
     loaded.refuse_missing(encoder, own_projection, pooled=trunk.first_token)
     if config.grad_checkpointing:
-        with explained(f"model.grad_checkpointing=true, {key}"):
+        with explain_errors(f"model.grad_checkpointing=true, {key}"):
             checkpoint_activations(model)
     if image.frozen:
         freeze(encoder, layer_stack(encoder), image.unlocked_groups)

@@ -30,7 +30,7 @@ WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or tor
 
 
 @contextmanager
-def explained(problem: str, advice: str = "") -> Iterator[None]:
+def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any error raised inside the `with` block into a ConfigError.
 
     The message of the ConfigError is `problem`, the first line of the error, and `advice`. A ConfigError raised inside
@@ -206,7 +206,7 @@ def snapshot(key: str, name: str) -> str:
     from huggingface_hub import snapshot_download
 
     model, revision = split_revision(name)
-    with explained(f"{key}={name}", "Without a network give a folder"):
+    with explain_errors(f"{key}={name}", "Without a network give a folder"):
         return snapshot_download(model, revision=revision, allow_patterns=ALLOWED_FILES)
 
 

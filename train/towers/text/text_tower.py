@@ -17,7 +17,7 @@ from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
-from dyad.train.towers.libraries.published import TWO_TOWERS, explained
+from dyad.train.towers.libraries.published import TWO_TOWERS, explain_errors
 from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
@@ -270,7 +270,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
         raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
     layers: list[nn.Module] = []
     for file, activation in folder.dense:
-        with explained(str(file)):
+        with explain_errors(str(file)):
             weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(checked_path(file)).items()}
             layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
             if pretrained:
