@@ -23,7 +23,7 @@ from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Captions, Items, Pictures
-from dyad.data.image_text.in_memory import GivenPictures, Picture
+from dyad.data.image_text.in_memory import GivenPictures, ImageInput
 from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
@@ -140,7 +140,7 @@ class Model:
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
-    def encode_image(self, images: Picture | Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
+    def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n pictures as float32 (n, D)."""
         return self._encode("x", self._given(pictures_of(images)), normalize)
 
@@ -203,9 +203,9 @@ class Model:
         return Index(names, self.encode_image(given), self.identity, spec)
 
     @overload
-    def search(self, index: Index, query: list[str] | list[Picture], k: int = 5) -> list[list[Hit]]: ...
+    def search(self, index: Index, query: list[str] | list[ImageInput], k: int = 5) -> list[list[Hit]]: ...
     @overload
-    def search(self, index: Index, query: str | Picture, k: int = 5) -> list[Hit]: ...
+    def search(self, index: Index, query: str | ImageInput, k: int = 5) -> list[Hit]: ...
     def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
         """Return the k best items of an index, best first; for a list of queries, a list of such results.
 
@@ -287,7 +287,7 @@ class Model:
         """The tokenizer: n texts → token ids, int64 (n, L); for questions and passages also a length and pairs."""
         return self.loaded.model.tokenize
 
-    def preprocess(self, picture: Picture) -> torch.Tensor:
+    def preprocess(self, picture: ImageInput) -> torch.Tensor:
         """Return a picture as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
         return self._given([picture]).block(0, 1)[0]
 
@@ -304,7 +304,7 @@ class Model:
             raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
         return self.loaded.model
 
-    def _given(self, images: Sequence[Picture]) -> GivenPictures:
+    def _given(self, images: Sequence[ImageInput]) -> GivenPictures:
         return GivenPictures(images, self._pictures.image, self.config.data.max_image_pixels)
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:

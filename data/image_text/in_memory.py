@@ -17,14 +17,14 @@ from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_batch,
 from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
 
 # A path, the bytes of a file, a PIL picture, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
-Picture: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
+ImageInput: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
 
 
 @dataclass(frozen=True)
 class GivenPictures:
     """A list of pictures as inputs of a picture tower. max_pixels: larger files are refused before they are decoded."""
 
-    pictures: Sequence[Picture]
+    pictures: Sequence[ImageInput]
     spec: ImageSpec
     max_pixels: int
 
@@ -36,7 +36,7 @@ class GivenPictures:
         return evaluation_batch((pixels(each, self.max_pixels) for each in self.pictures[start:stop]), self.spec)
 
 
-def pixels(picture: Picture, max_pixels: int) -> Tensor:
+def pixels(picture: ImageInput, max_pixels: int) -> Tensor:
     """Return a picture as uint8 (3, H, W). Raises DataError for one that cannot be read, or is no picture."""
     if isinstance(picture, bytes):
         return decode(picture, max_pixels)

@@ -96,12 +96,12 @@ class PictureTable:
         """
         if isinstance(fields, BadRow):
             raise fields
-        picture, name = self.picture(fields)
+        encoded, name = self.encoded(fields)
         try:
-            suffix = read_header(picture, self.options.max_pixels).suffix
+            suffix = read_header(encoded, self.options.max_pixels).suffix
         except DataError as error:
             raise BadRow("undecodable picture", f"{name}: {error}") from None
-        members = {suffix: picture}
+        members = {suffix: encoded}
         if captions := self._captions(fields):
             members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
         used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field
@@ -110,7 +110,7 @@ class PictureTable:
             members["json"] = json_bytes({each: fields[each] for each in others if not _has_bytes(fields[each])})
         return members
 
-    def picture(self, fields: Fields) -> tuple[bytes, str]:
+    def encoded(self, fields: Fields) -> tuple[bytes, str]:
         """Return the bytes of the picture of a row, and its name for messages. Raises BadRow when there is none."""
         if path := self.path(fields):
             return content(Path(path), MAX_BYTES[PICTURES[0]]), path

@@ -168,7 +168,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
 # ---- pictures and texts ----------------------------------------------------------------------------------------------
 
 
-def images(
+def image_kind(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
     form: str = "SHARDS",
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
@@ -340,16 +340,16 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
-    picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
-    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    spec = cast("Any", getattr(model, "image", None))  # of a model that takes some
+    has_texts = not spec or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
         questions = inputs.config.task is Task.question_passage  # other tasks take texts as passages
         kind, lengths = (partial(Question, ""), data.question) if questions else (Passage, data.passage)
-        tokenize = model.tokenize if picture else partial(text_tokens, kind, model.tokenize, lengths)
+        tokenize = model.tokenize if spec else partial(text_tokens, kind, model.tokenize, lengths)
         train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
     else:
-        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
-    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+        train, test = (labelled_set(open_shards(sources), spec, data, label) for sources in parts)
+    side, names = "y" if has_texts and spec else "x", sorted(set(train.labels))
     return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
 
 
@@ -360,12 +360,12 @@ def _path(entry: SuiteEntry) -> Path:
 # Task of pictures → the kind of data.val
 VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes", Task.sequence: "next_item"}
 KINDS = {
-    "retrieval": images(_retrieval),
-    "views": replace(images(_views), task=Task.views),
-    "zero_shot": images(
+    "retrieval": image_kind(_retrieval),
+    "views": replace(image_kind(_views), task=Task.views),
+    "zero_shot": image_kind(
         _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),
-    "wds": images(
+    "wds": image_kind(
         _wds,
         "FOLDER (a CLIP_benchmark data set)",
         lambda entry: (read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from dyad.data.base.files import open_foreign
 from dyad.eval.results.cases import Case, Item, excerpt
-from dyad.eval.results.summary import SYSTEMS, finite, marked, part, picture
+from dyad.eval.results.summary import SYSTEMS, finite, marked, part, thumbnail_path
 
 KINDS = {
     "random": "Drawn at random: what to expect",
@@ -37,7 +37,7 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
     """
 
     def views(items: Sequence[Item]) -> list[View]:
-        return [_item_view(item, picture(run, dataset, item.get("picture"))) for item in items]
+        return [_item_view(item, thumbnail_path(run, dataset, item.get("picture"))) for item in items]
 
     systems = {SYSTEMS.get(name, name): views(answers) for name, answers in part(case, "systems").items()}
     ours = next(iter(systems.values()), [])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dyad.eval.results.kinds import KINDS, titled
-from dyad.eval.results.summary import Result, classes, confusions, marked, part, picture, score, scores, systems
-from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
+from dyad.eval.results.summary import Result, classes, confusions, marked, part, score, scores, systems, thumbnail_path
+from dyad.train.panels import Cell, Grid, Panels, Thumbnail, Scored
 
 
 def panels(result: Result, run: Path) -> Panels:
@@ -85,8 +85,8 @@ def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Gri
 
 
 def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
-    path = picture(run, dataset, item.get("picture"))
-    return Picture(path, _words(item)) if path else _words(item)
+    path = thumbnail_path(run, dataset, item.get("picture"))
+    return Thumbnail(path, _words(item)) if path else _words(item)
 
 
 def _words(item: Mapping[str, Any]) -> str:

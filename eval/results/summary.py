@@ -91,7 +91,7 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
         yield text[position:], False
 
 
-def picture(run: Path, dataset: str, name: str | None) -> Path | None:
+def thumbnail_path(run: Path, dataset: str, name: str | None) -> Path | None:
     """Return the path of a thumbnail in the run folder. name: its file name.
 
     Returns None if the file does not exist, is no .webp file in the folder of this data set, or is too large.

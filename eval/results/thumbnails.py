@@ -45,9 +45,9 @@ class Thumbnails:
         sync(folder.parent)
 
 
-def thumbnail(picture: Tensor) -> bytes:
+def thumbnail(pixels: Tensor) -> bytes:
     """Convert a picture, uint8 (3, height, width), to the bytes of a WebP file with at most SIDE pixels a side."""
-    image = Image.fromarray(picture.permute(1, 2, 0).numpy())
+    image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
     image.thumbnail((SIDE, SIDE), Image.Resampling.LANCZOS)
     buffer = BytesIO()
     image.save(buffer, "WEBP", quality=QUALITY)

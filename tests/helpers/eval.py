@@ -83,7 +83,7 @@ def encoder(seed: int = 0, **options: object) -> Encoder:
     return Encoder(towers(seed), **{"world": LOCAL, "block": 16, **options})  # type: ignore[arg-type]
 
 
-def pictures(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 

@@ -20,7 +20,7 @@ from dyad.eval.report.run_folder import read_run
 from dyad.eval.results.panels import panels
 from dyad.eval.results.write import saved_results
 from dyad.evaluation.load_run import read_config
-from dyad.train.panels import Picture
+from dyad.train.panels import Thumbnail
 from dyad.train.run_folder.checkpoint import FORMAT, Checkpoint
 from dyad.train.towers.libraries.published import read_json
 
@@ -39,7 +39,7 @@ def sent(run: Path) -> Iterator[bytes]:
     """The pictures that a tracker sends."""
     for result in saved_results(run):
         for table in panels(result, run).galleries.values():
-            yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Picture))
+            yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Thumbnail))
 
 
 @pytest.mark.parametrize("linked", ["eval/val.pictures/3.webp", "eval/val.pictures", "eval"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Rows, check_ranking, encoder, pictures, tokenize, towers
+from helpers.eval import LOCAL, Rows, check_ranking, encoder, random_images, tokenize, towers
 from helpers.messages import raises
 from helpers.shards import picture, write_tar
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,7 +43,7 @@ CLASSES = {
 def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     names = list(classes)
     labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
-    data = LabelledSet(**{"items": Rows(pictures(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
+    data = LabelledSet(**{"items": Rows(random_images(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
 
 
@@ -61,7 +61,7 @@ def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
     names, labels = list(CLASSES), evaluator().data.labels
     target = torch.tensor([names.index(label) for label in labels])
 
-    data = TensorDataset(pictures(60), target)
+    data = TensorDataset(random_images(60), target)
     data.classes = names  # type: ignore[attr-defined]
     batches = DataLoader(data, batch_size=16)
     # numpy 2.5 no longer turns arrays of one element into floats, which CLIP_benchmark 1.6 does
@@ -183,7 +183,7 @@ def test_intervals_hold_the_accuracies() -> None:
 def test_a_label_that_is_no_class_is_named() -> None:
     labels = ["cat", "dgo"]
     with raises(DataError, "'dgo'", "'dog'"):
-        evaluator(items=Rows(pictures(2)), labels=labels).report(encoder())
+        evaluator(items=Rows(random_images(2)), labels=labels).report(encoder())
 
 
 def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as library
-from helpers.towers import pictures, refused, trained, with_image
+from helpers.towers import random_images, refused, trained, with_image
 from PIL import Image
 from torch import Tensor
 
@@ -125,7 +125,7 @@ def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[st
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_may_be_left_out(family: str, folders: dict[str, str], tmp_path: Path) -> None:
-    x = pictures(2, 32)
+    x = random_images(2, 32)
     embedded = [built(tmp_path, folders[family], from_scratch=scratch).towers.x_tower(x) for scratch in (False, True)]
     assert not torch.allclose(*embedded)
 
@@ -134,14 +134,14 @@ def test_weights_may_be_left_out(family: str, folders: dict[str, str], tmp_path:
 def test_pictures_of_another_size(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     model = built(tmp_path, folders[family], image_size=48)
     assert model.image.size == 48 and model.image.resized == (60 if family == "dinov2" else None)
-    assert model.towers.x_tower(pictures(2, 48)).shape == (2, 16)
+    assert model.towers.x_tower(random_images(2, 48)).shape == (2, 16)
 
 
 @pytest.mark.parametrize("family", ["siglip, both towers", "dinov2", "vit"])
 def test_frozen_and_partly_frozen_towers(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     frozen = built(tmp_path, folders[family], frozen=True, frozen_cache_mb=8).towers.x_tower
     assert trained(frozen) == {"projection.weight"}
-    assert torch.equal(frozen(pictures(3, 32)), frozen(pictures(3, 32)))  # from the cache
+    assert torch.equal(frozen(random_images(3, 32)), frozen(random_images(3, 32)))  # from the cache
     partly = trained(built(tmp_path, folders[family], frozen=True, unlocked_groups=1).towers.x_tower)
     assert any(".2." in name for name in partly) and not any(".1." in name or "embeddings" in name for name in partly)
 
@@ -151,13 +151,13 @@ def test_gradient_checkpointing_and_compiling_change_no_value(folders: dict[str,
         found = []
         for options in ({}, {"grad_checkpointing": True}):
             tower = built(tmp_path, folders[family], **options).towers.x_tower
-            tower(pictures(2, 32)).square().sum().backward()
+            tower(random_images(2, 32)).square().sum().backward()
             found.append({name: p.grad for name, p in tower.named_parameters() if p.grad is not None})
         assert found[0].keys() == found[1].keys()
         torch.testing.assert_close(found[0], found[1])
-        want = tower(pictures(2, 32))
+        want = tower(random_images(2, 32))
         tower.compile(backend="eager")
-        torch.testing.assert_close(tower(pictures(2, 32)), want)
+        torch.testing.assert_close(tower(random_images(2, 32)), want)
 
 
 def test_what_cannot_be_a_tower_is_one_line(folders: dict[str, str], tmp_path: Path) -> None:
