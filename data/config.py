@@ -42,7 +42,7 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
 @dataclass
 class AugmentConfig:
-    """Configuration of the random changes of training pictures: the keys data.augment.*. The changes are a function of
+    """Configuration of the random changes of training images: the keys data.augment.*. The changes are a function of
     (seed, epoch, sample id). The defaults change nothing."""
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
@@ -52,7 +52,7 @@ class AugmentConfig:
     shift: float = described(0.0, "largest shift as a share of the side")
     gain: list[float] = described([1.0, 1.0], "range of the random gain of each colour channel")
     brightness: float = described(0.0, "largest relative change of brightness")
-    grey: float = described(0.0, "probability of a grey picture")
+    grey: float = described(0.0, "probability of a grey image")
     flip: float = described(0.0, "probability of a horizontal flip")
     jitter: list[float] = described([0.0] * 4, "largest changes of brightness, contrast, saturation, hue; in any order")
     jitter_prob: float = described(1.0, "probability of the colour jitter")
@@ -119,11 +119,11 @@ class PassageConfig:
 @dataclass
 class MiningConfig:
     """Configuration of the mining of hard negatives: which of the passages or captions that a search finds become
-    negatives of a question or picture. The command `python -m eval.mine` has the same keys."""
+    negatives of a question or image. The command `python -m eval.mine` has the same keys."""
 
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
-    keep: int = described(25, "negatives kept for each question or picture, the best ranked first", least=1)
+    keep: int = described(25, "negatives kept for each question or image, the best ranked first", least=1)
     margin: float | None = described(None, "only what scores at least this much below the best right one")
     relative_margin: float | None = described(None, "only what scores at most (1 - this) × the best right one")
     max_score: float | None = described(None, "only what scores at most this")
@@ -140,24 +140,24 @@ class MiningConfig:
 
 @dataclass
 class NegativesConfig:
-    """Configuration of the hard negatives of questions and of pictures: the keys data.negatives.*."""
+    """Configuration of the hard negatives of questions and of images: the keys data.negatives.*."""
 
     per_row: int = described(
         0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has", least=0
     )
     lists: list[NegativeList] = described([NegativeList.hard_negatives], "drawn from the first of these that a row has")
     fields: list[str] = described(
-        ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the picture, for hard_negatives"
+        ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the image, for hard_negatives"
     )
     file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
     pictures: int = described(
-        0, "task=image_text: pictures drawn for a row each time, at most, that are wrong for its caption", least=0
+        0, "task=image_text: images drawn for a row each time, at most, that are wrong for its caption", least=0
     )
     picture_fields: list[str] = described(
-        ["negative.jpg", "negative.png", "negative.webp"], "members of a sample that are such pictures"
+        ["negative.jpg", "negative.png", "negative.webp"], "members of a sample that are such images"
     )
     picture_file: str | None = described(
-        None, "file of mined pictures that python -m eval.mine mine=pictures wrote, for the list 'mined'"
+        None, "file of mined images that python -m eval.mine mine=pictures wrote, for the list 'mined'"
     )
     refresh_every: int = described(
         0, "steps after which negatives are mined anew with the present weights; 0: never", least=0
@@ -239,7 +239,7 @@ class DataConfig:
     )
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
-    image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's picture, the first that it has counts")
+    image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's image, the first that it has counts")
     captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
     caption_per: CaptionPer = described(
         CaptionPer.paragraph, "what is one caption in a .txt: paragraph (all lines up to a blank one), or line"
@@ -253,8 +253,8 @@ class DataConfig:
     )
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
-    resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")
-    max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded", least=1)
+    resize: ResizeMode | None = described(None, "how images are resized if not cropped at random; null: as the tower")
+    max_image_pixels: int = described(25_000_000, "larger images are refused before they are decoded", least=1)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
@@ -270,7 +270,7 @@ class DataConfig:
 
     @property
     def augments(self) -> tuple[AugmentConfig, AugmentConfig]:
-        """How the first and the second view of a picture are augmented."""
+        """How the first and the second view of an image are augmented."""
         return self.augment, replace(self.augment, **self.augment_y)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from dyad.data.config import Batches, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker, maker_with_mined
 from dyad.data.image_text.stream import OneEpoch, Stream
-from dyad.data.image_text.views import PictureViews
+from dyad.data.image_text.views import ImageViews
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
 from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
@@ -109,9 +109,9 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
     return data
 
 
-def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
+def _image_views(config: TrainConfig, model: Any) -> TrainingData:
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    return _of_shards(config, shards, PictureViews(shards, model.image, config.data, config.seed))
+    return _of_shards(config, shards, ImageViews(shards, model.image, config.data, config.seed))
 
 
 def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
@@ -211,7 +211,7 @@ def _sequence(config: TrainConfig, model: Any) -> TrainingData:
 DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.image_text: dict.fromkeys(ItemKind, _image_text),
     Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
-    Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
+    Task.views: {ItemKind.pictures: _image_views, ItemKind.texts: _text_views},
     Task.labelled: dict.fromkeys(ItemKind, _labelled),
     Task.sequence: dict.fromkeys(ItemKind, _sequence),
     Task.language_model: dict.fromkeys(ItemKind, _language_model),

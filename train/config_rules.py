@@ -75,9 +75,9 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
     if model.head is not Head.none and model.embed_dim is None:
         yield f"model.head={model.head}: where to? Set model.embed_dim"
     unchanged = all(augment == type(augment)() for augment in config.data.augments)
-    if config.task is Task.views and config.has_pictures and not model.image.patch_dropout and unchanged:
+    if config.task is Task.views and config.has_images and not model.image.patch_dropout and unchanged:
         yield (
-            "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, "
+            "data.augment changes nothing, and both views of an image would be equal. Take data=simclr or data=byol, "
             "or set data.augment.…"
         )
     if profile > 0 and steps is not None and steps <= UNTRACED:
@@ -168,7 +168,7 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
             "objective=cpc"
         )
     if not is_sequence and data.items in (ItemKind.ids, ItemKind.frames):
-        yield f"data.items={data.items}: only task=sequence has them. Take pictures or texts"
+        yield f"data.items={data.items}: only task=sequence has them. Take images or texts"
     if is_sequence and data.batches is Batches.by_source:
         yield "data.batches=by_source: a log has no sources; leave it out"
     if rare and data.batches is Batches.by_source:

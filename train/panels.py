@@ -36,7 +36,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Thumbnail:
-    """A picture to show in a tracker: a thumbnail file and the caption below it."""
+    """An image to show in a tracker: a thumbnail file and the caption below it."""
 
     path: Path
     caption: str

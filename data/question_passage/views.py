@@ -26,7 +26,7 @@ from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
-from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
@@ -74,7 +74,7 @@ class SingleTexts:
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index): x and y the same tokens,
         int64 (b, L), or y the number of the class, int64 (b,). Bad (unusable) rows are replaced. Errors as of
-        `PictureViews`."""
+        `ImageViews`."""
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)

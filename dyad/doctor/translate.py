@@ -213,7 +213,7 @@ def _model(job: Translation) -> None:
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
     elif size:
-        job.refuse("force-image-size", "pictures are squares")
+        job.refuse("force-image-size", "images are squares")
     if job.text("resume") == "latest":
         job.note("resume", "the same command again goes on by itself, at the exact sample")
     elif "resume" in job.given:

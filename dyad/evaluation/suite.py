@@ -1,20 +1,20 @@
 """The evaluation suite: builds the evaluators of data.val and of the entries KIND:TARGET of eval.suite.
 
 image_text
-  retrieval:SHARDS      pictures and captions, named as in data.val
-  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
-                        in CLIP_benchmark, only a picture's own captions are right for it
+  retrieval:SHARDS      images and captions, named as in data.val
+  zero_shot:TASK.json   labelled images and prompts (format: prompts.py, and --help)
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled images, or images and captions; as
+                        in CLIP_benchmark, only an image's own captions are right for it
 labelled
   classes:SHARDS        samples with a class, named as in data.val, of the classes of training
 views
-  views:SHARDS          pictures, named as in data.val: of one view of each, the other is searched; random numbers as
+  views:SHARDS          images, named as in data.val: of one view of each, the other is searched; random numbers as
                         in epoch 0 of training
 question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
 any task
-  probe:TASK.json       labelled pictures or texts, to fit and to score (format: prompts.py, and --help)
+  probe:TASK.json       labelled images or texts, to fit and to score (format: prompts.py, and --help)
 
 Entries are checked without importing torch.
 """
@@ -38,7 +38,7 @@ from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.prompts import read_probe, read_task
 from dyad.eval.tasks.question_sets import check_beir, check_dpr, names_beir, open_beir, open_dpr
-from dyad.eval.tasks.wds import PICTURES, read_wds
+from dyad.eval.tasks.wds import IMAGES, read_wds
 from dyad.train.config import Task
 from dyad.train.eval_config import Truth
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from dyad.eval.tasks.question_sets import QuestionSet
     from dyad.eval.tasks.zero_shot import ZeroShot
     from dyad.train.config import TrainConfig
-    from dyad.train.towers.models import ImageTextModel, PictureModel, SequenceModel, TwoTowerModel
+    from dyad.train.towers.models import ImageModel, ImageTextModel, SequenceModel, TwoTowerModel
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def build_evaluators(
     """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
     its path.
 
-    baselines: further systems to score beside the model; those of pictures know "untrained" only. untrained: function
+    baselines: further systems to score beside the model; those of images know "untrained" only. untrained: function
     that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
     entry that cannot be read, DataError for damaged data.
     """
@@ -120,8 +120,8 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    # torch makes an exact search of pictures where FAISS is not installed
-    if entries and (config.eval.index != EXACT or not config.has_pictures):
+    # torch makes an exact search of images where FAISS is not installed
+    if entries and (config.eval.index != EXACT or not config.has_images):
         check_spec(config.eval.index)
 
 
@@ -130,7 +130,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    own = config.has_pictures or config.task in (Task.labelled, Task.sequence)
+    own = config.has_images or config.task in (Task.labelled, Task.sequence)
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
     if config.task is Task.language_model and (val is not None or config.eval.suite):
@@ -165,7 +165,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
     return f"{stem}-{same + 1}" if same else stem
 
 
-# ---- pictures and texts ----------------------------------------------------------------------------------------------
+# ---- images and texts ----------------------------------------------------------------------------------------------
 
 
 def image_kind(
@@ -174,7 +174,7 @@ def image_kind(
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
 ) -> SuiteKind:
     """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
-    name shards of pictures.
+    name shards of images.
 
     build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
     texts. named: function that returns what an entry names, in the syntax of data.train, and its key for messages.
@@ -205,7 +205,7 @@ def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.views import view_pairs
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
-    config, model = inputs.config, cast("PictureModel", inputs.model)
+    config, model = inputs.config, cast("ImageModel", inputs.model)
     data, options = view_pairs(shards, model.image, config.data, config.seed), config.eval
     return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(options.recall_k), index=options.index)
 
@@ -220,7 +220,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(_path(entry)), inputs.config
-    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None, "text_key": None}
     keys["caption_per"] = CaptionPer.line
     own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
     inputs = replace(inputs, config=own)
@@ -233,7 +233,7 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def _classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
-    """Make the evaluator of labelled pictures. label: the field with the class. classes: class name → its prompts."""
+    """Make the evaluator of labelled images. label: the field with the class. classes: class name → its prompts."""
     from dyad.data.image_text.dataset import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 
@@ -320,12 +320,12 @@ def _check_log(entry: SuiteEntry) -> None:
     sequence_files(entry.target, entry.data, entry.key)
 
 
-# ---- labelled pictures or texts of any model -------------------------------------------------------------------------
+# ---- labelled images or texts of any model -------------------------------------------------------------------------
 
 
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
     """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
-    ones. tables: gives the shards of tables of pictures.
+    ones. tables: gives the shards of tables of images.
     """
     named, label = read_probe(_path(entry))
     found = tables(table_options(entry.data))

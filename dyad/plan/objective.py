@@ -131,9 +131,9 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
         batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
         if config.objective.draws:
             batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
-    if pictures := b * config.data.negatives.pictures:
-        row = torch.arange(pictures) % b
-        batch.extra_x = ExtraX(x[row], row, pictures + row)
+    if images := b * config.data.negatives.pictures:
+        row = torch.arange(images) % b
+        batch.extra_x = ExtraX(x[row], row, images + row)
     return batch
 
 

@@ -14,7 +14,7 @@ from dyad.data.shards.storage import scheme_of, stat
 from dyad.plan.amounts import Rows, amount
 from dyad.plan.cluster import planned_devices
 from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
-from dyad.plan.speed import pictures_per_core, planned_mfu, seconds_sent
+from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.classes import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
@@ -189,7 +189,7 @@ class RunPlan:
     def data(self) -> Rows:
         """Return what the run reads, and how fast the loader must give it."""
         config, size = self.config, self.sample_bytes
-        pictures, which = pictures_per_core(config, self.towers.model, first_shard(config))
+        images, which = images_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
         if drawn := config.objective.drawn_items(B):
@@ -201,13 +201,13 @@ class RunPlan:
             "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
         }
         if p := config.data.negatives.pictures:
-            rows["negatives of a text"] = B * (1 + p) - 1, "", f"B·(1 + {p}) - 1, {p} wrong pictures a row"
+            rows["negatives of a text"] = B * (1 + p) - 1, "", f"B·(1 + {p}) - 1, {p} wrong images a row"
         for whose, gpus in (("GPU", 1), ("node", min(self.devices.per_node, self.devices.count))):
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
-            if config.has_pictures:
-                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and crops: {which}"
-                rows[f"cores of a {whose}"] = rate / pictures, "", formula
+            if config.has_images:
+                formula = f"pairs/s / {images:,.0f} images that a core decodes and crops: {which}"
+                rows[f"cores of a {whose}"] = rate / images, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
         return rows
 

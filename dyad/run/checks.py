@@ -106,7 +106,7 @@ def training_files(config: TrainConfig) -> list[str]:
         return sequence_files(config.data.train, config.data)
     if config.task in LISTED:
         return named_files(config.data.train, config.data)
-    if config.has_pictures:
+    if config.has_images:
         options = table_options(config.data, captioned=config.task is Task.image_text)
         sources = parse_sources(config.data.train, tables=checked_tables(options))
     else:
@@ -150,23 +150,21 @@ def _check_task(config: TrainConfig) -> None:
 
     if config.task is Task.sequence:  # logs and frames are told by their columns and their suffix
         return
-    wants_pictures = config.has_pictures
+    wants_images = config.has_images
     for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
         if value is None or scheme_of(path := written_sources(value, key)[0].path):
             continue
         found, why = recognised([path], table_options(config.data))
-        if found is None or wants_pictures is (found is InputKind.pictures):
+        if found is None or wants_images is (found is InputKind.images):
             continue
-        other = (
-            "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
-        )
+        other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_images else "model.name=ViT-B-32 epochs=10"
         if config.task not in ITEMS:
-            other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
+            other = f"task={config.task.name} data.items={'texts' if wants_images else 'pictures'} epochs=10"
         train = f". Type: {command('python -m train', {'data.train': Path(path)}, *other.split())}"
-        columns = ", or name its columns of pictures and captions: data.columns=[…]" * why.startswith("columns ")
+        columns = ", or name its columns of images and captions: data.columns=[…]" * why.startswith("columns ")
         raise ConfigError(
             f"{key}={path} holds {found.value} ({why}), task={config.task.name} takes "
-            f"{'pictures' if wants_pictures else 'texts'}{columns * wants_pictures}{train * (key == 'data.train')}"
+            f"{'images' if wants_images else 'texts'}{columns * wants_images}{train * (key == 'data.train')}"
         )
 
 

@@ -42,7 +42,7 @@ class LabelledSamples:
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
     """Open samples with a class. value: shards, tables or texts, as data.train. Errors as of `open_shards`."""
-    if not config.has_pictures:
+    if not config.has_images:
         rows = open_texts(value, config.data)
         return LabelledSamples(rows.shards, rows, config.data.label)
     shards = open_shards(parse_sources(value, tables=prepared_tables(table_options(config.data))))
@@ -90,4 +90,4 @@ def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], 
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])
     tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
-    return config.run.prompts or [], model.tokenize if config.has_pictures else tokenize
+    return config.run.prompts or [], model.tokenize if config.has_images else tokenize

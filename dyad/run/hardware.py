@@ -20,7 +20,7 @@ from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
 
-LEAST_CORES = 4  # for each GPU: one trains, the others decode pictures
+LEAST_CORES = 4  # for each GPU: one trains, the others decode images
 # Errors of CUDA for which no program is to blame. torch has their numbers only since 2.9, as AcceleratorError.
 FAILED = (
     "uncorrectable ECC error",

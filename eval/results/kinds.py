@@ -39,7 +39,7 @@ LABELS |= {"knn_acc1": "k-NN", "knn_weighted_acc1": "k-NN, weighted vote", "auc"
 MEANINGS = {
     "R@": "R@K: share of queries with a right answer among the first K.",
     "median rank": "Median rank: of the first right answer; 1 is best.",
-    "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
+    "top-": "Top-K accuracy: share of images whose class is among the first K.",
     "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
     "linear probe": "Linear probe: top-1 accuracy of a logistic regression on frozen features.",
     "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",

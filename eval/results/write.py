@@ -27,7 +27,7 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     the step of training (None for a model that was not trained here).
     """
     model = config.model
-    towers = [*[model.image] * config.has_pictures, *[model.text] * config.has_texts]
+    towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
     names = [t.name or config.model.name or str(t.kind) for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}

@@ -96,7 +96,7 @@ def without_widths(tiny, **keys: object) -> list[str]:
     return [word for word in tiny({**KEYS, **keys}) if not word.startswith("model.image.widths")]
 
 
-def test_pictures_are_trained_and_evaluated_with_it_and_not_without_it(commands, tiny, tmp_path: Path, plugin) -> None:
+def test_images_are_trained_and_evaluated_with_it_and_not_without_it(commands, tiny, tmp_path: Path, plugin) -> None:
     words = without_widths(tiny, **{"run.name": "one"})
     run = tmp_path / "runs" / "one"
     trained = commands.run(*words, plugin)

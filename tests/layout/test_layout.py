@@ -77,7 +77,7 @@ GradCache: a batch in chunks | train/step/chunks.py | in_chunks
 the dtype of autocast | train/step/loss_term.py | AUTOCAST
 several losses in one step | train/cli/also.py | auxiliary_configs
 the target network that a side learns against | train/step/target.py | Target
-augmentation of pictures | data/image_text/noise.py | add_noise
+augmentation of images | data/image_text/noise.py | add_noise
 the features of a frozen tower are cached | train/towers/frozen_cache.py | FrozenCache
 a run is new, resumed, or begins with other weights | dyad/run/resume.py | lock_and_find
 the best checkpoint by a metric | dyad/run/best.py | BestCheckpoint
@@ -86,13 +86,13 @@ what is in a checkpoint | train/run_folder/checkpoint_state.py | capture
 a checkpoint is read | train/run_folder/checkpoint.py | Checkpoint
 old checkpoints are deleted | train/run_folder/saving.py | _delete_old
 the hard negatives of a row are drawn | data/question_passage/negatives.py | draw_negatives
-the pictures that are wrong for a caption | data/image_text/wrong_pictures.py | WrongPictures
+the images that are wrong for a caption | data/image_text/wrong_images.py | WrongImages
 wrong x among the candidates of a y | train/losses/gathered/further_rows.py | FurtherRows
 the noise of NCE is drawn | data/loading/drawn_items.py | DrawnItems
 the rules of mining | eval/mine/mining.py | mine
-the pictures mined for a caption | eval/mine/pictures.py | CaptionsAndPictures
-the captions mined for a picture | eval/mine/pictures.py | PicturesAndCaptions
-R@K of pictures and captions | eval/tasks/image_text_retrieval.py | rank_metrics
+the images mined for a caption | eval/mine/images.py | CaptionsAndImages
+the captions mined for an image | eval/mine/images.py | ImagesAndCaptions
+R@K of images and captions | eval/tasks/image_text_retrieval.py | rank_metrics
 BM25 | data/question_passage/bm25.py | build_bm25
 a checkpoint of a run is put together | dyad/training_run.py | TrainingRun
 whether a passage has an answer | data/question_passage/answers.py | prepared
@@ -106,7 +106,7 @@ the projection heads | train/towers/heads.py | HEADS
 the linear probe of frozen features | eval/tasks/linear_probe.py | linear_probe
 the trackers | train/tracking/trackers.py | TRACKERS
 which samples a step sees | data/loading/order.py | Order
-what replaces a broken picture | data/loading/replacement.py | Replacements
+what replaces a broken image | data/loading/replacement.py | Replacements
 the backward of the log-sum-exp | train/losses/sums/lse.py | log_partition
 the name of a run that was given none | train/run_folder/folder.py | run_folder
 the index of a shard | data/shards/index.py | index_shards
@@ -236,7 +236,7 @@ def test_packages_stay_within_their_budgets(package: str) -> None:
 
 ONE_PLACE = {  # pattern → the files of data/ and eval/ that may have it
     r"utf-8-sig|BOM_UTF": {"data/shards/text_files.py", "data/base/json_text.py"},
-    r"Image\.open|decode_jpeg\(": {"data/image_text/pictures.py", "data/image_text/transforms.py"},
+    r"Image\.open|decode_jpeg\(": {"data/image_text/image_files.py", "data/image_text/transforms.py"},
     r"TextIOWrapper\((?!open_text)": set(),
 }
 

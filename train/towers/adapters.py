@@ -52,7 +52,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     """Add LoRA adapters, in place, to the modules of `trunk` that `options` names in lora_targets; freeze all else.
 
     options: also gives the rank and the scale (alpha). Without names, texts get adapters where peft's table of models
-    says, pictures in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
+    says, images in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
     adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist,
     and for a frozen tower.
     """

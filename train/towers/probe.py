@@ -13,9 +13,9 @@ from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower
 
 
-def probe_pictures(tower: Tower, spec: ImageSpec) -> int:
-    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    return probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
+def probe_images(tower: Tower, spec: ImageSpec) -> int:
+    image = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    return probe(tower, image, f"model.image: this tower cannot take images of {spec.size} x {spec.size}")
 
 
 def probe(tower: Tower, inputs: Tensor, problem: str) -> int:

@@ -60,7 +60,7 @@ class TensorBoard(Tracker):
                     )
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
-        """Write a table as text, and each of its pictures as an image under the number of its row and its column."""
+        """Write a table as text, and each of its images as an image under the number of its row and its column."""
         from dyad.data.image_text.transforms import decode
 
         self._writer.add_text(tag, markdown(grid), self._step)
@@ -76,7 +76,7 @@ class TensorBoard(Tracker):
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table in Markdown, in which texts of others are no HTML; of a picture its caption."""
+    """Return a table in Markdown, in which texts of others are no HTML; of an image its caption."""
 
     def shown(cell: Cell) -> str:
         text = cell.caption if isinstance(cell, Thumbnail) else "" if cell is None else str(cell)

@@ -17,7 +17,7 @@ import torch
 from helpers import tiny_bert
 from helpers.cli import ROOT, Commands
 from helpers.rows import dpr_row, write_lines
-from helpers.shards import index_shard, pairs, picture, write_tar
+from helpers.shards import image, index_shard, pairs, write_tar
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
@@ -73,7 +73,7 @@ def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
 @pytest.mark.parametrize("bad", [0, 2])
 def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
     members = pairs(3)
-    members[2 * bad] = (members[2 * bad][0], picture()[:40])
+    members[2 * bad] = (members[2 * bad][0], image()[:40])
     finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
     assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
 

@@ -128,7 +128,7 @@ def test_questions_and_passages_by_one_file(bert: str, tmp_path: Path, monkeypat
 
 
 @torch.no_grad()
-def test_pictures_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Towers of two libraries, which no other format holds. A length that no example had."""
     near(monkeypatch)
     text = transformers_tower(bert, frozen=True, context_length=24)
@@ -139,7 +139,7 @@ def test_pictures_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: p
         tokens = of.model.tokenize(texts)
         longest = int((tokens != 0).sum(1).max())
         close(normalize(of.model.towers.y_tower(tokens), dim=1), run(out / "text.onnx", tokens[:, :longest]))
-    Image.fromarray(random_images(1, 16)[0].permute(1, 2, 0).numpy()).save(tmp_path / "picture.png")
+    Image.fromarray(random_images(1, 16)[0].permute(1, 2, 0).numpy()).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines.py").write_text(lines(export_onnx.LIBRARY.snippet(out, of)))
     found = runpy.run_path(str(tmp_path / "lines.py"))

@@ -81,7 +81,7 @@ def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, traine
     for name, weights in ((f"local-dir:{exported}", None), ("tiny", str(exported / CHECKPOINT))):
         model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=weights)
         model.eval()
-        images = torch.stack([preprocess(picture) for picture in _pil(pixels)])
+        images = torch.stack([preprocess(image) for image in _pil(pixels)])
         with torch.no_grad():
             for ours, theirs in (
                 (towers.x_tower(pixels), model.encode_image(images)),
@@ -97,7 +97,7 @@ def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, traine
 def _pil(pixels: torch.Tensor):
     from PIL import Image
 
-    return [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pixels]
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
 
 
 def test_what_the_folder_holds(exported: Path) -> None:
@@ -132,7 +132,7 @@ for task in ("zeroshot_retrieval", "zeroshot_classification"):
 
 
 def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_path: Path, monkeypatch) -> None:
-    """120 emoji of which no two have the same picture or text; its own loading, preprocessing and metrics."""
+    """120 emoji of which no two have the same image or text; its own loading, preprocessing and metrics."""
     import_module("clip_benchmark")
     folder = tmp_path / "emoji"
     write_wds(folder, distinct_emoji(120))

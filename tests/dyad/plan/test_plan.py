@@ -85,9 +85,9 @@ def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
 
 
 @pytest.mark.parametrize(("objective", "pictures"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
-def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, pictures: int) -> None:
-    """With pictures: wrong x beside each pair."""
-    config = config_of(f"objective={objective}", f"data.negatives.pictures={pictures}")
+def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, images: int) -> None:
+    """With images: wrong x beside each pair."""
+    config = config_of(f"objective={objective}", f"data.negatives.pictures={images}")
     cost, sizes = objective_cost(config, 16), (100, 16, 320)
     with nothing_kept():
         step = small_step(config, *sizes)
@@ -222,7 +222,7 @@ def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
 
 
 def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
-    """MFU, if its metrics have it; and what a core decodes of its own pictures, larger ones in more time."""
+    """MFU, if its metrics have it; and what a core decodes of its own images, larger ones in more time."""
     words = ("model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
     plan = RunPlan(config_of(*words))
     least, most = plan.time()["MFU"][0]

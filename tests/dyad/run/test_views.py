@@ -23,7 +23,7 @@ from dyad.train.losses import OBJECTIVES
 
 SHARD = Path(__file__).parents[3] / "data/samples/emoji/fxemoji-trained.tar"
 SMALL = "model.image.image_size=16 model.image.widths=[8,8] model.embed_dim=8 model.head_width=8".split()
-PICTURES = ["task=views", "model=cnn", *SMALL, "global_batch_size=8", "steps=2", f"data.train={SHARD}"]
+IMAGES = ["task=views", "model=cnn", *SMALL, "global_batch_size=8", "steps=2", f"data.train={SHARD}"]
 
 
 def stepped(words: list[str]) -> Components:
@@ -42,18 +42,18 @@ def stepped(words: list[str]) -> Components:
 @pytest.mark.parametrize("name", [name for name, of in OBJECTIVES.items() if of.inputs == "pairs" and name != "epr"])
 def test_a_step_of_every_objective(name: str) -> None:
     target = ["target.kind=ema"] if "targets" in OBJECTIVES[name].takes else []
-    stepped([*PICTURES, "data=simclr", f"objective={name}", *target])
+    stepped([*IMAGES, "data=simclr", f"objective={name}", *target])
 
 
 def test_a_target_beside_an_auxiliary_loss() -> None:
     also = "also.groups='task=labelled objective=cross_entropy data.label=group model.head=none'"
     run = ["data=simclr", "objective=spectral_alternating", "target.kind=ema", "weight=3", also]
-    components = stepped([*PICTURES, *run])
+    components = stepped([*IMAGES, *run])
     assert components.step.target.towers and components.auxiliary["groups"].config.weight == 1
 
 
 def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -> None:
-    """Of the run's own loss, pictures and captions, and of an auxiliary one, two views; both come without noise."""
+    """Of the run's own loss, images and captions, and of an auxiliary one, two views; both come without noise."""
     views = "also.views='task=views objective=simclr data.augment.flip=0.5 model.head=simclr'"
     words = ["experiment=emoji_scratch", "global_batch_size=8", "steps=2", f"data.train={SHARD}", views]
     losses = []
@@ -68,9 +68,9 @@ def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -
     assert losses[0] == losses[1]
 
 
-def test_equal_views_of_pictures_are_refused() -> None:
+def test_equal_views_of_images_are_refused() -> None:
     with raises(ConfigError, "data.augment"):
-        validate(compose_config([*PICTURES, "objective=simclr"]), 1)
+        validate(compose_config([*IMAGES, "objective=simclr"]), 1)
 
 
 def of_texts(folder: Path) -> TrainConfig:

@@ -66,7 +66,9 @@ def test_compiled_towers_and_gpus_see_few_shapes(count: int, rows: list[int]) ->
     shapes: list[int] = []
     encode = encoder(few_shapes=True, block=12)
     encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
-    np.testing.assert_allclose(encode("x", Rows(random_images(count))), encoder()("x", Rows(random_images(count))), atol=1e-6)
+    np.testing.assert_allclose(
+        encode("x", Rows(random_images(count))), encoder()("x", Rows(random_images(count))), atol=1e-6
+    )
     assert shapes == rows
 
 
@@ -79,7 +81,7 @@ class Uneven(nn.Module):
 
 
 def test_equal_items_have_equal_embeddings_whatever_blocks_they_are_in() -> None:
-    """A text is equal to itself with more padding, and a picture that ends in white is not one that ends earlier."""
+    """A text is equal to itself with more padding, and an image that ends in white is not one that ends earlier."""
     encode = Encoder(dict.fromkeys("xy", Uneven()), LOCAL, block=4, cosine=False)
     found = encode("x", Rows(random_images(9)[[0, 1, 2, 3, 4, 1, 5, 0, 6, 1]]))
     assert np.array_equal(found[[7, 5, 9]], found[[0, 1, 1]]) and len(np.unique(found, axis=0)) == 7

@@ -36,18 +36,18 @@ def replaced_by_link(path: Path, target: Path) -> None:
 
 
 def sent(run: Path) -> Iterator[bytes]:
-    """The pictures that a tracker sends."""
+    """The images that a tracker sends."""
     for result in saved_results(run):
         for table in panels(result, run).galleries.values():
             yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Thumbnail))
 
 
 @pytest.mark.parametrize("linked", ["eval/val.pictures/3.webp", "eval/val.pictures", "eval"])
-def test_pictures_that_are_links_to_private_files_are_neither_shown_nor_sent(tmp_path: Path, linked: str) -> None:
+def test_images_that_are_links_to_private_files_are_neither_shown_nor_sent(tmp_path: Path, linked: str) -> None:
     run, private = write_run(tmp_path / "run"), write_run(tmp_path / "private")
     assert len(list(sent(run))) >= 15 and "data:image/webp" in write_report(run).read_text()
-    for picture in (private / "eval/val.pictures").iterdir():
-        picture.write_bytes(SECRET)
+    for image in (private / "eval/val.pictures").iterdir():
+        image.write_bytes(SECRET)
     replaced_by_link(run / linked, private / linked)
     assert SEEN not in write_report(run).read_text() and SECRET not in sent(run)
 
@@ -122,7 +122,7 @@ OTHERS: dict[str, tuple[str, str, str]] = {
     "digits of a log": ("log.txt", f"going on at step {'9' * 5000} from x\n", "What was trained"),
     "batch": ("config.yaml", "global_batch_size: [1]\nchunk_size: x", "steps of 0 pairs"),
     "objective": ("config.yaml", "objective: {name: [clip]}\noptim: 3", "with the objective clip"),
-    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "pictures: cnn; image.widths=8"),
+    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "images: cnn; image.widths=8"),
 }
 
 

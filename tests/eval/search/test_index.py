@@ -236,7 +236,7 @@ def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
 
 
 def test_an_exact_search_without_faiss_finds_the_same(monkeypatch) -> None:
-    """Galleries of pictures are shown, whose ranks need no FAISS. Small whole numbers: many scores are equal."""
+    """Galleries of images are shown, whose ranks need no FAISS. Small whole numbers: many scores are equal."""
     rng = np.random.default_rng(0)
     queries, corpus = (rng.integers(-1, 2, (n, 6)).astype(np.float32) for n in (30, 200))
     want = search(queries, corpus, 7)

@@ -1,4 +1,4 @@
-"""Probes of frozen features against scikit-learn; their task files; pictures and texts."""
+"""Probes of frozen features against scikit-learn; their task files; images and texts."""
 
 import json
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def encoder(seed: int = 0, world: World = LOCAL) -> Encoder:
 
 
 def labelled(count: int, classes: int, seed: int) -> LabelledSet:
-    """Pictures whose mean grey says the class, with much noise."""
+    """Images whose mean grey says the class, with much noise."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, count)
     noisy = random_images(count, seed).float() * 0.6 + (12 + 30 / classes) * torch.from_numpy(target).view(-1, 1, 1, 1)

@@ -69,7 +69,7 @@ def noisy_model(config: ModelConfig) -> TwoTower:
     return TwoTower(build_image_text(config).towers.x_tower, Words())
 
 
-def pictures_and_tokens(count: int) -> Batch:
+def images_and_tokens(count: int) -> Batch:
     generator = torch.Generator().manual_seed(5)
     x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y, ids = torch.randint(0, 64, (count, 8), generator=generator), torch.arange(count)
@@ -100,7 +100,7 @@ def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, preci
 def test_two_passes_equal_the_same_chunks_with_all_graphs_kept_bit_for_bit(
     vit_config: ModelConfig, keep_graphs: int | None, precision: Precision
 ) -> None:
-    whole, options = pictures_and_tokens(11), {"chunk_size": 3, "keep_graphs": keep_graphs, "precision": precision}
+    whole, options = images_and_tokens(11), {"chunk_size": 3, "keep_graphs": keep_graphs, "precision": precision}
     step = train_step(noisy_model(vit_config), len(whole), **options)
     want = all_graphs_kept(step, whole, 7, 4, precision)
     other_noise = all_graphs_kept(step, whole, 8, 4, precision)
@@ -188,7 +188,7 @@ def test_further_columns_are_embedded_with_the_pairs(per_row: list[int], chunk_s
 
 
 def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None:
-    whole, optim = pictures_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
+    whole, optim = images_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
     step = train_step(noisy_model(vit_config), 10, optim=optim, chunk_size=10)
     model, objective = noisy_model(vit_config).train(), build_objective("clip")
     optimizer = build_optimizer([*model.named_parameters("towers"), *objective.named_parameters("objective")], optim)
@@ -249,7 +249,7 @@ def test_scalars_say_what_happened() -> None:
 def test_a_wrong_mode_is_put_right(vit_config: ModelConfig) -> None:
     step = train_step(noisy_model(vit_config), 4)
     step.towers.eval()
-    step(pictures_and_tokens(4), 0)
+    step(images_and_tokens(4), 0)
     assert step.towers.get_submodule("y_tower.dropout").training
 
 

@@ -1,4 +1,4 @@
-"""Adapters of picture towers, as of texts: what trains, that nothing drifts, what is merged, and what is refused."""
+"""Adapters of image towers, as of texts: what trains, that nothing drifts, what is merged, and what is refused."""
 
 import json
 from pathlib import Path

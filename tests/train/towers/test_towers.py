@@ -190,7 +190,7 @@ def test_what_cannot_be_frozen_in_part_is_refused(tmp_path: Path) -> None:
 # The small convolutional tower ----------------------------------------------------------------------------------------
 
 
-def test_the_small_tower_embeds_every_picture_for_itself(tmp_path: Path) -> None:
+def test_the_small_tower_embeds_every_image_for_itself(tmp_path: Path) -> None:
     model = build_image_text(with_image(tmp_path, cnn()))
     tower, inputs = model.towers.x_tower, random_images(6, 16)
     together = tower(inputs)

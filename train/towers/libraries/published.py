@@ -24,7 +24,7 @@ MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of
 MAX_COUNT = 10_000  # of layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
-TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of pictures and texts
+TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of images and texts
 LEADS = ("backbone", "architecture", "timm_model_name")  # settings that name a model of timm, and could name others
 WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or torch.compile held
 
@@ -239,7 +239,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 
 def is_two_tower(name: str) -> bool:
-    """Whether config.json of the model `name` says that it embeds pictures and texts, as CLIP and SigLIP of
+    """Whether config.json of the model `name` says that it embeds images and texts, as CLIP and SigLIP of
     transformers. Raises ConfigError as `check_settings`."""
     return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 

@@ -179,7 +179,7 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    Of a model with a picture tower beside it, such as CLIP, the text model pools by itself, and its projection is used
+    Of a model with an image tower beside it, such as CLIP, the text model pools by itself, and its projection is used
     where model.embed_dim is null. context: as of `build_text_tower`. Raises ConfigError for an unknown model, or
     weights that do not exist, do not fit or are not complete.
     """

@@ -62,7 +62,7 @@ def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | 
 
 
 @pytest.mark.parametrize("key", ["image_size=5", "patch_dropout=0.5"])
-def test_what_the_picture_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
+def test_what_the_image_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
     words = {"image_size=5": [], "patch_dropout=0.5": ["model.image.kind=timm", "model.image.name=test_resnet"]}[key]
     words += [f"model.name={config_file(tmp_path / 'model', 16)}", f"model.image.{key}", "model.embed_dim=16"]
     with raises(ConfigError, "model.image"):

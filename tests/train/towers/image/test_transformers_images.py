@@ -20,13 +20,13 @@ from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
 
 transformers: Any = library  # its annotations are too wide for the type checker
-PICTURE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
+IMAGE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = {**SHAPE, "image_size": 32, "patch_size": 8}
 TEXT = {**SHAPE, "vocab_size": 100}
 CROPPED = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
 SQUASHED = {"size": {"height": 32, "width": 32}}
-# family → configuration, class, processor, its options, and the library's embedding of pictures
+# family → configuration, class, processor, its options, and the library's embedding of images
 FAMILIES: dict[str, tuple[Any, Any, Any, dict[str, Any], Callable[[Any, Tensor], Tensor]]] = {
     "siglip": (
         transformers.SiglipVisionConfig(**VISION),
@@ -104,7 +104,7 @@ def built(tmp_path: Path, folder: str, **options: Any) -> ImageTextModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[str, str], tmp_path: Path) -> None:
+def test_an_image_is_embedded_as_its_library_does(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     _, kind, _, _, embed = FAMILIES[family]
     theirs = kind.from_pretrained(folders[family]).eval()
     processor: Any = transformers.AutoImageProcessor.from_pretrained(folders[family])
@@ -112,10 +112,10 @@ def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[st
     ours = built(tmp_path, folders[family], embed_dim=None if whole else 16)
     tower = ours.towers.x_tower.eval()
     assert isinstance(tower, Tower)
-    pixels = evaluation_transform(decode(PICTURE.read_bytes(), 10**8), ours.image)[None]
+    pixels = evaluation_transform(decode(IMAGE.read_bytes(), 10**8), ours.image)[None]
     with torch.no_grad():
         found = tower(pixels) if whole else tower.features(pixels)
-        given = processor(Image.open(PICTURE).convert("RGB"), return_tensors="pt").pixel_values
+        given = processor(Image.open(IMAGE).convert("RGB"), return_tensors="pt").pixel_values
         torch.testing.assert_close(tower.prepare(pixels), given, rtol=0, atol=1e-5)
         torch.testing.assert_close(found, embed(theirs, given), rtol=0, atol=1e-5)
     assert tower(pixels).shape == (1, 16)
@@ -131,7 +131,7 @@ def test_weights_may_be_left_out(family: str, folders: dict[str, str], tmp_path:
 
 
 @pytest.mark.parametrize("family", ["siglip", "clip", "dinov2", "vit"])
-def test_pictures_of_another_size(family: str, folders: dict[str, str], tmp_path: Path) -> None:
+def test_images_of_another_size(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     model = built(tmp_path, folders[family], image_size=48)
     assert model.image.size == 48 and model.image.resized == (60 if family == "dinov2" else None)
     assert model.towers.x_tower(random_images(2, 48)).shape == (2, 16)

@@ -1,4 +1,4 @@
-"""What makes picture towers fast: pixels normalised in one pass, memory formats, patches dropped where they are."""
+"""What makes image towers fast: pixels normalised in one pass, memory formats, patches dropped where they are."""
 
 import copy
 import json
