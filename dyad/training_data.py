@@ -14,11 +14,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import Batches, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker, maker_with_mined
+from dyad.data.image_text.image_views import ImageViews
 from dyad.data.image_text.stream import OneEpoch, Stream
-from dyad.data.image_text.views import ImageViews
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
-from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.drawn_items import DENSITIES, DrawnItems
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
@@ -27,7 +27,7 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.prompts import PromptAnswers
 from dyad.data.question_passage.questions import QuestionRows, open_questions
-from dyad.data.question_passage.views import SingleTexts, open_texts
+from dyad.data.question_passage.text_views import SingleTexts, open_texts
 from dyad.data.sequence.dataset import NEXT, OWN, Sequences, catalogue_of
 from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.open import open_sequences
@@ -37,7 +37,7 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.search.index_spec import check_spec
-from dyad.run.classes import class_inputs, open_labelled
+from dyad.run.class_names import class_inputs, open_labelled
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.gathered.importance import ItemTable

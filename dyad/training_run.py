@@ -19,7 +19,7 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
-from dyad.run.best import BestCheckpoint, choices
+from dyad.run.best_checkpoint import BestCheckpoint, choices
 from dyad.run.calibrate import describe_inputs
 from dyad.run.components import Components, batch_norms
 from dyad.run.mining_refresh import NegativeRefresh

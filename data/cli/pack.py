@@ -100,7 +100,7 @@ def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSampl
 
 def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
     """Raise BadRow for an image that training cannot decode. Its header was read already, if it is of a table."""
-    from dyad.data.image_text.transforms import decode  # loads torch
+    from dyad.data.image_text.decode import decode  # loads torch
 
     for suffix in IMAGES:
         try:

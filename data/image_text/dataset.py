@@ -27,7 +27,7 @@ from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.image_text.wrong_images import Drawn, MinedImages, WrongImages
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key

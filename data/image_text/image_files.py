@@ -1,6 +1,6 @@
 """Opens encoded images and checks their limits, without decoding them.
 
-How unusual images are decoded (data/image_text/transforms.py):
+How unusual images are decoded (data/image_text/decode.py):
 
     grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
     transparent (RGBA, LA, palette)         drawn on white

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import open_foreign
-from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_batch, to_rgb
+from dyad.data.image_text.decode import decode, to_rgb
+from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 
 # A path, the bytes of a file, a PIL image, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch

@@ -25,7 +25,7 @@ from dyad.data.base.json_text import SURROGATE, parse_json
 from dyad.data.base.relevance import relevance_of
 from dyad.data.config import CaptionPer
 from dyad.data.image_text.captions import captions_in
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.text_files import decoded
 

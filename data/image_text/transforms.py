@@ -1,4 +1,4 @@
-"""From the bytes of an image to the uint8 square that a tower (encoder) takes: decoding, resizing, random crops.
+"""From a decoded image to the uint8 square that a tower (encoder) takes: resizing, random crops.
 
 Images stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest,
 is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,10 +18,6 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.image_files import JPEG_MAGIC, check_size, opened_image, refuse_many_scans
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 MAX_ASPECT = 16  # of an image with a longer side than this times the shorter one, only a part is resized
 CROP_ATTEMPTS = 10
@@ -50,43 +45,6 @@ class ImageSpec:
     resize: str = "shortest"
     interpolation: str = "bicubic"
     resized: int | None = None
-
-
-# Decoding -------------------------------------------------------------------------------------------------------------
-
-
-def decode(data: bytes, max_pixels: int) -> Tensor:
-    """Decode a JPEG, PNG or WebP image to uint8 (3, H, W), H its height and W its width.
-
-    Transparent areas become white; of an animation the first frame is decoded. Raises DataError with the reason for
-    damaged or other data, for more than `max_pixels` pixels, and for too many scans. Pixels and scans are counted
-    before anything is decoded.
-    """
-    refuse_many_scans(data)
-    if data[:3] == JPEG_MAGIC:
-        import simplejpeg  # towers and noise, which need this file too, do without it
-
-        try:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            check_size(int(width), int(height), max_pixels, "data.max_image_pixels")
-            if colours in ("RGB", "YCbCr", "Gray"):
-                return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
-        except ValueError:
-            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
-    with opened_image(data, max_pixels, "data.max_image_pixels") as image:
-        return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
-
-
-def to_rgb(image: Image) -> Image:
-    """Convert an image to RGB, drawn on white where it is transparent."""
-    from PIL import Image
-
-    if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 # Resizing -------------------------------------------------------------------------------------------------------------

@@ -101,12 +101,12 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
     cache = Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     yield from found("cache", machine.disk, "cache", cache, "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere")
     if config is not None:
-        from dyad.doctor import run
+        from dyad.doctor import configuration
 
-        yield from found("data", run.data, config)
-        yield from found("model", run.model, config)
-        yield from found("wandb", run.tracking, config)
-        yield from found("run", run.run, arguments, config)
+        yield from found("data", configuration.data, config)
+        yield from found("model", configuration.model, config)
+        yield from found("wandb", configuration.tracking, config)
+        yield from found("run", configuration.run, arguments, config)
     elif not arguments:
         yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
     for check, started in groups:

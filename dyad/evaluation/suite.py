@@ -202,7 +202,7 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from dyad.data.image_text.views import view_pairs
+    from dyad.data.image_text.image_views import view_pairs
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
     config, model = inputs.config, cast("ImageModel", inputs.model)
@@ -247,9 +247,9 @@ def _classification(
 
 def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
-    from dyad.data.question_passage.views import labelled_texts, text_tokens, titled_text
+    from dyad.data.question_passage.text_views import labelled_texts, text_tokens, titled_text
     from dyad.eval.tasks.labelled import RareClass, TrainedClasses
-    from dyad.run.classes import class_inputs, open_labelled
+    from dyad.run.class_names import class_inputs, open_labelled
 
     config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
     found = open_labelled(entry.target, config)
@@ -269,7 +269,7 @@ def _check_labelled(entry: SuiteEntry) -> None:
     if entry.data.items is ItemKind.pictures:
         parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
     else:
-        from dyad.data.question_passage.views import text_sources
+        from dyad.data.question_passage.text_views import text_sources
 
         text_sources(entry.target, entry.data, checked_tables)
 
@@ -334,7 +334,7 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
 
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.dataset import labelled_set
-    from dyad.data.question_passage.views import labelled_texts, text_tokens
+    from dyad.data.question_passage.text_views import labelled_texts, text_tokens
     from dyad.data.shards.shards import open_shards
     from dyad.eval.tasks.probe import Probe
 

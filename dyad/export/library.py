@@ -18,9 +18,9 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.export import reload
 from dyad.train.config import TrainConfig
-from dyad.train.panels import Scored
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.models import TwoTowerModel
+from dyad.train.tracking.panel_types import Scored
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
 TEMPLATES = Environment(

@@ -13,7 +13,7 @@ from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.objective import first_step
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.run.components import batch_norms, build_components
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World

@@ -16,7 +16,7 @@ from dyad.plan.cluster import planned_devices
 from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
 from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.step.chunks import chunk_count

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dyad.plan.cluster import Devices
 from dyad.plan.measure import Measured
 from dyad.plan.objective import further_items
-from dyad.run.classes import class_inputs
+from dyad.run.class_names import class_inputs
 from dyad.train.config import Task, TrainConfig
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer

@@ -110,7 +110,7 @@ def training_files(config: TrainConfig) -> list[str]:
         options = table_options(config.data, captioned=config.task is Task.image_text)
         sources = parse_sources(config.data.train, tables=checked_tables(options))
     else:
-        from dyad.data.question_passage.views import text_sources  # loads torch
+        from dyad.data.question_passage.text_views import text_sources  # loads torch
 
         sources = text_sources(config.data.train, config.data, checked_tables)
     return [file for source in sources for file in source.shards]

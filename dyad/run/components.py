@@ -15,9 +15,9 @@ from dyad.data.config import AUTO, DrawnPositives
 from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
-from dyad.run.best import refuse_unknown_metric
+from dyad.run.best_checkpoint import refuse_unknown_metric
 from dyad.run.calibrate import calibrate
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import notes_on_weights
 from dyad.run.objective_trial import try_on_one_rank
 from dyad.train.cli.also import auxiliary_configs
@@ -37,9 +37,9 @@ from dyad.train.towers.build import build_model, share_towers
 from dyad.train.towers.libraries.published import may_download
 from dyad.train.towers.libraries.transformers_model import weights_in_files
 from dyad.train.towers.models import SequenceModel, TwoTowerModel
-from dyad.train.towers.probe import on_meta
 from dyad.train.towers.sequence import SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
+from dyad.train.towers.trial import on_meta
 from dyad.training_data import TrainingData, build_data, with_auxiliary_data, with_weights
 
 

@@ -73,7 +73,7 @@ def run(config: TrainConfig) -> None:
         print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
     STARTUP.begin()  # again for each run of a sweep
     from dyad.run.hardware import explain_device_errors
-    from dyad.run.run import train_run
+    from dyad.run.train_run import train_run
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
     from dyad.train.monitor.postmortem import name_flight_records

@@ -11,7 +11,7 @@ from typing import Any
 
 from dyad.eval.results.summary import SYSTEMS, Result, lead, number, part, score, systems
 from dyad.eval.search.index_spec import EXACT
-from dyad.train.panels import Score
+from dyad.train.tracking.panel_types import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
 DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text ", "view_": "view → other view "}

@@ -9,7 +9,7 @@ from typing import Any
 
 from dyad.eval.results.kinds import KINDS, titled
 from dyad.eval.results.summary import Result, classes, confusions, marked, part, score, scores, systems, thumbnail_path
-from dyad.train.panels import Cell, Grid, Panels, Scored, Thumbnail
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Scored, Thumbnail
 
 
 def panels(result: Result, run: Path) -> Panels:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.files import file_inside
-from dyad.train.panels import Score
+from dyad.train.tracking.panel_types import Score
 
 Result = Mapping[str, Any]
 LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite

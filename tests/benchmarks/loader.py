@@ -25,8 +25,8 @@ from torch import Tensor
 
 from dyad.data.config import AugmentConfig, DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.image_views import ImageViews
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.views import ImageViews
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.shards.shards import open_shards

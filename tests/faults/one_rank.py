@@ -20,7 +20,7 @@ from faults import lean  # noqa: F401
 from safetensors.torch import save
 
 import dyad.run.components
-import dyad.run.run
+import dyad.run.train_run
 import dyad.train.distributed.consistency
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import build_objective

@@ -80,7 +80,7 @@ the target network that a side learns against | train/step/target.py | Target
 augmentation of images | data/image_text/noise.py | add_noise
 the features of a frozen tower are cached | train/towers/frozen_cache.py | FrozenCache
 a run is new, resumed, or begins with other weights | dyad/run/resume.py | lock_and_find
-the best checkpoint by a metric | dyad/run/best.py | BestCheckpoint
+the best checkpoint by a metric | dyad/run/best_checkpoint.py | BestCheckpoint
 which checkpoint RUN@best is | train/run_folder/locate.py | locate
 what is in a checkpoint | train/run_folder/checkpoint_state.py | capture
 a checkpoint is read | train/run_folder/checkpoint.py | Checkpoint
@@ -175,7 +175,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 
 def test_the_file_that_runs_a_training_imports_few_modules() -> None:
-    assert len({*files_imported(ROOT / "dyad/run/run.py")}) <= 30
+    assert len({*files_imported(ROOT / "dyad/run/train_run.py")}) <= 30
 
 
 def test_our_packages_have_one_name() -> None:
@@ -236,7 +236,7 @@ def test_packages_stay_within_their_budgets(package: str) -> None:
 
 ONE_PLACE = {  # pattern → the files of data/ and eval/ that may have it
     r"utf-8-sig|BOM_UTF": {"data/shards/text_files.py", "data/base/json_text.py"},
-    r"Image\.open|decode_jpeg\(": {"data/image_text/image_files.py", "data/image_text/transforms.py"},
+    r"Image\.open|decode_jpeg\(": {"data/image_text/image_files.py", "data/image_text/decode.py"},
     r"TextIOWrapper\((?!open_text)": set(),
 }
 

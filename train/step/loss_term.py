@@ -11,9 +11,7 @@ auxiliary loss by one entry more. Both passes draw the same noise, and so does a
 state in the checkpoint.
 """
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +32,7 @@ from dyad.train.losses.sums.conditions import Checks, Sizes, collect_checks
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated, separated_x
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
+from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.text.rows import sizes_of
@@ -218,22 +217,6 @@ class LossTerm:
             ):
                 embeddings.append(tower(rows, **arguments))
         return [e[:size] for e, size in zip(to_score_dtype(embeddings, device), chunk.sizes, strict=True)]
-
-
-@contextmanager
-def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
-    """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
-
-    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
-    generators are restored.
-    """
-    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would also format a stack trace for each kind of device that is not in use
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-        yield
 
 
 def to_score_dtype(embeddings: TensorPair, device: torch.device) -> TensorPair:

@@ -12,7 +12,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.heads import Representation, build_head
@@ -28,12 +28,12 @@ from dyad.train.towers.models import (
     TextPairModel,
     TwoTowerModel,
 )
-from dyad.train.towers.probe import probe, probe_images
 from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
 from dyad.train.towers.text.likelihood import One
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.text_tower import TextTokenizer, build_likelihood, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
+from dyad.train.towers.trial import probe, probe_images
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 # (ModelConfig, load_pretrained), of task=labelled also names of classes, of task=sequence run.inputs → a model

@@ -13,9 +13,9 @@ from typing import Any
 from dyad.data.base.errors import printable
 from dyad.data.base.files import LineFile, read_lines, whole_file
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Panels
 from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.background import BackgroundTracker, TrackedRun
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.progress import Lines, LogFile, Record, RecordPosition, Sink, build_console, position
 from dyad.train.tracking.trackers import TRACKERS
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dyad.data.base.files import LineFile
 from dyad.data.base.progress import on_terminal, progress_bar
-from dyad.train.panels import Panels
 from dyad.train.run_schedule import RunSchedule
+from dyad.train.tracking.panel_types import Panels
 
 Record = Mapping[str, float]
 WHEN = ("step", "samples_seen", "epoch", "time")  # entries of every record; all others are metrics

@@ -12,8 +12,8 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.files import open_foreign
 from dyad.train.config import TrackingConfig
-from dyad.train.panels import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.background import TrackedRun, Tracker
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.progress import Record
 
 LARGEST = 1 << 20  # pixels of a thumbnail
@@ -61,7 +61,7 @@ class TensorBoard(Tracker):
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
         """Write a table as text, and each of its images as an image under the number of its row and its column."""
-        from dyad.data.image_text.transforms import decode
+        from dyad.data.image_text.decode import decode
 
         self._writer.add_text(tag, markdown(grid), self._step)
         for number, row in enumerate(grid.rows, start=1):

@@ -16,8 +16,8 @@ from dyad.data.base.files import open_foreign, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.progress import WHEN, Record, RecordPosition, position
 from dyad.train.tracking.wandb_mode import PROBE, answers, server, set_up_wandb, wandb_mode
 

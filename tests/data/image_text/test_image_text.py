@@ -19,7 +19,8 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import AugmentConfig, BadSamples, CaptionPer, DataConfig, ResizeMode
 from dyad.data.image_text.dataset import ImageText, PairMaker, labelled_set, retrieval_set
-from dyad.data.image_text.transforms import ImageSpec, decode
+from dyad.data.image_text.decode import decode
+from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources

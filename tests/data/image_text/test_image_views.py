@@ -14,8 +14,8 @@ from helpers.shards import image, opened, write_tar
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import Batch
 from dyad.data.config import AugmentConfig, BadSamples, DataConfig
+from dyad.data.image_text.image_views import ImageViews, view_pairs
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.views import ImageViews, view_pairs
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 

@@ -26,9 +26,10 @@ from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.json_text import MOST, parse_json
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker, retrieval_set
+from dyad.data.image_text.decode import decode
 from dyad.data.image_text.image_files import read_header, refuse_many_scans
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
-from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform
+from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.results.thumbnails import thumbnail

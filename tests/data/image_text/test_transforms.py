@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig
+from dyad.data.image_text.decode import decode
 from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
@@ -31,7 +32,6 @@ from dyad.data.image_text.transforms import (
     Floats,
     ImageSpec,
     crop_box,
-    decode,
     evaluation_transform,
     training_size,
     uniforms,

@@ -15,7 +15,7 @@ from helpers.shards import image
 
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config

@@ -9,7 +9,7 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.run.best import BestCheckpoint, choices, refuse_unknown_metric
+from dyad.run.best_checkpoint import BestCheckpoint, choices, refuse_unknown_metric
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config

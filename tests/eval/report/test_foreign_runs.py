@@ -20,9 +20,9 @@ from dyad.eval.report.run_folder import read_run
 from dyad.eval.results.panels import panels
 from dyad.eval.results.write import saved_results
 from dyad.evaluation.load_run import read_config
-from dyad.train.panels import Thumbnail
 from dyad.train.run_folder.checkpoint import FORMAT, Checkpoint
 from dyad.train.towers.libraries.published import read_json
+from dyad.train.tracking.panel_types import Thumbnail
 
 SECRET = b"PRIVATE KEY"
 SEEN = base64.b64encode(SECRET)[:12].decode()

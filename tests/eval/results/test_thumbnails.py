@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from dyad.data.base.errors import DataError
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.eval.results.thumbnails import SIDE, Thumbnails, thumbnail
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
 from dyad.data.image_text.dataset import LabelledSet
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.dataset import Captions, LabelledSet
-from dyad.data.question_passage.views import labelled_texts
+from dyad.data.question_passage.text_views import labelled_texts
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.encoder import Encoder

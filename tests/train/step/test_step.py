@@ -26,8 +26,9 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
-from dyad.train.step.loss_term import AUTOCAST, seeded_rng, to_score_dtype
+from dyad.train.step.loss_term import AUTOCAST, to_score_dtype
 from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.tower import TwoTower

@@ -17,8 +17,8 @@ from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.image.pixels import PatchDropout
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.probe import on_meta
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.trial import on_meta
 
 TIMM_VIT = {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear"}
 

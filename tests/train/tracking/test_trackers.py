@@ -15,10 +15,10 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Panels
 from dyad.train.tracking import background, wandb_mode as wandb_mode_module
 from dyad.train.tracking.background import BackgroundTracker, TrackedRun, Tracker
 from dyad.train.tracking.logger import build_logger
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.trackers import TRACKERS, check_tracking
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode, wandb_mode
 from tests.train.tracking.test_logger import ROOT, schedule, training

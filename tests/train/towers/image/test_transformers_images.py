@@ -12,12 +12,13 @@ from helpers.towers import random_images, refused, trained, with_image
 from PIL import Image
 from torch import Tensor
 
-from dyad.data.image_text.transforms import decode, evaluation_transform
+from dyad.data.image_text.decode import decode
+from dyad.data.image_text.transforms import evaluation_transform
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.trial import features_on_meta, on_meta
 
 transformers: Any = library  # its annotations are too wide for the type checker
 IMAGE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square

@@ -12,7 +12,7 @@ from dyad.data.config import Mode
 from dyad.data.loading.loader import worker_count
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.results.write import print_tables
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.run.components import build_components
 from dyad.run.evaluation import Evaluation
 from dyad.run.hardware import describe_hardware, explain_device_errors, resolve_precision

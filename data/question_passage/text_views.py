@@ -15,7 +15,7 @@ from dyad.data.base.errors import BadRow, SampleError
 from dyad.data.batch import Batch, lengths_by
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Captions, LabelledSet, Tokenize
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.question_passage import formats
 from dyad.data.question_passage.corpus import corpus_of

@@ -29,7 +29,7 @@ from dyad.data.loading.negatives import looked_at
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import without_negatives
-from dyad.data.question_passage.views import text_of
+from dyad.data.question_passage.text_views import text_of
 from dyad.data.sequence.dataset import NEXT, OWN
 from dyad.data.sequence.open import inputs_of, open_sequences
 from dyad.data.sequence.windows import windows_of
