@@ -250,8 +250,9 @@ def _facts(run: RunFolder) -> dict[str, str]:
 def _model(options: Mapping[str, Any]) -> str:
     """Describe the towers in words: what each is, its weights, and how much of it learns."""
     task, items = options.get("task"), joined(options.get("data.items"))
-    towers = {"encoder of texts": "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
+    towers = {"encoder of texts": "text"} if task in OF_TEXTS else {"images": "image", "texts": "text"}
     if task == "sequence":
+        items = "images" if items == "pictures" else items  # the value of data.items
         of_items = {name: tower for name, tower in towers.items() if name == items}
         context = " ".join(filter(None, (joined(options.get(f"model.context.{key}")) for key in ("layers", "kind"))))
         return "; ".join([*_said(options, of_items), f"items: {items}", f"contexts: {context or 'gru'}"])

@@ -59,7 +59,7 @@ def test_one_image_and_several() -> None:
     assert all(inputs.images_of(each)[0] is each for each in one)
     assert len(inputs.images_of(np.zeros((4, 8, 8, 3), np.uint8))) == 4
     for given in (None, 7, [], {"a.png"}):
-        with raises(dyad.ConfigError, "pictures"):
+        with raises(dyad.ConfigError, "images"):
             inputs.images_of(given)
 
 

@@ -145,7 +145,7 @@ def imagefolder(folder: Path, write: Callable[[Path, Iterable[Row]], Path], name
 
 
 def table_beside(folder: Path, name: str, separator: str) -> Path:
-    images_in(folder / "pictures")
+    images_in(folder / "images")
     return write_csv(folder / name, paths("filepath", "title", "images/"), separator)
 
 

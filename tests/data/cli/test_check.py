@@ -99,7 +99,7 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     here(monkeypatch, "check", write_tar(tmp_path / "a.tar", members))
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ["samples", "3 in 1 shards, 0.0 MB"],
-        ["pictures", "png 2, jpg 1; modes RGB 2, L 1"],
+        ["images", "png 2, jpg 1; modes RGB 2, L 1"],
         ["width", "min 10, median 10, 95th percentile 30, max 30"],
         ["height", "min 20, median 20, 95th percentile 60, max 60"],
         [

@@ -34,7 +34,7 @@ def of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """Six images 0.png … 5.jpg in images/."""
-    folder = tmp_path / "pictures"
+    folder = tmp_path / "images"
     folder.mkdir()
     for n in range(6):
         kind = ("PNG", "JPEG", "WEBP")[n % 3]
@@ -161,7 +161,7 @@ BAD = {
     "missing file": ({"image": "images/none.png", "caption": "x"}, "images/none.png"),
     "undecodable image": ({"image": "images/text.png", "caption": "x"}, "images/text.png"),
     "too many pixels": ({"image": "images/big.png", "caption": "x"}, "110 x 100"),
-    "unreadable file": ({"image": "pictures", "caption": "x"}, "pictures"),
+    "unreadable file": ({"image": "images", "caption": "x"}, "images"),
     "empty caption": ({"image": "images/0.png", "caption": " \n"}, ""),
     "one of the captions": ({"image": "images/0.png", "caption": ["x", ""]}, ""),
     "no caption": ({"image": "images/0.png"}, ""),

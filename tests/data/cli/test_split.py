@@ -107,7 +107,7 @@ def test_split_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for name in ("out", "again"):
         here(monkeypatch, "split", source, more, f"out={tmp_path}/{name}")
     printed = capsys.readouterr().out
-    assert "in both parts: 0 images\nin both parts: 0 captions\n" in printed
+    assert "in both parts: 0 pictures\nin both parts: 0 captions\n" in printed
     no_leak(tmp_path / "out", 200, 0.1, largest=6)
     starts(printed_command(printed))
     found = {}
@@ -229,7 +229,7 @@ def test_pack_of_images_in_two_parts(
     assert (
         "60 samples in 1 shards" in printed
         and "val   6 of 60 rows (10.0%)" in printed
-        and "in both parts: 0 images" in printed
+        and "in both parts: 0 pictures" in printed
     )
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["train", "val"]
     arguments = printed_command(printed)
@@ -286,7 +286,7 @@ def test_leaks_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert any(line.startswith(f"  {val}: sample 'k38'  caption 3") for line in lines)
     assert "warning: val is not unseen" in done.stdout and lines[-2] == "fine: train with"
     other = ended(monkeypatch, "check", train, f"val={write_lines(tmp_path / 'q.jsonl', [dpr_row(1)])}")
-    assert other.returncode == 2 and "holds question, passage; SOURCE image, caption" in other.stderr
+    assert other.returncode == 2 and "holds question, passage; SOURCE picture, caption" in other.stderr
     (tmp_path / "none.jsonl").touch()
     empty = ended(monkeypatch, "check", train, f"val={tmp_path}/none.jsonl")
     assert empty.returncode == 2 and "holds nothing" in empty.stderr

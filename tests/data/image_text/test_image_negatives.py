@@ -195,7 +195,7 @@ def test_a_batch_has_the_wrong_images_of_its_rows(with_images: Shards) -> None:
 
 
 def test_wrong_images_leave_the_other_draws_alone(with_images: Shards) -> None:
-    plain, more = (image_dataset(with_images, images=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
+    plain, more = (image_dataset(with_images, pictures=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
     assert plain.extra_x is None and plain.extra is more.extra is None
     assert torch.equal(plain.with_noise().x, more.with_noise().x) and torch.equal(plain.y, more.y)
 

@@ -68,7 +68,7 @@ def test_the_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert np.asarray(Image.open(folder / "3.webp"))[0, 0].tolist() == pytest.approx([30] * 3, abs=2)
     thumbnails(2).write(folder)
     assert names(tmp_path) == ["val.pictures", "val.pictures/2.webp"]
-    (tmp_path / ".val.images.partial").mkdir()  # of one that was killed
+    (tmp_path / ".val.pictures.partial").mkdir()  # of one that was killed
     thumbnails(4, 5).write(folder)
     assert names(folder) == ["4.webp", "5.webp"] and names(tmp_path)[0] == "val.pictures"
     thumbnails().write(folder)
