@@ -91,7 +91,7 @@ def test_a_run_ends_with_what_the_report_shows(ended: Ended) -> None:
 
     summary = json.loads(inspect(file, "--summary"))["summary"]
     tables = {key for key, value in summary.items() if isinstance(value, dict) and value.get("_type") == "table-file"}
-    galleries = {"val_picture_to_texts", "val_text_to_pictures", "groups_image_to_classes"}
+    galleries = {"val_picture_to_texts", "val_text_to_pictures", "groups_picture_to_classes"}
     galleries |= {"topics_question_to_passages"}
     charts = {"confusion/groups_table"}
     assert tables == {f"gallery/{name}" for name in galleries} | charts | {"classes/groups"}
