@@ -2,12 +2,12 @@
 it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, raise_broken
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 AUTO = "auto"  # of data.workers
@@ -40,8 +40,19 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
     return field(default=default, metadata=metadata)
 
 
+class Checked:
+    """Base of dataclasses whose values are checked when they are made."""
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yield a message for each rule that the values break."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        raise_broken(self.broken_rules())
+
+
 @dataclass
-class AugmentConfig:
+class AugmentConfig(Checked):
     """Configuration of the random changes of training images: the keys data.augment.*. The changes are a function of
     (seed, epoch, sample id). The defaults change nothing."""
 
@@ -60,18 +71,18 @@ class AugmentConfig:
     blur_sigma: list[float] = described([0.1, 2.0], "range of its standard deviation in pixels")
     solarise: float = described(0.0, "probability that values from 128 on are inverted")
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
         for name in ("crop_scale", "zoom", "gain", "blur_sigma"):
             interval = getattr(self, name)
             if len(interval) != 2 or not 0 < interval[0] <= interval[1]:
-                raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
-        if self.crop_scale[1] > 1:
-            raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
+                yield f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest."
+            elif name == "crop_scale" and interval[1] > 1:
+                yield f"data.augment.crop_scale={interval} is a share of the area: at most 1."
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ConfigError(f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5.")
+            yield f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5."
         for name, limit in LARGEST.items():
             if not 0 <= getattr(self, name) <= limit:
-                raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")
+                yield f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}."
 
 
 @dataclass
@@ -117,7 +128,7 @@ class PassageConfig:
 
 
 @dataclass
-class MiningConfig:
+class MiningConfig(Checked):
     """Configuration of the mining of hard negatives: which of the passages or captions that a search finds become
     negatives of a question or image. The command `python -m eval.mine` has the same keys."""
 
@@ -131,15 +142,15 @@ class MiningConfig:
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
     index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
         if not 1 <= self.first_rank <= self.last_rank:
-            raise ConfigError(f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last")
+            yield f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last"
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
-            raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
+            yield f"relative_margin={self.relative_margin}: must be in 0 … 1"
 
 
 @dataclass
-class NegativesConfig:
+class NegativesConfig(Checked):
     """Configuration of the hard negatives of questions and of images: the keys data.negatives.*."""
 
     per_row: int = described(
@@ -164,19 +175,19 @@ class NegativesConfig:
     )
     mining: MiningConfig = field(default_factory=MiningConfig)
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
+        has_mined = NegativeList.mined in self.lists
         if not self.lists:
-            raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
-        draws_mined = self.per_row > 0 and NegativeList.mined in self.lists
+            yield "data.negatives.lists is empty. Choose of hard_negatives, negatives, mined"
         for name, count in (("file", "per_row"), ("picture_file", "pictures")):
-            path, draws = getattr(self, name), getattr(self, count) > 0 and NegativeList.mined in self.lists
-            if path is not None and not draws:
-                raise ConfigError(
+            path = getattr(self, name)
+            if path is not None and not (has_mined and getattr(self, count) > 0):
+                yield (
                     f"data.negatives.{name}={path}: nothing draws from it. Add data.negatives.lists=[mined] "
                     f"data.negatives.{count}=1, or leave it out"
                 )
-        if self.refresh_every and not draws_mined:
-            raise ConfigError(
+        if self.refresh_every and not (has_mined and self.per_row > 0):
+            yield (
                 f"data.negatives.refresh_every={self.refresh_every}: nothing would use what is mined. Add "
                 "data.negatives.lists=[mined] data.negatives.per_row=1, or leave refresh_every at 0"
             )
@@ -199,7 +210,7 @@ class SequenceConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Checked):
     """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
     made of a pair."""
 
@@ -276,19 +287,24 @@ class DataConfig:
     def __post_init__(self) -> None:
         if isinstance(self.train, Mapping):  # one value, as a list is, wherever keys are compared
             self.train = [self.train]
+        super().__post_init__()
+
+    def broken_rules(self) -> Iterator[str]:
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
-            raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
+            yield f"data.workers={self.workers}: must be auto, or a whole number from 0"
         if self.bad_in_a_row < 1:
-            raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
+            yield f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none"
         if not 0 <= self.bad_share <= 1:
-            raise ConfigError(f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass")
-        check_template(self.template, "data.template")
+            yield f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass"
         try:
+            check_template(self.template, "data.template")
             _ = self.augments
-        except TypeError as error:
-            raise ConfigError(f"data.augment_y={self.augment_y}: keys and values are as of data.augment") from error
-        if not self.captions:
-            raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
+        except ConfigError as error:
+            yield str(error)
+        except TypeError:
+            yield f"data.augment_y={self.augment_y}: keys and values are as of data.augment"
         weights, names = self.caption_weights, self.captions
-        if weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
-            raise ConfigError(f"data.caption_weights={weights} must be one chance for each of data.captions={names}.")
+        if not names:
+            yield "data.captions is empty. Write [txt], or fields of the json member like [caption]."
+        elif weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
+            yield f"data.caption_weights={weights} must be one chance for each of data.captions={names}."

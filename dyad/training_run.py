@@ -23,11 +23,7 @@ from dyad.run.best_checkpoint import BestCheckpoint, choices
 from dyad.run.calibrate import describe_inputs
 from dyad.run.components import Components, batch_norms
 from dyad.run.mining_refresh import NegativeRefresh
-from dyad.run.resume import (
-    RestoredState,
-    ResumeSource,
-    best_of_resumed,
-)
+from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.config import Task, TrackingConfig, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0, only_on, rank_0_only
 from dyad.train.distributed.sharding import describe_layers, shard_size

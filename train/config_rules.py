@@ -1,10 +1,10 @@
 """The rules of a training run's configuration: which values and combinations cannot work. Does not import torch."""
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import raise_broken
 from dyad.data.base.limits import broken_limits
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle
 from dyad.train.checkpoint_config import best_rules
@@ -31,7 +31,7 @@ def validate(config: TrainConfig, world_size: int) -> None:
 
     world_size: the number of training processes on all machines together.
     """
-    _raise_first(chain(_missing(config), _broken(config, world_size)))
+    raise_broken(chain(_missing(config), _broken(config, world_size)))
 
 
 def check_values(config: TrainConfig, world_size: int = 1) -> None:
@@ -39,12 +39,7 @@ def check_values(config: TrainConfig, world_size: int = 1) -> None:
 
     world_size: as for `validate`.
     """
-    _raise_first(_broken(config, world_size))
-
-
-def _raise_first(messages: Iterator[str]) -> None:
-    if broken := [*islice(dict.fromkeys(messages), 5)]:
-        raise ConfigError("\n".join(broken))
+    raise_broken(_broken(config, world_size))
 
 
 def _missing(config: TrainConfig) -> Iterator[str]:

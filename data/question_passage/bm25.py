@@ -86,10 +86,7 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
         built = build_bm25(texts, k1, b)
         try:
             remove_dead(folder, ".bm25-*")
-            with (
-                raise_named(folder),
-                whole_folder(path, folder / f".bm25-{secrets.token_hex(4)}") as temporary,
-            ):
+            with raise_named(folder), whole_folder(path, folder / f".bm25-{secrets.token_hex(4)}") as temporary:
                 built.index.save(temporary, show_progress=False)
         except HardwareError:
             if not path.exists():  # else another process was first, with the same index

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, nearest, raise_broken
 
 if TYPE_CHECKING:
     from dyad.train.config import TrainConfig
@@ -79,7 +79,7 @@ def check(config: TrainConfig) -> None:
         except ConfigError as error:
             raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)
-    _check_paths(config)
+    raise_broken(_path_rules(config))
     check_run(config)
 
 
@@ -88,7 +88,7 @@ def _check_loss(config: TrainConfig) -> None:
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
 
-    _check_task(config)
+    raise_broken(_task_rules(config))
     validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
     training_files(config)
     check_suite(config)
@@ -138,8 +138,8 @@ def _check_batch(config: TrainConfig) -> None:
         Order(sizes, [each.weight for each in written], seed=0, global_batch_size=config.global_batch_size)
 
 
-def _check_task(config: TrainConfig) -> None:
-    """Raise ConfigError if data.train, with the command to type, or data.val holds data of the other task. Remote data,
+def _task_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield a message if data.train, with the command to type, or data.val holds data of the other task. Remote data,
     and data of unknown fields, are not looked at."""
     from dyad.data.cli.inputs import InputKind, recognised
     from dyad.data.cli.outputs import command
@@ -162,14 +162,14 @@ def _check_task(config: TrainConfig) -> None:
             other = f"task={config.task.name} data.items={'texts' if wants_images else 'pictures'} epochs=10"
         train = f". Type: {command('python -m train', {'data.train': Path(path)}, *other.split())}"
         columns = ", or name its columns of images and captions: data.columns=[…]" * why.startswith("columns ")
-        raise ConfigError(
+        yield (
             f"{key}={path} holds {found.value} ({why}), task={config.task.name} takes "
             f"{'images' if wants_images else 'texts'}{columns * wants_images}{train * (key == 'data.train')}"
         )
 
 
-def _check_paths(config: TrainConfig) -> None:
-    """Raise ConfigError if a path given as `resume`, `init_from` or a file of data.negatives does not exist.
+def _path_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each path of resume, init_from and the files of data.negatives that does not exist.
 
     resume=auto and resume=never are no paths, and a URL as such a file is not checked.
     """
@@ -179,13 +179,11 @@ def _check_paths(config: TrainConfig) -> None:
     if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():
         hint = nearest(mode, ("auto", "never"))
         choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder, RUN@best"
-        raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
+        yield f"resume={mode}: no such folder.{hint} Choices: {choices}"
     if config.init_from is not None and not without_best(Path(config.init_from)).is_dir():
-        raise ConfigError(
-            f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
-        )
+        yield f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
     negatives = config.data.negatives
     for key, mined, side in (("file", negatives.file, ""), ("picture_file", negatives.picture_file, " mine=pictures")):
         if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
             command = f"python -m eval.mine run=…{side}"
-            raise ConfigError(f"data.negatives.{key}={mined}: no such file. It is what `{command}` writes")
+            yield f"data.negatives.{key}={mined}: no such file. It is what `{command}` writes"

@@ -17,11 +17,7 @@ from dyad.run.components import build_components
 from dyad.run.evaluation import Evaluation
 from dyad.run.hardware import describe_hardware, explain_device_errors, resolve_precision
 from dyad.run.indexing import index_shares
-from dyad.run.resume import (
-    lock_and_find,
-    restore_components,
-    verify_source,
-)
+from dyad.run.resume import lock_and_find, restore_components, verify_source
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
@@ -33,12 +29,7 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry
-from dyad.train.run_folder.folder import (
-    all_keys,
-    recorded_activation,
-    recorded_caption_per,
-    run_folder,
-)
+from dyad.train.run_folder.folder import all_keys, recorded_activation, recorded_caption_per, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter

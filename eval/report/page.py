@@ -12,14 +12,7 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import (
-    History,
-    evaluation_charts,
-    health_charts,
-    last_value,
-    other_charts,
-    training_charts,
-)
+from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, other_charts, training_charts
 from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram

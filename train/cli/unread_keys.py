@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import raise_broken
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower, TrainConfig
 from dyad.train.run_folder.folder import all_keys
 
@@ -92,14 +92,13 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
     """
     typed = [word.partition("=")[0] for word in words]
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
-    if broken := [
+    raise_broken(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
         for condition in _conditions(key)
         if not any(_holds(condition, config) for config in configs)
-    ]:
-        raise ConfigError("\n".join(broken[:5]))
+    )
 
 
 def _conditions(key: str) -> list[str]:

@@ -26,12 +26,7 @@ class Tower(nn.Module):
     """
 
     def __init__(
-        self,
-        trunk: nn.Module,
-        projection: nn.Module,
-        *,
-        prepare: nn.Module | None = None,
-        cache_mb: int | None = 0,
+        self, trunk: nn.Module, projection: nn.Module, *, prepare: nn.Module | None = None, cache_mb: int | None = 0
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection

@@ -84,7 +84,7 @@ def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
     assert sent_by(plan) == {kind: sent[kind] for kind in sent_by(plan)}
 
 
-@pytest.mark.parametrize(("objective", "pictures"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
+@pytest.mark.parametrize(("objective", "images"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
 def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, images: int) -> None:
     """With images: wrong x beside each pair."""
     config = config_of(f"objective={objective}", f"data.negatives.pictures={images}")

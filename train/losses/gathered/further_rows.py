@@ -86,12 +86,7 @@ class FurtherRows:
         return columns.sum_(counts_B)
 
     def joined(
-        self,
-        columns_M: Tensor,
-        y_MD: Tensor,
-        scale: Tensor | Scales,
-        columns: Layout,
-        whole_gradients: bool = False,
+        self, columns_M: Tensor, y_MD: Tensor, scale: Tensor | Scales, columns: Layout, whole_gradients: bool = False
     ) -> Tensor:
         """Add the further rows of all ranks to the log-sums of the columns over the rows of the pairs, columns_M, (M,).
 
