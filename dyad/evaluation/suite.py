@@ -168,7 +168,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
 # ---- images and texts ----------------------------------------------------------------------------------------------
 
 
-def image_kind(
+def images(
     build: Callable[[SuiteEntry, Shards, Inputs], Evaluator],
     form: str = "SHARDS",
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
@@ -360,12 +360,12 @@ def _path(entry: SuiteEntry) -> Path:
 # Task of pictures → the kind of data.val
 VAL = {Task.image_text: "retrieval", Task.views: "views", Task.labelled: "classes", Task.sequence: "next_item"}
 KINDS = {
-    "retrieval": image_kind(_retrieval),
-    "views": replace(image_kind(_views), task=Task.views),
-    "zero_shot": image_kind(
+    "retrieval": images(_retrieval),
+    "views": replace(images(_views), task=Task.views),
+    "zero_shot": images(
         _zero_shot, "TASK.json", lambda entry: (read_task(_path(entry)).source, f"{entry.target}: source")
     ),
-    "wds": image_kind(
+    "wds": images(
         _wds,
         "FOLDER (a CLIP_benchmark data set)",
         lambda entry: (read_wds(_path(entry)).shards, f"wds:{entry.target}: shard"),
