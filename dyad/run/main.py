@@ -42,10 +42,10 @@ def main() -> None:
     for own, config in zip(runs, configs, strict=True):
         if line.sweep and _is_rank_0():
             print(printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
-        run(config)
+        train_or_plan(config)
 
 
-def run(config: TrainConfig) -> None:
+def train_or_plan(config: TrainConfig) -> None:
     """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
 
     With a key of `plan`, print the plan, or take the step of a dry run, and train nothing.

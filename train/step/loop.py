@@ -58,7 +58,7 @@ def fit(
                 start = perf_counter()
                 save(done, owed, done == schedule.total_steps)
                 stopwatch.saving += perf_counter() - start
-            asked = perf_counter()
+            requested = perf_counter()
             batch = next(batches, None) if schedule.first_step < schedule.total_steps else None
             if (batch is None) != (done == schedule.total_steps):
                 raise ValueError(f"{done} steps are done of {schedule.total_steps}, and the batches end elsewhere")
@@ -67,8 +67,8 @@ def fit(
             start = perf_counter()
             scalars = step(batch, done)
             done += 1
-            monitor.observe(batch, start - asked, done)
-            stopwatch.add(start - asked, perf_counter() - start)
+            monitor.observe(batch, start - requested, done)
+            stopwatch.add(start - requested, perf_counter() - start)
             if schedule.logs(done):
                 steps, times = stopwatch.steps, stopwatch.read()
                 of_device = telemetry(batch, steps, times["batch_time"])

@@ -100,14 +100,14 @@ class LossTerm:
         }
         self._dtype = AUTOCAST[chosen_precision(config.precision, world.device)]
         copy = towers.frozen_copy() if config.target.kind is not TargetKind.none else None
-        every = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
-        shard(every, config.dist, self._dtype, config.compile, world)
+        all_towers = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
+        shard(all_towers, config.dist, self._dtype, config.compile, world)
         self.target = Target(towers, copy, config, total_steps, world)
         self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
         self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         # sharded towers run equally often on all ranks, whose memory may differ
-        whole = shard_size(config.dist, world.size) == 1
-        self._keep_graphs = (config.keep_graphs if whole else 1) if self.chunks > 1 else 1
+        unsharded = shard_size(config.dist, world.size) == 1
+        self._keep_graphs = (config.keep_graphs if unsharded else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
         """Get ready for optimiser step `step` (from 0); return the batch on the device, with its noise."""
@@ -183,8 +183,8 @@ class LossTerm:
                 result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
-        whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
-        gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
+        of_sides = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
+        gradients = list(zip(*(side.split(g) for side, g in zip(sides, of_sides, strict=True)), strict=True))
         for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
             embeddings = graphs.pop() if graphs else embed(chunk, run.towers)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]

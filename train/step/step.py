@@ -148,8 +148,8 @@ class TrainStep:
             tensors |= result.metrics
         later = [(term, *of_term) for term, r in zip(self.terms, results, strict=True) for of_term in r.checks.later]
         tensors, sums = self._averaged(tensors, [values for _, values, _ in later])
-        for (term, _, finish), of_all in zip(later, sums, strict=True):
-            tensors |= term.named(finish(of_all))
+        for (term, _, finish), total in zip(later, sums, strict=True):
+            tensors |= term.named(finish(total))
         self._scaler.unscale_(self.optimizer)
         norm = total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each
