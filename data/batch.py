@@ -1,9 +1,9 @@
-"""The batches that data sets give to the trainer: inputs of two sides, x and y (such as picture and text), ids and
+"""The batches that data sets give to the trainer: inputs of two sides, x and y (such as image and text), ids and
 keys.
 
 Letters in shapes: b samples of this rank; m items of side y of this rank; k extra items of the y side, such as hard
 negatives; P pairs of a row of the batch and an item known to be relevant to this row; L tokens of a text; H, W height
-and width of a picture.
+and width of an image.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ PADDING = -1  # in rows of tokens, where the mask of a tokenizer says padding: i
 
 @dataclass
 class Extra:
-    """Further items of the y side (such as the texts of picture-text pairs) in a batch, concatenated over the batch's
+    """Further items of the y side (such as the texts of image-text pairs) in a batch, concatenated over the batch's
     rows: k ≥ 0 items in all, any number per row.
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
@@ -48,7 +48,7 @@ class Extra:
 
 @dataclass
 class ExtraX:
-    """Further items of the x side in a batch, which are wrong for the y of their row (such as pictures, for a text): k
+    """Further items of the x side in a batch, which are wrong for the y of their row (such as images, for a text): k
     ≥ 0 items in all, any number per row.
 
     x (k, …): tower inputs, like those of Batch.x. row (k,) int64: the row of the local batch that each item belongs to.
@@ -79,7 +79,7 @@ class KnownPositives:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of the inputs of one side, such as blur of pictures, that is still to be added.
+    """Noise of the inputs of one side, such as blur of images, that is still to be added.
 
     add(inputs, draws): returns the inputs with noise, on their device. draws (b, k): random numbers of each row, kept
     on the host.
@@ -112,17 +112,17 @@ class BadSample:
 class Batch:
     """One rank's part of a global batch: b samples, each with an item on side x and one on side y.
 
-    x, y (b, …): tower inputs, either uint8 pictures (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may
+    x, y (b, …): tower inputs, either uint8 images (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may
     have m items of its own, y (m, …), such as classes. positives (b,) int64: then the item of each sample, counted over
     side y of all ranks in rank order; None: sample i has item i, or no sample has one. sample_ids (b,) int64: ids 0, 1,
     … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
     keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further items of side y and of x.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. further: the
-    batches of further losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row, kept
-    on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row of x
-    in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is still
-    to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight in
-    (0, 1] of each sample as a positive pair; None: 1.
+    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. auxiliary: the
+    batches of auxiliary losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row,
+    kept on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row
+    of x in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is
+    still to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight
+    in (0, 1] of each sample as a positive pair; None: 1.
     """
 
     x: Tensor
@@ -133,7 +133,7 @@ class Batch:
     extra: Extra | None = None
     known_positives: KnownPositives | None = None
     bad: tuple[BadSample, ...] = ()
-    further: tuple["Batch", ...] = ()
+    auxiliary: tuple["Batch", ...] = ()
     x_lengths: Lengths | None = None
     y_lengths: Lengths | None = None
     x_places: Lengths | None = None
@@ -165,9 +165,9 @@ class Batch:
         return mapped(self, Tensor.pin_memory)
 
 
-def with_further(batch: Batch, *further: Batch) -> Batch:
-    """Return `batch` with those of further losses; it names their bad samples too."""
-    return replace(batch, further=further, bad=sum((of.bad for of in further), batch.bad))
+def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
+    """Return `batch` with those of auxiliary losses; it names their bad samples too."""
+    return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
 
 
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:

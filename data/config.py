@@ -2,12 +2,12 @@
 it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, raise_broken
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
 AUTO = "auto"  # of data.workers
@@ -40,9 +40,20 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
     return field(default=default, metadata=metadata)
 
 
+class Checked:
+    """Base of dataclasses whose values are checked when they are made."""
+
+    def broken_rules(self) -> Iterator[str]:
+        """Yield a message for each rule that the values break."""
+        raise NotImplementedError
+
+    def __post_init__(self) -> None:
+        raise_broken(self.broken_rules())
+
+
 @dataclass
-class AugmentConfig:
-    """Configuration of the random changes of training pictures: the keys data.augment.*. The changes are a function of
+class AugmentConfig(Checked):
+    """Configuration of the random changes of training images: the keys data.augment.*. The changes are a function of
     (seed, epoch, sample id). The defaults change nothing."""
 
     crop_scale: list[float] = described([1.0, 1.0], "random resized crop: smallest and largest share of the area")
@@ -52,7 +63,7 @@ class AugmentConfig:
     shift: float = described(0.0, "largest shift as a share of the side")
     gain: list[float] = described([1.0, 1.0], "range of the random gain of each colour channel")
     brightness: float = described(0.0, "largest relative change of brightness")
-    grey: float = described(0.0, "probability of a grey picture")
+    grey: float = described(0.0, "probability of a grey image")
     flip: float = described(0.0, "probability of a horizontal flip")
     jitter: list[float] = described([0.0] * 4, "largest changes of brightness, contrast, saturation, hue; in any order")
     jitter_prob: float = described(1.0, "probability of the colour jitter")
@@ -60,18 +71,18 @@ class AugmentConfig:
     blur_sigma: list[float] = described([0.1, 2.0], "range of its standard deviation in pixels")
     solarise: float = described(0.0, "probability that values from 128 on are inverted")
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
         for name in ("crop_scale", "zoom", "gain", "blur_sigma"):
             interval = getattr(self, name)
             if len(interval) != 2 or not 0 < interval[0] <= interval[1]:
-                raise ConfigError(f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest.")
-        if self.crop_scale[1] > 1:
-            raise ConfigError(f"data.augment.crop_scale={self.crop_scale} is a share of the area: at most 1.")
+                yield f"data.augment.{name}={interval} must be two numbers, 0 < smallest <= largest."
+            elif name == "crop_scale" and interval[1] > 1:
+                yield f"data.augment.crop_scale={interval} is a share of the area: at most 1."
         if len(self.jitter) != 4 or min(self.jitter) < 0 or self.jitter[3] > 0.5:
-            raise ConfigError(f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5.")
+            yield f"data.augment.jitter={self.jitter} must be four numbers from 0, the last at most 0.5."
         for name, limit in LARGEST.items():
             if not 0 <= getattr(self, name) <= limit:
-                raise ConfigError(f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}.")
+                yield f"data.augment.{name}={getattr(self, name)} must be in 0 … {limit}."
 
 
 @dataclass
@@ -117,13 +128,13 @@ class PassageConfig:
 
 
 @dataclass
-class MiningConfig:
+class MiningConfig(Checked):
     """Configuration of the mining of hard negatives: which of the passages or captions that a search finds become
-    negatives of a question or picture. The command `python -m eval.mine` has the same keys."""
+    negatives of a question or image. The command `python -m eval.mine` has the same keys."""
 
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
-    keep: int = described(25, "negatives kept for each question or picture, the best ranked first", least=1)
+    keep: int = described(25, "negatives kept for each question or image, the best ranked first", least=1)
     margin: float | None = described(None, "only what scores at least this much below the best right one")
     relative_margin: float | None = described(None, "only what scores at most (1 - this) × the best right one")
     max_score: float | None = described(None, "only what scores at most this")
@@ -131,52 +142,52 @@ class MiningConfig:
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
     index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
         if not 1 <= self.first_rank <= self.last_rank:
-            raise ConfigError(f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last")
+            yield f"first_rank={self.first_rank}, last_rank={self.last_rank}: must be 1 <= first <= last"
         if self.relative_margin is not None and not 0 <= self.relative_margin <= 1:
-            raise ConfigError(f"relative_margin={self.relative_margin}: must be in 0 … 1")
+            yield f"relative_margin={self.relative_margin}: must be in 0 … 1"
 
 
 @dataclass
-class NegativesConfig:
-    """Configuration of the hard negatives of questions and of pictures: the keys data.negatives.*."""
+class NegativesConfig(Checked):
+    """Configuration of the hard negatives of questions and of images: the keys data.negatives.*."""
 
     per_row: int = described(
         0, "hard negatives drawn for a row each time, at most; a row with fewer gives all it has", least=0
     )
     lists: list[NegativeList] = described([NegativeList.hard_negatives], "drawn from the first of these that a row has")
     fields: list[str] = described(
-        ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the picture, for hard_negatives"
+        ["hard_negatives"], "task=image_text: json fields with texts that are wrong for the image, for hard_negatives"
     )
     file: str | None = described(None, "file of mined negatives that python -m eval.mine wrote, for the list 'mined'")
     pictures: int = described(
-        0, "task=image_text: pictures drawn for a row each time, at most, that are wrong for its caption", least=0
+        0, "task=image_text: images drawn for a row each time, at most, that are wrong for its caption", least=0
     )
     picture_fields: list[str] = described(
-        ["negative.jpg", "negative.png", "negative.webp"], "members of a sample that are such pictures"
+        ["negative.jpg", "negative.png", "negative.webp"], "members of a sample that are such images"
     )
     picture_file: str | None = described(
-        None, "file of mined pictures that python -m eval.mine mine=pictures wrote, for the list 'mined'"
+        None, "file of mined images that python -m eval.mine mine=pictures wrote, for the list 'mined'"
     )
     refresh_every: int = described(
         0, "steps after which negatives are mined anew with the present weights; 0: never", least=0
     )
     mining: MiningConfig = field(default_factory=MiningConfig)
 
-    def __post_init__(self) -> None:
+    def broken_rules(self) -> Iterator[str]:
+        has_mined = NegativeList.mined in self.lists
         if not self.lists:
-            raise ConfigError("data.negatives.lists is empty. Choose of hard_negatives, negatives, mined")
-        draws_mined = self.per_row > 0 and NegativeList.mined in self.lists
+            yield "data.negatives.lists is empty. Choose of hard_negatives, negatives, mined"
         for name, count in (("file", "per_row"), ("picture_file", "pictures")):
-            path, draws = getattr(self, name), getattr(self, count) > 0 and NegativeList.mined in self.lists
-            if path is not None and not draws:
-                raise ConfigError(
+            path = getattr(self, name)
+            if path is not None and not (has_mined and getattr(self, count) > 0):
+                yield (
                     f"data.negatives.{name}={path}: nothing draws from it. Add data.negatives.lists=[mined] "
                     f"data.negatives.{count}=1, or leave it out"
                 )
-        if self.refresh_every and not draws_mined:
-            raise ConfigError(
+        if self.refresh_every and not (has_mined and self.per_row > 0):
+            yield (
                 f"data.negatives.refresh_every={self.refresh_every}: nothing would use what is mined. Add "
                 "data.negatives.lists=[mined] data.negatives.per_row=1, or leave refresh_every at 0"
             )
@@ -199,7 +210,7 @@ class SequenceConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Checked):
     """Configuration of the training data, the keys data.*: where training pairs come from, and how a training sample is
     made of a pair."""
 
@@ -239,7 +250,7 @@ class DataConfig:
     )
     bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
     bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
-    image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's picture, the first that it has counts")
+    image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's image, the first that it has counts")
     captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
     caption_per: CaptionPer = described(
         CaptionPer.paragraph, "what is one caption in a .txt: paragraph (all lines up to a blank one), or line"
@@ -253,8 +264,8 @@ class DataConfig:
     )
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
-    resize: ResizeMode | None = described(None, "how pictures are resized if not cropped at random; null: as the tower")
-    max_image_pixels: int = described(25_000_000, "larger pictures are refused before they are decoded", least=1)
+    resize: ResizeMode | None = described(None, "how images are resized if not cropped at random; null: as the tower")
+    max_image_pixels: int = described(25_000_000, "larger images are refused before they are decoded", least=1)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
@@ -270,25 +281,30 @@ class DataConfig:
 
     @property
     def augments(self) -> tuple[AugmentConfig, AugmentConfig]:
-        """How the first and the second view of a picture are augmented."""
+        """How the first and the second view of an image are augmented."""
         return self.augment, replace(self.augment, **self.augment_y)
 
     def __post_init__(self) -> None:
         if isinstance(self.train, Mapping):  # one value, as a list is, wherever keys are compared
             self.train = [self.train]
+        super().__post_init__()
+
+    def broken_rules(self) -> Iterator[str]:
         if self.workers != AUTO and not (type(self.workers) is int and self.workers >= 0):
-            raise ConfigError(f"data.workers={self.workers}: must be auto, or a whole number from 0")
+            yield f"data.workers={self.workers}: must be auto, or a whole number from 0"
         if self.bad_in_a_row < 1:
-            raise ConfigError(f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none")
+            yield f"data.bad_in_a_row={self.bad_in_a_row}: must be 1 or more; data.bad_samples=stop: none"
         if not 0 <= self.bad_share <= 1:
-            raise ConfigError(f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass")
-        check_template(self.template, "data.template")
+            yield f"data.bad_share={self.bad_share}: must be in 0 … 1; 1 lets any share pass"
         try:
+            check_template(self.template, "data.template")
             _ = self.augments
-        except TypeError as error:
-            raise ConfigError(f"data.augment_y={self.augment_y}: keys and values are as of data.augment") from error
-        if not self.captions:
-            raise ConfigError("data.captions is empty. Write [txt], or fields of the json member like [caption].")
+        except ConfigError as error:
+            yield str(error)
+        except TypeError:
+            yield f"data.augment_y={self.augment_y}: keys and values are as of data.augment"
         weights, names = self.caption_weights, self.captions
-        if weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
-            raise ConfigError(f"data.caption_weights={weights} must be one chance for each of data.captions={names}.")
+        if not names:
+            yield "data.captions is empty. Write [txt], or fields of the json member like [caption]."
+        elif weights is not None and (len(weights) != len(names) or min(weights) < 0 or not sum(weights)):
+            yield f"data.caption_weights={weights} must be one chance for each of data.captions={names}."

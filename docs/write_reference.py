@@ -25,7 +25,7 @@ import dyad
 from dyad.__main__ import COMMANDS
 from dyad.data.cli.main import VERBS
 from dyad.eval.report.health_checks import CHECKS
-from dyad.train.cli.compose import keys, written
+from dyad.train.cli.compose import as_argument, keys
 from dyad.train.cli.presets import groups
 from dyad.train.losses import OBJECTIVES
 
@@ -86,7 +86,7 @@ def keys_page() -> str:
     for key, default, meaning in keys():
         section = key.partition(".")[0] if "." in key else "Keys without a section"
         if section != "objective":
-            sections.setdefault(section, []).append((f"`{key}`", f"`{written(default)}`", meaning))
+            sections.setdefault(section, []).append((f"`{key}`", f"`{as_argument(default)}`", meaning))
     choices = [(f"`{name}`", ", ".join(f"`{c}`" for c in found)) for name, found in groups().items()]
     parts = [f"# Keys\n\n{NOTE}", "Every key is typed as `key=value` after `python -m train`.\n"]
     parts += ["## Groups\n", "A group has presets in `configs/`; `group=choice` takes one.\n"]
@@ -123,7 +123,7 @@ def option_rows(options: type) -> Iterator[tuple[str, str, str]]:
         kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if isinstance(kind, type)]
         named = [", ".join(each.name for each in kind) for kind in kinds if issubclass(kind, Enum)]
         legal = f" ({'; '.join(named) or option.metadata.get('range', '')})".replace(" ()", "")
-        yield f"`{option.name}`", f"`{written(option.default)}`", option.metadata.get("help", "") + legal
+        yield f"`{option.name}`", f"`{as_argument(option.default)}`", option.metadata.get("help", "") + legal
 
 
 def api_page() -> str:

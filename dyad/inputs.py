@@ -34,11 +34,11 @@ def passages_of(given: Any) -> list[Passage]:
     return [_passage(each) for each in ([given] if isinstance(given, str | Mapping) else listed(given, "passages"))]
 
 
-def pictures_of(given: Any) -> list[Any]:
-    """Return the list of pictures; one picture becomes a list of it. Raises ConfigError for an empty list and for what
+def images_of(given: Any) -> list[Any]:
+    """Return the list of images; one image becomes a list of it. Raises ConfigError for an empty list and for what
     is neither. What a list holds is checked when it is read."""
     pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
-    return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "pictures")
+    return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "images")
 
 
 def listed(given: Any, what: str) -> list[Any]:
@@ -53,12 +53,12 @@ def listed(given: Any, what: str) -> list[Any]:
 def queries_of(given: Any) -> tuple[list[Any], bool]:
     """Return the queries of a search, and whether they are texts. One query becomes a list of it.
 
-    Raises ConfigError for an empty list and for one of texts and pictures.
+    Raises ConfigError for an empty list and for one of texts and images.
     """
     queries = listed(given, "queries") if isinstance(given, list) else [given]
     texts = [isinstance(query, str) for query in queries]
     if any(texts) != all(texts):
-        raise ConfigError("queries must be texts (str), or pictures (a path as a Path), not both in one list")
+        raise ConfigError("queries must be texts (str), or images (a path as a Path), not both in one list")
     return queries, all(texts)
 
 
@@ -78,8 +78,8 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
     return np.atleast_2d(rows)
 
 
-def picture_files(folder: Path) -> list[Path]:
-    """Return the files of pictures in a folder, sorted. Links that lead out of the folder, and what is no regular file,
+def image_files(folder: Path) -> list[Path]:
+    """Return the files of images in a folder, sorted. Links that lead out of the folder, and what is no regular file,
     are left out: the folder may be a stranger's."""
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(path for path in found if file_inside(folder, path.relative_to(folder)))

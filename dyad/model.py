@@ -1,6 +1,6 @@
 """The public interface to a model: `load` takes a run, an export, or a model of another library.
 
-Texts and pictures are prepared as the model has it: prefixes, lengths, titles, picture size. Embeddings are numpy
+Texts and images are prepared as the model has it: prefixes, lengths, titles, image size. Embeddings are numpy
 arrays, float32 (n, D), and have length 1 if the model compares by cosine. They are those of `python -m eval`, bit for
 bit on the same device with the same `block`.
 """
@@ -22,8 +22,8 @@ import torch.distributed as dist
 from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
-from dyad.data.image_text.in_memory import GivenPictures, Picture
-from dyad.data.image_text.items import Captions, Items, Pictures
+from dyad.data.image_text.in_memory import GivenImages, ImageInput
+from dyad.data.image_text.items import Captions, Images, Items
 from dyad.data.loading.loader import build_loader
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.dataset import TextInputs
@@ -44,10 +44,10 @@ from dyad.inputs import (
     PassageLike,
     count_of,
     embeddings_of,
+    image_files,
+    images_of,
     listed,
     passages_of,
-    picture_files,
-    pictures_of,
     queries_of,
     texts_of,
 )
@@ -56,7 +56,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
 from dyad.train.distributed.world import World
 from dyad.train.towers.heads import representation
-from dyad.train.towers.models import ImageTextModel, LanguageModel, PictureModel, SequenceModel, TextPairModel
+from dyad.train.towers.models import ImageModel, ImageTextModel, LanguageModel, SequenceModel, TextPairModel
 from dyad.training_data import build_data
 
 
@@ -64,7 +64,7 @@ class Hit(NamedTuple):
     """One result of a search. score: inner product of the embeddings, the cosine if the model compares by cosine.
 
     item: a path or the key of a sample (text), a passage as it was given, a passage of a corpus as a mapping, or the
-    position (int) of a picture that was not given by its path.
+    position (int) of an image that was not given by its path.
     """
 
     score: float
@@ -116,33 +116,33 @@ class Index:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that embeds pictures and texts, or questions and passages. Of one with a model.head, embeddings are what
+    """A model that embeds images and texts, or questions and passages. Of one with a model.head, embeddings are what
     comes before it.
 
     loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
 
-    Pictures are paths, bytes of files, PIL pictures, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
+    Images are paths, bytes of files, PIL images, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
     are texts, pairs (title, text), or mappings with "text" and perhaps "title". One that is no list counts as a list of
     it: "a frog" is one text, embedded as (1, D). normalize: whether embeddings get length 1; None: if the model
     compares by cosine. Methods raise ConfigError for an empty list, for what is no text,
-    picture or passage, and for what this model does not embed, DataError for a picture that cannot be read.
+    image or passage, and for what this model does not embed, DataError for an image that cannot be read.
     """
 
     loaded: LoadedModel
     encoder: Encoder
 
     def __repr__(self) -> str:
-        inputs = {ImageTextModel: "pictures and texts", TextPairModel: "questions and passages"}
+        inputs = {ImageTextModel: "images and texts", TextPairModel: "questions and passages"}
         inputs |= {SequenceModel: "items of sequences", LanguageModel: "answers to prompts"}
         compared = "cosine" if self.encoder.cosine else "inner product"
-        what = inputs.get(type(self.loaded.model), "pictures")
+        what = inputs.get(type(self.loaded.model), "images")
         return f"Model({self.loaded.source}: {what}, {compared}, on {self.encoder.world.device})"
 
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
-    def encode_image(self, images: Picture | Sequence[Picture], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n pictures as float32 (n, D)."""
-        return self._encode("x", self._given(pictures_of(images)), normalize)
+    def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
+        """Embed n images as float32 (n, D)."""
+        return self._encode("x", self._given(images_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n texts as float32 (n, D)."""
@@ -177,10 +177,10 @@ class Model:
     # ---- search ------------------------------------------------------------------------------------------------------
 
     def index(self, items: str | PathLike[str] | Sequence[Any], *, spec: str = "Flat") -> Index:
-        """Embed pictures or passages for search.
+        """Embed images or passages for search.
 
-        items: pictures or passages in a list; or, by path, a folder of pictures, shards, or a corpus by id (.jsonl,
-        .tsv, a BEIR folder). Of a folder of pictures, links that lead out of it are left out. spec: a FAISS index and
+        items: images or passages in a list; or, by path, a folder of images, shards, or a corpus by id (.jsonl,
+        .tsv, a BEIR folder). Of a folder of images, links that lead out of it are left out. spec: a FAISS index and
         its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. Raises ConfigError for another spec.
         """
         Spec.parsed(spec)
@@ -194,22 +194,22 @@ class Model:
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
         if path is not None:
-            given = picture_files(Path(path))
+            given = image_files(Path(path))
         if path is not None and not given:
-            pictures = Pictures(open_shards(parse_sources(path, "items")), self._pictures.image, self.config.data)
-            keys = [pictures.key(i) for i in range(len(pictures))]
-            return Index(keys, self._encode("x", pictures, None), self.identity, spec)
+            images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
+            keys = [images.key(i) for i in range(len(images))]
+            return Index(keys, self._encode("x", images, None), self.identity, spec)
         names = [str(p) if isinstance(p, str | PathLike) else i for i, p in enumerate(given)]
         return Index(names, self.encode_image(given), self.identity, spec)
 
     @overload
-    def search(self, index: Index, query: list[str] | list[Picture], k: int = 5) -> list[list[Hit]]: ...
+    def search(self, index: Index, query: list[str] | list[ImageInput], k: int = 5) -> list[list[Hit]]: ...
     @overload
-    def search(self, index: Index, query: str | Picture, k: int = 5) -> list[Hit]: ...
+    def search(self, index: Index, query: str | ImageInput, k: int = 5) -> list[Hit]: ...
     def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
         """Return the k best items of an index, best first; for a list of queries, a list of such results.
 
-        query: a text, which is a question for a model of those, or a picture, of which a path must be a Path. k: at
+        query: a text, which is a question for a model of those, or an image, of which a path must be a Path. k: at
         least 1. Raises ConfigError for an index of another model.
         """
         k = count_of(k)
@@ -287,9 +287,9 @@ class Model:
         """The tokenizer: n texts → token ids, int64 (n, L); for questions and passages also a length and pairs."""
         return self.loaded.model.tokenize
 
-    def preprocess(self, picture: Picture) -> torch.Tensor:
-        """Return a picture as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
-        return self._given([picture]).block(0, 1)[0]
+    def preprocess(self, image: ImageInput) -> torch.Tensor:
+        """Return an image as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
+        return self._given([image]).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
@@ -299,17 +299,17 @@ class Model:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     @property
-    def _pictures(self) -> PictureModel:
-        if not isinstance(self.loaded.model, PictureModel):
+    def _images(self) -> ImageModel:
+        if not isinstance(self.loaded.model, ImageModel):
             raise ConfigError("this model embeds questions and passages: encode_question, encode_passage")
         return self.loaded.model
 
-    def _given(self, images: Sequence[Picture]) -> GivenPictures:
-        return GivenPictures(images, self._pictures.image, self.config.data.max_image_pixels)
+    def _given(self, images: Sequence[ImageInput]) -> GivenImages:
+        return GivenImages(images, self._images.image, self.config.data.max_image_pixels)
 
     def _texts(self, texts: Sequence[Question | Passage], options: QuestionConfig | PassageConfig) -> TextInputs:
         if not isinstance(self.loaded.model, TextPairModel):
-            raise ConfigError("this model embeds pictures: encode_image, and encode_text if it has captions")
+            raise ConfigError("this model embeds images: encode_image, and encode_text if it has captions")
         lengths = np.array([len(f"{getattr(text, 'title', '')}{text.text}".encode()) for text in texts], np.int64)
         return TextInputs(texts.__getitem__, lengths, self.tokenize, options)
 
@@ -326,7 +326,7 @@ def load(name: str, device: str | torch.device | None = None, *, block: int | No
     """Load a model: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
     name: as `python -m eval --help` says of model=. device: None for the GPU, if there is one. block: items that a
-    tower embeds at a time; None: as the run was evaluated, else 256. workers: processes that decode pictures. Raises
+    tower embeds at a time; None: as the run was evaluated, else 256. workers: processes that decode images. Raises
     ConfigError for a name that is no model, DataError for damaged files.
     """
     found = find_model(name).load()
@@ -358,7 +358,7 @@ def batches(
 ) -> Iterator[Batch]:
     """Yield the batches of training in their exact order: step s has the same samples in any run.
 
-    Under torch.distributed each rank gets its part of a batch. train: as data.train. model: gives tokenizer, picture
+    Under torch.distributed each rank gets its part of a batch. train: as data.train. model: gives tokenizer, image
     size and the options data.* of its run. steps: which steps, range(100, 200) to go on after 100; None: one epoch.
     Raises ConfigError and DataError for data that cannot be used.
     """

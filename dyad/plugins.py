@@ -38,7 +38,7 @@ def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
 
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
     """Add model.image.kind=NAME. build: makes the trunk, the projection to the shared space, and the size and
-    normalisation of the pictures that the trunk takes, (b, 3, S, S). Raises ConfigError if the name is taken."""
+    normalisation of the images that the trunk takes, (b, 3, S, S). Raises ConfigError if the name is taken."""
     _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
 
 

@@ -14,11 +14,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.config import Batches, ItemKind, Mode, Title
 from dyad.data.image_text.catalogue import caption_catalogue
 from dyad.data.image_text.dataset import ImageText, LabelMaker, PairMaker, maker_with_mined
+from dyad.data.image_text.image_views import ImageViews
 from dyad.data.image_text.stream import OneEpoch, Stream
-from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.by_source import BySource
 from dyad.data.loading.catalogue import Catalogue
-from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.drawn_items import DENSITIES, DrawnItems
 from dyad.data.loading.loader import BatchSource
 from dyad.data.loading.order import Order
@@ -27,7 +27,7 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.question_passage.negatives import MinedNegatives
 from dyad.data.question_passage.prompts import PromptAnswers
 from dyad.data.question_passage.questions import QuestionRows, open_questions
-from dyad.data.question_passage.views import SingleTexts, open_texts
+from dyad.data.question_passage.text_views import SingleTexts, open_texts
 from dyad.data.sequence.dataset import NEXT, OWN, Sequences, catalogue_of
 from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.open import open_sequences
@@ -37,7 +37,7 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.prepare import prepared_tables, table_options
 from dyad.eval.search.index_spec import check_spec
-from dyad.run.classes import class_inputs, open_labelled
+from dyad.run.class_names import class_inputs, open_labelled
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.gathered.importance import ItemTable
@@ -67,12 +67,12 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     return DATA[config.task][config.data.items](config, model)
 
 
-def with_further_data(data: TrainingData, further: dict[str, TrainingData]) -> TrainingData:
-    """Return the run's data with the fingerprints and files of further losses."""
-    if not further:
+def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) -> TrainingData:
+    """Return the run's data with the fingerprints and files of auxiliary losses."""
+    if not auxiliary:
         return data
-    fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in further.values())])
-    files = {f"also.{name}.{key}": entries for name, own in further.items() for key, entries in own.manifest.items()}
+    fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in auxiliary.values())])
+    files = {f"also.{name}.{key}": entries for name, own in auxiliary.items() for key, entries in own.manifest.items()}
     fingerprint = hashlib.sha256(fingerprints.encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 
@@ -109,9 +109,9 @@ def _image_text(config: TrainConfig, model: Any) -> TrainingData:
     return data
 
 
-def _picture_views(config: TrainConfig, model: Any) -> TrainingData:
+def _image_views(config: TrainConfig, model: Any) -> TrainingData:
     shards = open_shards(parse_sources(config.data.train, tables=prepared_tables(table_options(config.data))))
-    return _of_shards(config, shards, PictureViews(shards, model.image, config.data, config.seed))
+    return _of_shards(config, shards, ImageViews(shards, model.image, config.data, config.seed))
 
 
 def _text_views(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
@@ -211,7 +211,7 @@ def _sequence(config: TrainConfig, model: Any) -> TrainingData:
 DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.image_text: dict.fromkeys(ItemKind, _image_text),
     Task.question_passage: dict.fromkeys(ItemKind, _question_passage),
-    Task.views: {ItemKind.pictures: _picture_views, ItemKind.texts: _text_views},
+    Task.views: {ItemKind.pictures: _image_views, ItemKind.texts: _text_views},
     Task.labelled: dict.fromkeys(ItemKind, _labelled),
     Task.sequence: dict.fromkeys(ItemKind, _sequence),
     Task.language_model: dict.fromkeys(ItemKind, _language_model),

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from dyad.data.base.files import writable
-from dyad.data.batch import Batch, with_further
+from dyad.data.base.files import raise_named
+from dyad.data.batch import Batch, with_auxiliary
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.ahead import copied_ahead
 from dyad.data.loading.loader import BatchSource, build_loader, worker_count
@@ -19,15 +19,11 @@ from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards import manifest
 from dyad.data.shards.sources import written_sources
 from dyad.eval.encode.encoder import Encoder
-from dyad.run.best import BestCheckpoint, choices
+from dyad.run.best_checkpoint import BestCheckpoint, choices
 from dyad.run.calibrate import describe_inputs
-from dyad.run.components import Parts, batch_norms
+from dyad.run.components import Components, batch_norms
 from dyad.run.mining_refresh import NegativeRefresh
-from dyad.run.resume import (
-    RestoredState,
-    ResumeSource,
-    best_of_resumed,
-)
+from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
 from dyad.train.config import Task, TrackingConfig, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0, only_on, rank_0_only
 from dyad.train.distributed.sharding import describe_layers, shard_size
@@ -48,8 +44,8 @@ from dyad.train.run_folder.folder import (
 )
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.saving import CheckpointWriter, refuse_full_disk
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.schedule import describe_schedule
-from dyad.train.step_plan import Plan
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 
@@ -63,51 +59,52 @@ class TrainingRun:
     config: TrainConfig
     world: World
     folder: Path
-    parts: Parts
+    components: Components
     source: ResumeSource
     restored: RestoredState
 
     @cached_property
-    def plan(self) -> Plan:
-        """Return the plan of the run: first step, number of steps, intervals of logging, evaluation and checkpoints."""
+    def schedule(self) -> RunSchedule:
+        """Return the first step of the run, its number of steps, and the intervals of logs, evaluation and
+        checkpoints."""
         config, restored = self.config, self.restored
-        return Plan(
+        return RunSchedule(
             first_step=restored.step,
-            total_steps=self.parts.total_steps,
+            total_steps=self.components.total_steps,
             global_batch_size=config.global_batch_size,
             world_size=self.world.size,
             log_every=config.tracking.every,
-            evaluate_every=config.eval.every if self.parts.evaluators else 0,
+            evaluate_every=config.eval.every if self.components.evaluators else 0,
             save_every=config.checkpoint.every,
-            evaluation_owed=restored.facts.get("evaluation_owed", False),
-            steps_per_epoch=self.parts.data.order.steps_per_epoch,
+            evaluation_owed=restored.metadata.get("evaluation_owed", False),
+            steps_per_epoch=self.components.data.order.steps_per_epoch,
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
         """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
-        refuse_full_disk(self.folder, self.parts.modules, self.parts.step.optimizer)
-        with writable(self.folder):
+        refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
+        with raise_named(self.folder):
             open_run(self.config)
             if self.restored.batch_changed:
                 put_aside(self.folder, STEP_FILES)
-            wandb_id = self.restored.facts.get("wandb_id")
-            return build_logger(self.folder, tracking, self.plan, plain(self.config), wandb_id)
+            wandb_id = self.restored.metadata.get("wandb_id")
+            return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
         """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data."""
         config, restored = self.config, self.restored
-        line = f"{self.folder}: {self.plan.total_steps} steps of {config.global_batch_size}"
+        line = f"{self.folder}: {self.schedule.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
-            seen = f", which has seen {restored.facts['samples_seen']:,} samples" if restored.batch_changed else ""
+            seen = f", which has seen {restored.metadata['samples_seen']:,} samples" if restored.batch_changed else ""
             more = f", with {restored.more_samples:,} more samples" if restored.more_samples else ""
-            line += f", going on at step {self.plan.first_step} from {self.source.resume}{seen}{more}"
+            line += f", going on at step {self.schedule.first_step} from {self.source.resume}{seen}{more}"
         elif self.source.weights:
             line += f", beginning with the weights of {self.source.weights}"
         yield line
         written = written_sources(config.data.train, "data.train")
         if any(source.question_prefix is not None or source.passage_prefix is not None for source in written):
             yield "prefixes of sources: for training; evaluation, mining and exports take data.*.prefix"
-        trained = sum(p.numel() for p in self.parts.model.towers.parameters() if p.requires_grad)
+        trained = sum(p.numel() for p in self.components.model.towers.parameters() if p.requires_grad)
         if self.world.device.type == "cpu" and trained > MANY_WEIGHTS:
             yield (
                 f"{trained / 1e6:.0f} million weights train on CPUs: seconds to minutes a step. For a first try take "
@@ -115,14 +112,15 @@ class TrainingRun:
             )
         begun = recorded_state(self.source.resume.resolve().parent.parent) if self.source.resume else {}
         total_before = None if restored.batch_changed else begun.get("total_steps")
-        yield from describe_schedule(config, self.plan, self.parts.step.terms[0].objective.options, total_before)
-        drawn = self.parts.data.drawn
-        yield from filter(None, [batch_norms(config, self.parts.model.towers, self.world.size), str(drawn or "")])
-        yield from describe_layers(self.parts.whole, shard_size(config.dist, self.world.size))
+        options = self.components.step.terms[0].objective.options
+        yield from describe_schedule(config, self.schedule, options, total_before)
+        drawn = self.components.data.drawn
+        yield from filter(None, [batch_norms(config, self.components.model.towers, self.world.size), str(drawn or "")])
+        yield from describe_layers(self.components.unsharded, shard_size(config.dist, self.world.size))
         yield from describe_choices(config)
-        yield from describe_inputs(config, self.parts.model)
-        yield from [] if self.source.resume else (*self.parts.notes, *restored.notes)
-        for name, loss in self.parts.further.items():
+        yield from describe_inputs(config, self.components.model)
+        yield from [] if self.source.resume else (*self.components.notes, *restored.notes)
+        for name, loss in self.components.auxiliary.items():
             own = loss.config
             what = f"task={own.task.value} objective={own.objective.name}, {own.global_batch_size} a step"
             yield f"also.{name}: {what}, its loss counts {own.weight:g} times"
@@ -141,7 +139,7 @@ class TrainingRun:
 
     def begin_stream(self) -> list[str]:
         """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
-        stream, world = self.parts.data.dataset, self.world
+        stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
         state = self.restored.register("stream", partial(stream.state, partial(gather_objects, world=world)))
@@ -153,13 +151,13 @@ class TrainingRun:
         In a resumed run it continues the checkpoint's count of bad samples. log: called with each line that the monitor
         prints.
         """
-        config, world, step = self.config, self.world, self.parts.step
+        config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
         bad_samples = BadSampleCounter(config.data, config.global_batch_size, world, ledger, log)
         monitor = Monitor(
             stragglers,
             bad_samples,
-            self.parts.modules,
+            self.components.modules,
             config.dist.digest_every,
             ledger,
             world,
@@ -172,7 +170,7 @@ class TrainingRun:
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
         """Build what knows the best checkpoint of the run; a resumed run begins with the best of its checkpoint."""
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
-        higher = choices(self.parts.evaluators).get(metric or "", True)
+        higher = choices(self.components.evaluators).get(metric or "", True)
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
 
     def batches(self, encoder: Encoder, copy_timer: LocalTimer, log: Callable[[str], None]) -> Iterable[Batch]:
@@ -181,32 +179,33 @@ class TrainingRun:
         With data.negatives.refresh_every, hard negatives are mined with `encoder` between the batches. copy_timer:
         measures the copies to a GPU. log: called with a line about each mining.
         """
-        config, plan, dataset, order = self.config, self.plan, self.parts.data.dataset, self.parts.data.order
+        config, schedule, data = self.config, self.schedule, self.components.data
+        dataset, order = data.dataset, data.order
         workers, on_gpu = worker_count(config.data.workers, self.world.device), self.world.device.type == "cuda"
         options: dict[str, Any] = {"workers": workers, "timeout": config.data.timeout, "noise_later": on_gpu}
         ahead = partial(copied_ahead, device=self.world.device, timer=copy_timer)
         if isinstance(dataset, Stream):
-            return dataset.batches(plan.first_step, plan.total_steps, ahead=ahead, **options)
+            return dataset.batches(schedule.first_step, schedule.total_steps, ahead=ahead, **options)
         assert isinstance(order, Order)
         loader = partial(build_loader, rank=self.world.rank, world_size=self.world.size, **options)
 
         def load(dataset: BatchSource, order: Order = order, **how: Any) -> Iterator[Batch]:
             return ahead(loader(dataset, order, **how))
 
-        steps: dict[str, Any] = {"first_step": plan.first_step, "last_step": plan.total_steps}
+        steps: dict[str, Any] = {"first_step": schedule.first_step, "last_step": schedule.total_steps}
         if config.data.negatives.refresh_every:
             assert isinstance(dataset, QuestionPassage)
             refresh = NegativeRefresh(dataset, encoder, self.folder, self.source.resume, log)
             own = refresh.batches(**steps, load=load)
         else:
-            own = load(dataset, **steps, drawn=self.parts.data.drawn)
-        further: list[Any] = [of.data for of in self.parts.further.values()]
-        others = [load(data.dataset, data.order, **steps) for data in further]
-        return map(with_further, own, *others) if others else own
+            own = load(dataset, **steps, drawn=data.drawn)
+        auxiliary: list[Any] = [of.data for of in self.components.auxiliary.values()]
+        others = [load(data.dataset, data.order, **steps) for data in auxiliary]
+        return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
         """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
-        own, scalars = self.parts.step.terms[0], self.parts.step.scalars
+        own, scalars = self.components.step.terms[0], self.components.step.scalars
         if own.pairs is None:  # no diagonal
             return saturation(scalars)
         cosine = self.config.objective.similarity is Similarity.cosine
@@ -230,11 +229,11 @@ class TrainingRun:
         of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
         writing in the background.
         """
-        world, parts = self.world, self.parts
+        world, components, trained = self.world, self.components, self.components.step
         monitor.verify(step)
-        facts = {
-            "data_fingerprint": parts.data.fingerprint,
-            "data": manifest.summary(parts.data.manifest),
+        metadata = {
+            "data_fingerprint": components.data.fingerprint,
+            "data": manifest.summary(components.data.manifest),
             "global_batch_size": self.config.global_batch_size,
             "seed": self.config.seed,
             "samples_seen": step * self.config.global_batch_size,
@@ -246,16 +245,16 @@ class TrainingRun:
             **self.restored.states(),
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
-        facts["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
-        memory = parts.memory.gathered(world.device) if parts.memory else None
+        metadata["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
+        sample_state = components.sample_state.gathered(world.device) if components.sample_state else None
 
         # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
         size = shard_size(self.config.dist, world.size)
         part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
 
         def write() -> None:
-            averages = parts.step.average.tensors, parts.step.target.tensors
-            state = capture(parts.modules, parts.step.optimizer, step, facts, memory, *averages, part)
+            averages = trained.average.tensors, trained.target.tensors
+            state = capture(components.modules, trained.optimizer, step, metadata, sample_state, *averages, part)
             (writer.save if last else writer.save_in_background)(state)
 
         only_on(world, world.rank < size, write)
@@ -267,6 +266,6 @@ class TrainingRun:
         the old or of the new size, and continues at the same samples. save: the function save(step, evaluation_owed,
         last) that writes a checkpoint.
         """
-        first_step = self.plan.first_step
-        save(first_step, self.plan.evaluation_owed, True)
+        first_step = self.schedule.first_step
+        save(first_step, self.schedule.evaluation_owed, True)
         rank_0_only(self.world, lambda: put_other_checkpoints_aside(self.folder, first_step))

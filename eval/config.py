@@ -41,7 +41,7 @@ class EvalCommand:
         None,
         "rows beside the model: untrained (before training); of questions also bm25 and fusion (with bm25); of "
         "sequences popularity, successors (of the last item), item_knn, of texts bm25 (by the last item); null: all of "
-        "questions and sequences, none of pictures, where untrained doubles the time",
+        "questions and sequences, none of images, where untrained doubles the time",
     )
     index: str | None = run_option(EvalConfig, "index")
     depth: int | None = run_option(EvalConfig, "depth")
@@ -65,10 +65,10 @@ class MineCommand:
     )
     columns: list[str] | None = run_option(DataConfig, "columns")
     queries: str | None = described(
-        None, "questions with what is right for them, or pictures with captions, as data.train; null: the run's"
+        None, "questions with what is right for them, or images with captions, as data.train; null: the run's"
     )
     mine: MinedItems | None = described(
-        None, "of pictures: captions that are wrong for a picture (null), or pictures that are for a caption"
+        None, "of images: captions that are wrong for an image (null), or images that are for a caption"
     )
     captions: list[str] | None = run_option(DataConfig, "captions")
     caption_per: CaptionPer | None = run_option(DataConfig, "caption_per")

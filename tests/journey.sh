@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A newcomer's first hour in one go, in a fresh clone and from the README only: the demo, a folder of own pictures packed
+# A newcomer's first hour in one go, in a fresh clone and from the README only: the demo, a folder of own images packed
 # and trained for 50 steps, evaluated, reported, exported, and loaded by open_clip and onnxruntime in a folder of its own.
 #   bash tests/journey.sh             with the whole demo, about 15 minutes on two cores
 #   bash tests/journey.sh steps=40    arguments go to the demo
@@ -17,7 +17,7 @@ say "the demo"
 bash launch/demo.sh run.name=demo "$@"
 test -s runs/demo/report.html
 
-say "240 pictures of our own, each with a line of text"
+say "240 images of our own, each with a line of text"
 # shellcheck disable=SC1091
 source launch/setup.sh demo onnx
 export HF_HUB_OFFLINE=1
@@ -26,14 +26,14 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 sizes, colours = {"small": 18, "big": 28}, ["red", "green", "blue", "orange", "purple", "black"]
-for folder, shifts in {"my_pictures": range(5), "my_other_pictures": [-3]}.items():
+for folder, shifts in {"my_pictures": range(5), "my_other_images": [-3]}.items():
     Path(folder).mkdir()
     for shape in ("ellipse", "rectangle", "triangle", "cross"):
         for size, radius in sizes.items():
             for colour in colours:
                 for shift in shifts:
-                    picture = Image.new("RGB", (64, 64), "white")
-                    draw, a, b = ImageDraw.Draw(picture), 32 + shift - radius, 32 + shift + radius
+                    image = Image.new("RGB", (64, 64), "white")
+                    draw, a, b = ImageDraw.Draw(image), 32 + shift - radius, 32 + shift + radius
                     match shape:
                         case "triangle":
                             draw.polygon([(a, b), (b, b), ((a + b) / 2, a)], fill=colour)
@@ -43,13 +43,13 @@ for folder, shifts in {"my_pictures": range(5), "my_other_pictures": [-3]}.items
                         case _:
                             getattr(draw, shape)([a, a, b, b], fill=colour)
                     name = f"{size}-{colour}-{shape}-{shift}"
-                    picture.save(f"{folder}/{name}.png")
+                    image.save(f"{folder}/{name}.png")
                     Path(f"{folder}/{name}.txt").write_text(f"a {size} {colour} {shape}")
 PY
 
 say "pack and check"
 python -m data pack my_pictures out=shards
-python -m data pack my_other_pictures out=shards_of_others
+python -m data pack my_other_images out=shards_of_others
 python -m data check shards
 
 say "train for 50 steps"

@@ -1,16 +1,16 @@
 """The trainer. Importing this package does not import torch.
 
-`python -m train` composes and checks the configuration (run/main.py, cli/compose.py, config.py) and calls run/run.py
-`train_run`. There, run/components.py `build_parts` makes model, data, objective and step, and run/resume.py
-`restore_parts` restores a checkpoint. Then each batch takes the route below, from a shard to the optimiser step. Paths
-that start with data/ are below the package data, all others below train.
+`python -m train` composes and checks the configuration (run/main.py, cli/compose.py, config.py) and calls `train_run`
+of run/train_run.py. There, run/components.py `build_components` makes model, data, objective and step, and
+run/resume.py `restore_components` restores a checkpoint. Then each batch takes the route below, from a shard to the
+optimiser step. Paths that start with data/ are below the package data, all others below train.
 
  1. data/loading/order.py          step s of epoch e sees these sample ids: arithmetic, the same for any number of ranks
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader
                                    processes; drawn_items.py adds the noise of objective=nce;
                                    ahead.py copies a batch to a GPU during the step before it
- 3. data/image_text/dataset.py, data/question_passage/dataset.py, views.py   ids → samples, read by offset through
-                                   data/shards/shards.py, decoded and cropped by data/image_text/transforms.py or
+ 3. data/image_text/dataset.py, data/question_passage/dataset.py, text_views.py   ids → samples, read by offset through
+                                   data/shards/shards.py, decoded (decode.py), cropped (transforms.py) or
                                    tokenized → data/batch.py `Batch` of the two views, x and y
  4. step/loop.py                   `fit` takes a batch and calls the step, then the monitor; logs, evaluates, saves
  5. step/step.py                   `TrainStep.__call__`: learning rate (step/optim.py), gradient, skip or apply

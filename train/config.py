@@ -66,7 +66,7 @@ class RunConfig:
 
 @dataclass
 class ImageTowerConfig:
-    kind: str = described(ImageTower.open_clip, f"source of the picture tower: {', '.join(ImageTower)} or a plugin")
+    kind: str = described(ImageTower.open_clip, f"source of the image tower: {', '.join(ImageTower)} or a plugin")
     name: str | None = described(None, "model of open_clip (null: model.name), timm or transformers (name or folder)")
     pretrained: str | None = described(None, "weights: a file, folder or published name; null: model.pretrained")
     image_size: int | None = described(
@@ -226,7 +226,7 @@ class ResumeConfig:
 @dataclass
 class TrainConfig:
     task: Task = described(
-        Task.image_text, "pictures and texts, questions and passages, two views of each, classes, or items in sequences"
+        Task.image_text, "images and texts, questions and passages, two views of each, classes, or items in sequences"
     )
     seed: int = described(0, "of everything random: order, augmentation, initial weights, dropout", least=0)
     steps: int | None = described(None, "optimiser steps; wins over epochs", least=1)
@@ -251,7 +251,7 @@ class TrainConfig:
     from_weights: list[str] = described([*KNOWN_BY_WEIGHTS], "objective options that the weights set unless typed")
     weight: float = described(1.0, "of the loss, where a step has several (also)", above=0)
     also: dict[str, Any] = described(
-        {}, "further losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
+        {}, "auxiliary losses over the same towers, each with arguments of its own: also.NAME='task=views objective=…'"
     )
     experiment: str | None = described(None, "name of a recipe in configs/experiment, or a recipe file, PATH.yaml")
     plugins: list[str] = described([], PLUGINS_HELP)
@@ -274,13 +274,13 @@ class TrainConfig:
         return self.plan != PlanConfig()
 
     @property
-    def has_pictures(self) -> bool:
-        """Whether x is a picture; else it is a text."""
+    def has_images(self) -> bool:
+        """Whether x is an image; else it is a text."""
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
 
     @property
     def has_texts(self) -> bool:
         """Whether x or y is a text."""
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
-        texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_pictures
+        texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_images
         return self.task is Task.image_text or prompted or texts

@@ -1,10 +1,10 @@
 """The rules of a training run's configuration: which values and combinations cannot work. Does not import torch."""
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import raise_broken
 from dyad.data.base.limits import broken_limits
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle
 from dyad.train.checkpoint_config import best_rules
@@ -33,7 +33,7 @@ def validate(config: TrainConfig, world_size: int) -> None:
 
     world_size: the number of training processes on all machines together.
     """
-    _raise_first(chain(_missing(config), _broken(config, world_size)))
+    raise_broken(chain(_missing(config), _broken(config, world_size)))
 
 
 def check_values(config: TrainConfig, world_size: int = 1) -> None:
@@ -41,12 +41,7 @@ def check_values(config: TrainConfig, world_size: int = 1) -> None:
 
     world_size: as for `validate`.
     """
-    _raise_first(_broken(config, world_size))
-
-
-def _raise_first(messages: Iterator[str]) -> None:
-    if broken := [*islice(dict.fromkeys(messages), 5)]:
-        raise ConfigError("\n".join(broken))
+    raise_broken(_broken(config, world_size))
 
 
 def _missing(config: TrainConfig) -> Iterator[str]:
@@ -77,9 +72,9 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
     if model.head is not Head.none and model.embed_dim is None:
         yield f"model.head={model.head}: where to? Set model.embed_dim"
     unchanged = all(augment == type(augment)() for augment in config.data.augments)
-    if config.task is Task.views and config.has_pictures and not model.image.patch_dropout and unchanged:
+    if config.task is Task.views and config.has_images and not model.image.patch_dropout and unchanged:
         yield (
-            "data.augment changes nothing, and both views of a picture would be equal. Take data=simclr or data=byol, "
+            "data.augment changes nothing, and both views of an image would be equal. Take data=simclr or data=byol, "
             "or set data.augment.…"
         )
     if profile > 0 and steps is not None and steps <= UNTRACED:
@@ -170,7 +165,7 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
             "objective=cpc"
         )
     if not is_sequence and data.items in (ItemKind.ids, ItemKind.frames):
-        yield f"data.items={data.items}: only task=sequence has them. Take pictures or texts"
+        yield f"data.items={data.items}: only task=sequence has them. Take images or texts"
     if is_sequence and data.batches is Batches.by_source:
         yield "data.batches=by_source: a log has no sources; leave it out"
     if rare and data.batches is Batches.by_source:

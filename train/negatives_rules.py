@@ -8,14 +8,14 @@ from dyad.data.config import DataConfig, Mode
 def negatives_rules(data: DataConfig, task: str, objective: str) -> Iterator[str]:
     """Yield a message for each rule of hard negatives that is broken. objective: its name."""
     negatives = data.negatives
-    per_row, pictures, path = negatives.per_row, negatives.pictures, negatives.picture_file
+    per_row, images, path = negatives.per_row, negatives.pictures, negatives.picture_file
     if per_row > 0 and task not in ("image_text", "question_passage", "language_model"):
         yield f"data.negatives.per_row={per_row}: task={task} has no hard negatives. Set it to 0"
-    if pictures > 0 and task != "image_text":
-        yield f"data.negatives.pictures={pictures}: task={task} has no pictures that are wrong for a text. Set it to 0"
+    if images > 0 and task != "image_text":
+        yield f"data.negatives.pictures={images}: task={task} has no images that are wrong for a text. Set it to 0"
     if path is not None and data.mode is Mode.stream:
         yield (
-            f"data.negatives.picture_file={path}: names pictures by content, and data.mode=stream reads none out of "
+            f"data.negatives.picture_file={path}: names images by content, and data.mode=stream reads none out of "
             "turn. Take data.mode=indexed, or data.negatives.picture_fields"
         )
     if negatives.refresh_every > 0 and task != "question_passage":

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,6 +40,12 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """An error in what the user wrote: an invalid key, value or combination, or a path that matches nothing."""
+
+
+def raise_broken(messages: Iterable[str]) -> None:
+    """Raise ConfigError with the first five different messages, a line each; return if there are none."""
+    if broken := [*islice(dict.fromkeys(messages), 5)]:
+        raise ConfigError("\n".join(broken))
 
 
 class DataError(UserError):

@@ -199,7 +199,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def writable(folder: Path) -> Iterator[None]:
+def raise_named(folder: Path) -> Iterator[None]:
     """Context manager that turns an OSError of the block into a HardwareError ("FILE cannot be written"). The message
     names the file of the OSError, or `folder` if the OSError names none."""
     try:

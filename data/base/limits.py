@@ -2,11 +2,11 @@
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import raise_broken
 
 # Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{:,} or more")}
@@ -25,30 +25,25 @@ def whole_number(name: str, value: Any) -> int:
 def check_limits(config: Any, prefix: str = "") -> None:
     """Raise ConfigError, with a line for each of the first five, if numbers of a dataclass break limits. Arguments and
     limits as of `broken_limits`."""
-    if broken := broken_limits(config, prefix):
-        raise ConfigError("\n".join(broken[:5]))
+    raise_broken(broken_limits(config, prefix))
 
 
-def broken_limits(config: Any, prefix: str = "") -> list[str]:
-    """Return a message for each number of a dataclass, in lists and nested dataclasses too, that breaks a limit.
+def broken_limits(config: Any, prefix: str = "") -> Iterator[str]:
+    """Yield a message for each number of a dataclass, in lists and nested dataclasses too, that breaks a limit.
 
     A field's metadata may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<); every number is finite
     and at most MOST in size. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of
     `config`, with a dot.
     """
-    broken: list[str] = []
     for f in fields(cast(Any, config)):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)
         if is_dataclass(value):
-            broken += broken_limits(value, f"{key}.")
+            yield from broken_limits(value, f"{key}.")
         numbers = [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int | float)]
         limits = [(holds, f.metadata[name], words) for name, (holds, words) in LIMITS.items() if name in f.metadata]
         if not all(math.isfinite(each) and abs(each) <= MOST for each in numbers):
-            broken.append(f"{key}={value!s:.80}: must be a number of at most {MOST:,}")
-        else:
-            broken += [
-                f"{key}={value!s:.80}: must be {words.format(limit)}"
-                for holds, limit, words in limits
-                if not all(holds(each, limit) for each in numbers)
-            ]
-    return broken
+            yield f"{key}={value!s:.80}: must be a number of at most {MOST:,}"
+            continue
+        for holds, limit, words in limits:
+            if not all(holds(each, limit) for each in numbers):
+                yield f"{key}={value!s:.80}: must be {words.format(limit)}"

@@ -1,6 +1,6 @@
 """The items on one side of training data, by content key: how often an epoch is expected to draw each as a positive.
 
-An item is a question, a passage, a picture or a caption. Items of equal content are one item, whatever their rows.
+An item is a question, a passage, an image or a caption. Items of equal content are one item, whatever their rows.
 """
 
 from array import array
@@ -66,7 +66,7 @@ def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
     kind = kind_of(arguments, options)
     if kind is InputKind.passages:
         raise ConfigError(f"SOURCE {arguments[0]} has passages alone: give the file of their questions, and corpus=")
-    return QuestionItems(arguments, options) if kind is InputKind.questions else PictureItems(arguments, options)
+    return QuestionItems(arguments, options) if kind is InputKind.questions else ImageItems(arguments, options)
 
 
 def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
@@ -125,8 +125,8 @@ class QuestionItems:
         yield from (source.corpus.keys for source in self._rows.sources if source.corpus)
 
 
-class PictureItems:
-    """Samples of pictures (side x) and captions (side y)."""
+class ImageItems:
+    """Samples of images (side x) and captions (side y)."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         from dyad.data.image_text.dataset import caption_draws  # loads torch
@@ -143,14 +143,14 @@ class PictureItems:
         try:
             sample = self._read(i)
             if self._side is Side.x:
-                return [(content_key(sample.picture(self._config.image_key)), 1.0)]
+                return [(content_key(sample.image(self._config.image_key)), 1.0)]
             return [(key, share) for key, share, _ in self._captions(sample)]
         except SampleError as error:
             self.bad.append(str(error))
             if len(self.bad) > self._config.bad_share * len(self._shards):
                 raise DataError(
                     f"{self.bad[0]} {len(self.bad):,} of the first {i + 1:,} samples are bad. captions=[FIELD] says "
-                    "where captions are, image_key= where pictures are"
+                    "where captions are, image_key= where images are"
                 ) from None
             return []
 

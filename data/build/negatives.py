@@ -36,7 +36,7 @@ from dyad.data.question_passage.formats import record_of
 from dyad.data.question_passage.passages import InlinePassages
 from dyad.data.question_passage.questions import QuestionRow, row_of
 from dyad.data.shards.content_keys import Int64s, json_digest
-from dyad.data.tables.pictures import json_bytes
+from dyad.data.tables.image_table import json_bytes
 
 FORMAT = 1
 BLOCK = 256  # questions between two looks at the clock

@@ -59,8 +59,8 @@ class AnsweredQuestions:
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
     """Open the questions that `source` names and the corpus to search. Raises ConfigError for a source that cannot
     work, and without a corpus; DataError for damaged data."""
-    if recognised([source], table_keys(options))[0] is InputKind.pictures:
-        raise ConfigError(f"QUESTIONS {source} holds pictures, and no questions")
+    if recognised([source], table_keys(options))[0] is InputKind.images:
+        raise ConfigError(f"QUESTIONS {source} holds images, and no questions")
     questions, corpus = _open(source, options)
     if options.corpus:
         corpus = open_corpus(options.corpus, "corpus")

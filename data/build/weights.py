@@ -2,7 +2,7 @@
 
 q_j = (n_j + a)^p / Σ_k (n_k + a)^p, with n_j the draws of item j in an epoch, a the option add, p the option power,
 which is 0.75 in word2vec (Mikolov et al. 2013). An item that is never drawn has a q only if a is above 0. The pass over
-the data is not resumed: of questions it takes seconds for 100,000 rows, of pictures as long as reading them once.
+the data is not resumed: of questions it takes seconds for 100,000 rows, of images as long as reading them once.
 """
 
 import shlex
@@ -14,7 +14,7 @@ import numpy as np
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
-from dyad.data.cli.options import PictureTask, WeightsOptions
+from dyad.data.cli.options import ImageTask, WeightsOptions
 from dyad.data.cli.outputs import new_file
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
@@ -27,8 +27,8 @@ def run(arguments: Sequence[str], options: WeightsOptions) -> None:
     """Write log q, or ζ, of each item of a side of the data that the arguments name, and print a summary. Raises
     ConfigError for options that cannot work, DataError for damaged data."""
     out = new_file(options.out, [SUFFIX])
-    if options.task is not PictureTask.image_text:
-        raise ConfigError(f"task={options.task}: items are counted of pictures with captions, or of questions")
+    if options.task is not ImageTask.image_text:
+        raise ConfigError(f"task={options.task}: items are counted of images with captions, or of questions")
     rows = open_items(arguments, options)
     items = count_items(rows, with_others=options.add > 0)
     log_q_n = log_q(items.counts_n, options.power, options.add)

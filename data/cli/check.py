@@ -1,7 +1,7 @@
 """`python -m data check`: reads all data of a source, prints statistics and lists everything that training would
 refuse.
 
-Shards of pictures: the SHA-256 of every file is compared with the one in its index, and every picture is decoded.
+Shards of images: the SHA-256 of every file is compared with the one in its index, and every image is decoded.
 Questions and passages: every row is read as training reads it.
 """
 
@@ -27,13 +27,13 @@ from dyad.data.cli import inputs
 from dyad.data.cli.contents import caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
 from dyad.data.cli.inputs import InputKind, Located, UnreadFields
-from dyad.data.cli.options import CheckOptions, PictureTask, table_keys
-from dyad.data.image_text.pictures import read_header
+from dyad.data.cli.options import CheckOptions, ImageTask, table_keys
+from dyad.data.image_text.image_files import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRow
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index import ShardIndex
-from dyad.data.shards.scan_tar import unread_pictures
+from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import sha256_of
@@ -51,7 +51,7 @@ INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
     """Check all data that the arguments (paths or URLs) name, print statistics, and how to train on them. With
     options.val, print what stands on both sides. Raises DataError at the end if anything is wrong."""
-    check = {InputKind.pictures: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
+    check = {InputKind.images: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
     kind = inputs.kind_of(arguments, options)
     samples = check[kind](arguments, options)
     if options.val:
@@ -118,17 +118,17 @@ def count_repeated(keys: array[int]) -> int:
     return len(keys) - len(np.unique(np.array(keys, np.int64)))
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class PictureFindings:
-    """Statistics of samples in shards of pictures. `a += b` adds the statistics b of other samples to a.
+class ImageFindings:
+    """Statistics of samples in shards of images. `a += b` adds the statistics b of other samples to a.
 
-    formats, modes: number of pictures by file suffix and by PIL's name of the colour format. widths, heights: of each
-    picture, in pixels. captions: number of captions of each picture. words: number of words of each caption. missing:
-    captions that are nan or null. several: pictures with a caption of several lines in its text. labels: number of
-    pictures by class. pictures, texts: content keys (64-bit hashes) of the pictures and of the captions. bad: messages
+    formats, modes: number of images by file suffix and by PIL's name of the colour format. widths, heights: of each
+    image, in pixels. captions: number of captions of each image. words: number of words of each caption. missing:
+    captions that are nan or null. several: images with a caption of several lines in its text. labels: number of
+    images by class. images, texts: content keys (64-bit hashes) of the images and of the captions. bad: messages
     about bad samples.
     """
 
@@ -142,18 +142,18 @@ class PictureFindings:
     missing: int = 0
     several: int = 0
     labels: Counter[str] = field(default_factory=Counter)
-    pictures: array[int] = field(default_factory=INTEGERS)
+    images: array[int] = field(default_factory=INTEGERS)
     texts: array[int] = field(default_factory=INTEGERS)
     bad: BadLines = field(default_factory=BadLines)
 
-    def __iadd__(self, other: PictureFindings) -> PictureFindings:
+    def __iadd__(self, other: ImageFindings) -> ImageFindings:
         for part in fields(self):
             setattr(self, part.name, iadd(getattr(self, part.name), getattr(other, part.name)))
         return self
 
 
 def check_shards(values: Sequence[str], options: CheckOptions) -> int:
-    """Check all shards of pictures that `values` (paths or URLs) name, and print statistics. Returns how many samples
+    """Check all shards of images that `values` (paths or URLs) name, and print statistics. Returns how many samples
     there are.
 
     Each shard is indexed first. If its index lists problems (damaged places in the file), they are printed and the
@@ -165,7 +165,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     sound = [index for index in indexes if not index.problems]
     starts = ((index, start) for index in sound for start in range(0, index.samples, BLOCK))
     tasks = [(index, range(index.samples)[start : start + BLOCK], options) for index, start in starts]
-    found = PictureFindings()
+    found = ImageFindings()
     with parallel_map(options.workers, len(tasks) // TASKS_PER_PROCESS) as run_all:
         for index, digest in zip(sound, run_all(sha256_of, [index.path for index in sound]), strict=True):
             if digest != index.sha256:
@@ -173,23 +173,23 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
         for part in tracked(run_all(examine, tasks), "decoding", len(tasks)):
             found += part
     print(f"samples     {found.samples:,} in {len(sound)} shards, {sum(index.size for index in sound) / 1e6:,.1f} MB")
-    print_line(f"pictures    {_counts(found.formats)}; modes {_counts(found.modes)}")
+    print_line(f"images    {_counts(found.formats)}; modes {_counts(found.modes)}")
     print(f"width       {_quantiles(found.widths)}")
     print(f"height      {_quantiles(found.heights)}")
-    if options.task is PictureTask.image_text:
-        of_picture = f"of a picture {_quantiles(found.captions)}; " if len(found.words) > len(found.captions) else ""
-        print(f"captions    {len(found.words):,}; {of_picture}words {_quantiles(found.words)}")
+    if options.task is ImageTask.image_text:
+        of_image = f"of an image {_quantiles(found.captions)}; " if len(found.words) > len(found.captions) else ""
+        print(f"captions    {len(found.words):,}; {of_image}words {_quantiles(found.words)}")
     if found.labels:
         print_line(f"classes     {len(found.labels):,}: {_counts(found.labels):.200}")
     if found.several:
         print(
-            f"paragraphs  {found.several:,} pictures have a caption of several lines; each is one with caption_per=line"
+            f"paragraphs  {found.several:,} images have a caption of several lines; each is one with caption_per=line"
         )
     if found.missing:
         print(f"warning: {found.missing:,} captions are {' or '.join(MISSING)}, as programs write a missing one")
     for line in _unread(values, options, indexes):
         print_line(f"not read    {line}")
-    print(f"duplicates  {count_repeated(found.pictures):,} pictures, {count_repeated(found.texts):,} texts")
+    print(f"duplicates  {count_repeated(found.images):,} images, {count_repeated(found.texts):,} texts")
     print(f"damage      {found.bad.count:,}")
     found.bad.print()
     report_problems(indexes)
@@ -203,7 +203,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     return found.samples
 
 
-def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
+def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
     """Read and decode samples of one shard, and return their statistics, which list the bad samples.
 
     task: the index of the shard, the positions of the samples in the shard, and the options of the command.
@@ -211,24 +211,24 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
     from dyad.data.image_text.sample import ShardSample
 
     index, rows, options = task
-    shards, found = Shards([ShardSource((index.path,))], [index]), PictureFindings(samples=len(rows))
+    shards, found = Shards([ShardSource((index.path,))], [index]), ImageFindings(samples=len(rows))
     for row in rows:
         try:
             sample = ShardSample.read(shards, row)
             sample.decoded(options.image_key, options.max_image_pixels)
-            header = read_header(encoded := sample.picture(options.image_key), options.max_image_pixels)
+            header = read_header(encoded := sample.image(options.image_key), options.max_image_pixels)
             found.formats[header.suffix] += 1
             found.modes[header.mode] += 1
             found.widths.append(header.width)
             found.heights.append(header.height)
-            found.pictures.append(content_key(encoded))
+            found.images.append(content_key(encoded))
             captions = captions_of(sample, options)
             sample.relevance(options.relevance)
             found.captions.append(len(captions))
             found.missing += sum(text.strip().lower() in MISSING for text in captions)
             if captions and caption_name(sample, options) == "txt":
                 found.several += any("\n" in text for text in captions)
-            if options.task is PictureTask.labelled:
+            if options.task is ImageTask.labelled:
                 found.labels[sample.label(options.label)] += 1
             for text in captions:
                 found.words.append(len(text.split()))
@@ -239,12 +239,12 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> PictureFindings:
 
 
 def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[ShardIndex]) -> Iterator[str]:
-    """Yield a line for each source with pictures whose format is not read: members of tars, files of folders."""
+    """Yield a line for each source with images whose format is not read: members of tars, files of folders."""
     for index in indexes:
-        if line := unread_pictures(Counter(index.ignored)):
+        if line := unread_images(Counter(index.ignored)):
             yield f"{index.path}: {line}"
     for folder in (table.path for table in inputs.tables_and_files(values, options, "SOURCE")[0]):
-        if os.path.isdir(folder) and (line := unread_pictures(suffixes_in(folder))):
+        if os.path.isdir(folder) and (line := unread_images(suffixes_in(folder))):
             yield f"{folder}: {line}"
 
 

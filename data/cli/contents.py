@@ -1,4 +1,4 @@
-"""What the rows of a source hold, by content key: pictures and captions, or questions and their right passages."""
+"""What the rows of a source hold, by content key: images and captions, or questions and their right passages."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
 from dyad.data.cli import outputs
 from dyad.data.cli.inputs import InputKind, is_beir, kind_of, open_input, refuse_unknown, shards_of
-from dyad.data.cli.options import PictureTask, ReadOptions
+from dyad.data.cli.options import ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
@@ -36,15 +36,15 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
     shards = open_shards(shards_of(values, options, argument))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)
-        pictures = {content_key(sample.picture(options.image_key)): ""}
+        images = {content_key(sample.image(options.image_key)): ""}
         texts = {content_key(text.encode()): text for text in captions_of(sample, options)}
-        yield sample.where, {"picture": pictures, "caption": texts}
+        yield sample.where, {"picture": images, "caption": texts}
 
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
     """Return the captions of a ShardSample; none if it has a class number in their place, or options.task takes no
     captions. Raises SampleError when it has neither."""
-    if options.task is not PictureTask.image_text:
+    if options.task is not ImageTask.image_text:
         return []
     name = caption_name(sample, options)
     if name != "cls":
@@ -76,11 +76,11 @@ def train_command(
     if kind_of(values, options) is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)
-    if options.task is not PictureTask.image_text:
-        return outputs.picture_command(paths, samples, options)
+    if options.task is not ImageTask.image_text:
+        return outputs.image_command(paths, samples, options)
     from dyad.data.image_text.sample import ShardSample
 
     name = caption_name(ShardSample.read(open_shards(shards_of(values, options, "SOURCE")), 0), options)
     if name == "cls":
         return "nothing: class numbers alone are for task=labelled, or an evaluation, eval.suite=[wds:FOLDER]"
-    return outputs.picture_command(paths, samples, options, name)
+    return outputs.image_command(paths, samples, options, name)

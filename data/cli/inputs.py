@@ -23,12 +23,12 @@ from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import QuestionRow, is_beir
 from dyad.data.shards.index import index_shards
 from dyad.data.shards.rows import SUFFIXES, Rows
-from dyad.data.shards.scan_tar import PICTURES, Problem, Scan, stream_tar
+from dyad.data.shards.scan_tar import IMAGES, Problem, Scan, stream_tar
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import PACKED, SHARDS, ShardSource, files_of, local_path, parse_sources, written_sources
 from dyad.data.shards.storage import open_buffered, shard_name
 from dyad.data.tables.folders import ALWAYS, tables_of
-from dyad.data.tables.pictures import TableOptions, picture_column
+from dyad.data.tables.image_table import TableOptions, image_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
 from dyad.data.tables.readers import Fields, Table, open_table
 
@@ -42,7 +42,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 Located = Iterator[tuple[str, T | BadRow]]  # location of a row, for messages, and what the row holds
 
-InputKind = StrEnum("InputKind", ["pictures", "questions", "passages"])  # what an input holds
+InputKind = StrEnum("InputKind", ["images", "questions", "passages"])  # what an input holds
 
 
 class UnreadFields(Counter[str]):
@@ -103,7 +103,7 @@ def shards_of(
     return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
-# ---- pictures, questions or passages? ------------------------------------------------------------------------------
+# ---- images, questions or passages? ------------------------------------------------------------------------------
 
 
 def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[list[Table], list[str]]:
@@ -129,14 +129,14 @@ def tables_and_files(
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data that the sources hold, as `recognised`; `pictures` when their rows do not tell."""
+    """Return the kind of data that the sources hold, as `recognised`; `images` when their rows do not tell."""
     if sources[0].endswith(PACKED):  # their reader says how to unpack it
-        return InputKind.pictures if sources[0].endswith(PACKED_TARS) else InputKind.questions
-    return recognised(sources, table_keys(options))[0] or InputKind.pictures
+        return InputKind.images if sources[0].endswith(PACKED_TARS) else InputKind.questions
+    return recognised(sources, table_keys(options))[0] or InputKind.images
 
 
 def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind | None, str]:
-    """Return the kind of data that the sources hold (pictures, questions or passages), and what it is judged by, for
+    """Return the kind of data that the sources hold (images, questions or passages), and what it is judged by, for
     messages: the first rows of the first source. The kind is None when they do not tell, and when there are none, as in
     a compressed file or without a column that the user named: their reader says what is wrong."""
     if is_beir(sources[0]):
@@ -146,8 +146,8 @@ def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind
         if not tables:
             return _kind_of_file(_first_of(files))
         options.checked(tables[0])
-        pictures = picture_column(tables[0], options.columns)
-        kind = InputKind.pictures if pictures else _kind_of_fields(named_texts(first_row(tables[0]), options))
+        images = image_column(tables[0], options.columns)
+        kind = InputKind.images if images else _kind_of_fields(named_texts(first_row(tables[0]), options))
         return kind, f"columns {formats.named(tables[0].columns)}"
     return None, ""
 
@@ -168,17 +168,17 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
     Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
     tables, files = tables_and_files(sources[0], options, "SOURCE")
-    if tables and not picture_column(tables[0], options.columns):
+    if tables and not image_column(tables[0], options.columns):
         raise ConfigError(
             f"{tables[0].path}: its columns {formats.named(tables[0].columns)} have no known names. Name those of "
-            "pictures and captions, or of questions and passages: columns=[…]"
+            "images and captions, or of questions and passages: columns=[…]"
         )
     if not tables and shard_name(file := _first_of(files)).endswith(".jsonl"):
         with suppress(OSError):
             if fields := first_row(open_table(file)):
                 raise ConfigError(
                     f"{file}: {formats.unknown_format(fields)}; passages: text, and one of {', '.join(PASSAGE_IDS)}."
-                    " Pairs of a picture and its caption are checked when they are packed."
+                    " Pairs of an image and its caption are checked when they are packed."
                 )
 
 
@@ -189,7 +189,7 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
     if suffix == ".tar":
         with open_buffered(file) as stream:
             members = {name for _, found in islice(stream_tar(stream, Scan()), LOOKED_AT) for name in found}
-        kind = InputKind.pictures if members & set(PICTURES) else InputKind.questions if "json" in members else None
+        kind = InputKind.images if members & set(IMAGES) else InputKind.questions if "json" in members else None
         return kind, f"members {formats.named(sorted(members))}"
     if suffix == ".json":  # an array, which holds questions unless its first row is a passage
         rows = _open([file])
@@ -201,7 +201,7 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
-    """Return the kind of data in a row (pictures, questions or passages), judged by the names of its fields."""
+    """Return the kind of data in a row (images, questions or passages), judged by the names of its fields."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)

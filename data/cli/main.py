@@ -21,10 +21,10 @@ from dyad.data.cli.options import (
 )
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
-  pictures and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, pictures
-                           inside, or paths), Arrow, JSON-lines, COCO captions; folders of pictures with .txt files,
+  images and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, images
+                           inside, or paths), Arrow, JSON-lines, COCO captions; folders of images with .txt files,
                            metadata.csv or one folder for each class (template='a photo of a {}');
-                           task=labelled: classes without captions; task=views: pictures alone
+                           task=labelled: classes without captions; task=views: images alone
   questions and passages   tables or JSON-lines with sentence-transformers' columns (anchor, positive, negative, …),
                            DPR .json or .jsonl, Tevatron .jsonl (passages inside, or by id from a corpus),
                            FlagEmbedding .jsonl, MS MARCO triples, BEIR folders, shards of these; passages alone:
@@ -64,7 +64,7 @@ class Verb:
 VERBS = (
     Verb("index", "scan a source once; list samples and every problem", IndexOptions),
     Verb("check", "read everything, tell what is in there and what is broken", CheckOptions),
-    Verb("pack", "pictures and captions into shards, questions into formats", PackOptions, "INPUT"),
+    Verb("pack", "images and captions into shards, questions into formats", PackOptions, "INPUT"),
     Verb("split", "part of it for validation, without a copy on both sides", SplitOptions),
     Verb(
         "negatives", "training data for DPR by BM25, from answers or judgements", NegativesOptions, "QUESTIONS", "build"
@@ -91,7 +91,7 @@ check beir/scifact/ split=test
 check shards/ val=held_out.tar
 pack pairs.csv out=shards
 pack pairs.parquet out=shards columns=[picture,words]
-pack pictures/ out=shards on_error=skip
+pack images/ out=shards on_error=skip
 pack classes/ out=shards 'template=a photo of a {}'
 pack captions_train2017.json out=shards maxcount=5000 maxsize=5e8
 pack st.csv out=dpr to=dpr columns=[question,answer]

@@ -19,10 +19,10 @@ from dyad.data.config import (
     check_template,
     described,
 )
-from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.image_table import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
-PictureTask = StrEnum("PictureTask", ["image_text", "views", "labelled"])  # that pictures are for, as the key task
+ImageTask = StrEnum("ImageTask", ["image_text", "views", "labelled"])  # that images are for, as the key task
 Side = StrEnum("Side", ["x", "y"])
 LogSplit = StrEnum("LogSplit", ["last", "time", "user"])
 PassagesOfRows = StrEnum("PassagesOfRows", ["inside", "ids"])
@@ -42,8 +42,8 @@ class TableKeys:
     max_image_pixels: int = config_option(DataConfig, "max_image_pixels")
     caption_per: CaptionPer = config_option(DataConfig, "caption_per")
     relevance: str | None = config_option(DataConfig, "relevance")
-    task: PictureTask = described(
-        PictureTask.image_text, "what pictures are for: image_text (with captions), views (alone), labelled (a class)"
+    task: ImageTask = described(
+        ImageTask.image_text, "what images are for: image_text (with captions), views (alone), labelled (a class)"
     )
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class TableKeys:
 
 
 def table_keys(options: TableKeys) -> TableOptions:
-    captioned = options.task is PictureTask.image_text
+    captioned = options.task is ImageTask.image_text
     chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
     return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
 
@@ -89,7 +89,7 @@ class ReadOptions(QuestionKeys):
     """The key=value options of commands that read data to look into it."""
 
     captions: str = described(
-        "txt,caption,captions,title,text,cls", "pictures: where captions are, first match: txt, json fields, cls"
+        "txt,caption,captions,title,text,cls", "images: where captions are, first match: txt, json fields, cls"
     )
     image_key: str = config_option(DataConfig, "image_key")
     label: str = config_option(DataConfig, "label")
@@ -110,7 +110,7 @@ class CheckOptions(ReadOptions):
     """The key=value options of `python -m data check`."""
 
     val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
-    workers: int | None = described(None, "pictures: processes that decode; null: one per core", least=1, most=1024)
+    workers: int | None = described(None, "images: processes that decode; null: one per core", least=1, most=1024)
 
 
 @dataclass
@@ -124,7 +124,7 @@ class SplitOptions(WriteOptions, ReadOptions):
 class PackOptions(WriteOptions):
     """The key=value options of `python -m data pack`."""
 
-    to: Target = described(Target.shards, "what questions become; pictures become shards")
+    to: Target = described(Target.shards, "what questions become; images become shards")
     val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
 
@@ -175,7 +175,7 @@ class WeightsOptions(QuestionKeys):
     """The key=value options of `python -m data weights`."""
 
     out: str | None = described(None, "new .safetensors file (required)")
-    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or picture")
+    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or image")
     power: float = described(1.0, "q is proportional to the count to this power; word2vec: 0.75", least=0)
     add: float = described(0.0, "added to each count; above 0, negatives and passages of corpus= have a q too", least=0)
     temperature: float | None = described(None, "write ζ = -τ log q of this τ, for importance=zeta", above=0)

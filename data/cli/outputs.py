@@ -16,7 +16,7 @@ from typing import Any
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import remove_dead, whole_folder
 from dyad.data.base.progress import print_line
-from dyad.data.cli.options import OnError, PictureTask, ReadOptions, WriteOptions
+from dyad.data.cli.options import ImageTask, OnError, ReadOptions, WriteOptions
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
@@ -25,13 +25,13 @@ SHOWN = 5  # bad rows that are printed in full
 GPU = "/dev/nvidiactl"  # on a machine with one; torch, which knows for sure, takes seconds to load
 SMALL = "configs/model/tiny_clip_gn.json"  # of the preset model=tiny_clip_gn, in a checkout
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
-TRAINS = {  # how a command trains on pictures, but for its model
-    PictureTask.image_text: [],
-    PictureTask.views: ["task=views", "data=simclr", "objective=simclr", "model.head=simclr"],
-    PictureTask.labelled: ["task=labelled", "objective=cross_entropy_sum"],
+TRAINS = {  # how a command trains on images, but for its model
+    ImageTask.image_text: [],
+    ImageTask.views: ["task=views", "data=simclr", "objective=simclr", "model.head=simclr"],
+    ImageTask.labelled: ["task=labelled", "objective=cross_entropy_sum"],
 }
-SMALL_MODELS = {PictureTask.image_text: "model=tiny_clip_gn"}
-SMALL_MODELS |= dict.fromkeys((PictureTask.views, PictureTask.labelled), "model=small_cnn")
+SMALL_MODELS = {ImageTask.image_text: "model=tiny_clip_gn"}
+SMALL_MODELS |= dict.fromkeys((ImageTask.views, ImageTask.labelled), "model=small_cnn")
 
 AddSample = Callable[[Mapping[str, Any]], object]
 
@@ -103,16 +103,16 @@ def file_names(indexes: Sequence[ShardIndex]) -> Path:
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
-def picture_command(paths: Mapping[str, str | Path], samples: int, options: ReadOptions, captions: str = "txt") -> str:
-    """Return a shell command that trains on pictures for options.task, with a model that this machine can train.
+def image_command(paths: Mapping[str, str | Path], samples: int, options: ReadOptions, captions: str = "txt") -> str:
+    """Return a shell command that trains on images for options.task, with a model that this machine can train.
     captions: "txt" or a json field."""
-    small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second a picture on a core
+    small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second an image on a core
     words = [*TRAINS[options.task], SMALL_MODELS[options.task] if small else "model.name=ViT-B-32"]
-    if options.task is PictureTask.image_text and captions != "txt":
+    if options.task is ImageTask.image_text and captions != "txt":
         words = [f"data.captions=[{captions}]", *words]
-    elif options.task is PictureTask.image_text and options.caption_per is not CaptionPer.paragraph:
+    elif options.task is ImageTask.image_text and options.caption_per is not CaptionPer.paragraph:
         words = [f"data.caption_per={options.caption_per.value}", *words]
-    elif options.task is PictureTask.labelled and options.label != DataConfig.label:
+    elif options.task is ImageTask.labelled and options.label != DataConfig.label:
         words.append(f"data.label={options.label}")
     return command("python -m train", paths, *words, "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}")
 

@@ -1,6 +1,6 @@
-"""`python -m data pack`: packs pictures and captions into shards, or converts questions and passages (convert.py).
+"""`python -m data pack`: packs images and captions into shards, or converts questions and passages (convert.py).
 
-The shards are those of webdataset; they keep the bytes of the pictures. Tar shards are an input too: what training
+The shards are those of webdataset; they keep the bytes of the images. Tar shards are an input too: what training
 refuses of them is put in order or left out.
 """
 
@@ -15,23 +15,23 @@ from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
 from dyad.data.cli.inputs import InputKind, first_row, kind_of, tables_and_tars
-from dyad.data.cli.options import PackOptions, PictureTask, ReadOptions, Target, table_keys
+from dyad.data.cli.options import ImageTask, PackOptions, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
 from dyad.data.cli.tars import MakeSample, Members, tar_samples
 from dyad.data.question_passage.formats import unknown_format
 from dyad.data.shards.index import ShardIndex
-from dyad.data.shards.scan_tar import PICTURES, TEXTS, unread_pictures
+from dyad.data.shards.scan_tar import IMAGES, TEXTS, unread_images
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 from dyad.data.tables.folders import suffixes_in
-from dyad.data.tables.pictures import PictureTable, picture_table
+from dyad.data.tables.image_table import ImageTable, image_table
 from dyad.data.tables.readers import Table
 
 
 def run(arguments: Sequence[str], options: PackOptions) -> None:
-    """Pack or convert the only input in `arguments`, depending on whether it holds pictures, questions or passages."""
-    packs = {InputKind.pictures: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
+    """Pack or convert the only input in `arguments`, depending on whether it holds images, questions or passages."""
+    packs = {InputKind.images: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
     kind = kind_of(arguments, options)
     if options.val and kind is InputKind.passages:
         raise ConfigError(f"val={options.val:g}: INPUT {arguments[0]} has passages only, which are not split.")
@@ -39,16 +39,16 @@ def run(arguments: Sequence[str], options: PackOptions) -> None:
 
 
 def pack_pairs(source: str, options: PackOptions) -> None:
-    """Write the pictures and captions of an input as shards into the new folder `options.out`, index the shards, and
+    """Write the images and captions of an input as shards into the new folder `options.out`, index the shards, and
     print how to train on them.
 
-    Raises ConfigError for a folder that exists and is not empty, or a missing column. With on_error=stop, a picture
+    Raises ConfigError for a folder that exists and is not empty, or a missing column. With on_error=stop, an image
     that is missing or cannot be decoded, or an empty caption, raises DataError naming the row, and the folder is not
     made.
     """
     out = outputs.checked_out(options.out)
     if options.to is not Target.shards:
-        raise ConfigError(f"to={options.to.name}: pictures and captions become shards; only questions are converted.")
+        raise ConfigError(f"to={options.to.name}: images and captions become shards; only questions are converted.")
     tally = Tally(options.on_error)
     with outputs.new_folder(out) as folder:
         with outputs.shard_writer(folder, options) as write:
@@ -67,9 +67,9 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     print(f"{samples:,} samples in {len(indexes)} shards ({megabytes:,.1f} MB) in {out}, indexed")
     if tally.skipped:
         print(tally)
-    if unread := unread_pictures(suffixes_in(source) if os.path.isdir(source) else Counter()):
+    if unread := unread_images(suffixes_in(source) if os.path.isdir(source) else Counter()):
         print_line(f"not read: {unread}")
-    train = outputs.picture_command({key: out / path for key, path in paths.items()}, trained, *read)
+    train = outputs.image_command({key: out / path for key, path in paths.items()}, trained, *read)
     print(f"train on them:\n  {train}")
 
 
@@ -79,12 +79,12 @@ def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[R
 
     read = ReadOptions(caption_per=options.caption_per, task=options.task)
     if not any(set(TEXTS) & set(index.suffixes) for index in indexes):
-        read.task = PictureTask.views
-    if read.task is not PictureTask.image_text:
+        read.task = ImageTask.views
+    if read.task is not ImageTask.image_text:
         return read, ""
     shards = Shards([ShardSource(tuple(index.path for index in indexes))], indexes)
     name = caption_name(ShardSample.read(shards, 0), read)
-    read.task = PictureTask.labelled if name == "cls" else read.task
+    read.task = ImageTask.labelled if name == "cls" else read.task
     return read, name
 
 
@@ -92,28 +92,28 @@ def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSampl
     """Yield the location of each row of the tables of an input, and of each sample of its tars, and a function that
     returns its members or raises BadRow."""
     tables, tars = tables_and_tars(source, options)
-    for pictures in [picture_input(table, options) for table in tables]:
-        for where, fields in pictures.table.rows():
-            yield f"{pictures.table.path}: {where}", partial(pictures.members, fields)
+    for images in [image_input(table, options) for table in tables]:
+        for where, fields in images.table.rows():
+            yield f"{images.table.path}: {where}", partial(images.members, fields)
     yield from tar_samples(tars)
 
 
 def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
-    """Raise BadRow for a picture that training cannot decode. Its header was read already, if it is of a table."""
-    from dyad.data.image_text.transforms import decode  # loads torch
+    """Raise BadRow for an image that training cannot decode. Its header was read already, if it is of a table."""
+    from dyad.data.image_text.decode import decode  # loads torch
 
-    for suffix in PICTURES:
+    for suffix in IMAGES:
         try:
             _ = decode(sample[suffix], max_pixels) if suffix in sample else None
         except DataError as error:
-            raise BadRow("undecodable picture", str(error)) from None
+            raise BadRow("undecodable image", str(error)) from None
 
 
-def picture_input(table: Table, options: PackOptions) -> PictureTable:
-    """Find the pictures and captions of a table. Raises ConfigError for a table of unknown columns."""
-    if found := picture_table(table, table_keys(options)):
+def image_input(table: Table, options: PackOptions) -> ImageTable:
+    """Find the images and captions of a table. Raises ConfigError for a table of unknown columns."""
+    if found := image_table(table, table_keys(options)):
         return found
     raise ConfigError(
-        f"{table.path}: no pictures in {', '.join(table.columns)}; of texts {unknown_format(first_row(table))}."
+        f"{table.path}: no images in {', '.join(table.columns)}; of texts {unknown_format(first_row(table))}."
         " Name the columns: columns=[picture,caption] or columns=[question,positive,negative]"
     )

@@ -1,4 +1,4 @@
-"""Reads the pictures and captions of tar shards for `python -m data pack`, of shards that training refuses too.
+"""Reads the images and captions of tar shards for `python -m data pack`, of shards that training refuses too.
 
 Members of one sample that are not side by side are put together. A sample whose name comes again is another sample. The
 reader yields a function in place of each sample; for a sample that training could not use it raises BadRow.
@@ -9,7 +9,7 @@ from functools import partial
 
 from dyad.data.base.errors import BadRow, DataError
 from dyad.data.shards.index import OffsetTable, ShardIndex, index_shards
-from dyad.data.shards.scan_tar import PICTURES, TEXTS
+from dyad.data.shards.scan_tar import IMAGES, TEXTS
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 
@@ -46,13 +46,13 @@ def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
 
 
 def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
-    """Return the members of the sample in some rows. Raises BadRow if they cannot be read, or lack the picture, or lack
+    """Return the members of the sample in some rows. Raises BadRow if they cannot be read, or lack the image, or lack
     a caption where other samples have one."""
     try:
         members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}
     except DataError as error:
         raise BadRow("damaged sample", str(error)) from None
-    for what, suffixes in {"picture": PICTURES, **({"caption": TEXTS} if captioned else {})}.items():
+    for what, suffixes in {"image": IMAGES, **({"caption": TEXTS} if captioned else {})}.items():
         if not set(suffixes) & set(members):
             raise BadRow(f"no {what}", f"its members are {', '.join(members)}")
     return members

@@ -33,7 +33,7 @@ from dyad.data.question_passage.corpus import Corpus
 from dyad.data.question_passage.passages import Passage, Question
 from dyad.data.question_passage.questions import QuestionRow
 from dyad.data.shards.content_keys import key_name
-from dyad.data.tables.pictures import json_bytes
+from dyad.data.tables.image_table import json_bytes
 
 Fields = dict[str, Any]
 Dropped = Counter[str]  # by name, how much of the source the new files cannot hold

@@ -1,1 +1,1 @@
-"""The image–text data set: samples, pictures, transforms, streaming."""
+"""The image–text data set: samples, images, transforms, streaming."""

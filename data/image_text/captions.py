@@ -1,4 +1,4 @@
-"""The captions in a text, of a .txt beside a picture, of a txt member of a shard, of a column txt. Imports no torch."""
+"""The captions in a text, of a .txt beside an image, of a txt member of a shard, of a column txt. Imports no torch."""
 
 import re
 

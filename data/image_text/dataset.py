@@ -1,11 +1,11 @@
-"""Pictures and their captions from shards: batches for training.
+"""Images and their captions from shards: batches for training.
 
-The picture of a sample is the first member that data.image_key names. Its captions are under the names in
+The image of a sample is the first member that data.image_key names. Its captions are under the names in
 data.captions: "txt" is the text member, one caption a paragraph or a line, as data.caption_per says; any other name is
 a field of the json member, a string or a list of strings. Training draws one caption, depending only on the seed, the
 epoch and the sample id. Evaluation takes all captions under the first name in data.captions.
 
-Shape letters: b pictures of a batch; S side of the tower's input in pixels; L tokens of the longest text.
+Shape letters: b images of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,8 @@ from dyad.data.image_text.negatives import Mined, MinedTexts, draw_texts, wrong_
 from dyad.data.image_text.noise import stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.wrong_pictures import Drawn, MinedPictures, WrongPictures
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.image_text.wrong_images import Drawn, MinedImages, WrongImages
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.negatives import looked_at
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.shards.content_keys import content_key
@@ -43,18 +43,18 @@ WHERE = {  # key of how many negatives are drawn → keys that say where they ar
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """Return `spec`, the preprocessing that a picture tower (encoder) expects. If the setting data.resize is set, it
+    """Return `spec`, the preprocessing that an image tower (encoder) expects. If the setting data.resize is set, it
     replaces the resize mode of `spec`."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
 class TrainingPair(NamedTuple):
-    """A picture and one caption of a sample.
+    """An image and one caption of a sample.
 
-    x, uint8 (3, S, S): the picture, resized and cropped to the input side S of the tower, before noise is added. text:
-    the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the picture. x_key, y_key: content ids
-    (hashes) of picture and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
-    wrong for the picture. wrong: pictures that are wrong for the caption: each like x with its draws, and its key.
+    x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower, before noise is added. text:
+    the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the image. x_key, y_key: content ids
+    (hashes) of image and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
+    wrong for the image. wrong: images that are wrong for the caption: each like x with its draws, and its key.
     """
 
     x: Tensor
@@ -69,7 +69,7 @@ class TrainingPair(NamedTuple):
 
 
 class PairMaker:
-    """Makes training pairs (picture and caption) from samples, and batches from training pairs."""
+    """Makes training pairs (image and caption) from samples, and batches from training pairs."""
 
     def __init__(
         self,
@@ -78,22 +78,22 @@ class PairMaker:
         config: DataConfig,
         seed: int,
         mined: MinedTexts | None = None,
-        mined_pictures: MinedPictures | None = None,
+        mined_images: MinedImages | None = None,
     ) -> None:
-        """spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend. mined, mined_pictures: hard negatives mined before; None if there
+        """spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
+        of the run, on which all random draws depend. mined, mined_images: hard negatives mined before; None if there
         are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
         """
-        negatives, files = config.negatives, {MinedTexts.key: mined, MinedPictures.key: mined_pictures}
-        counts = {MinedTexts.key: negatives.per_row, MinedPictures.key: negatives.pictures}
+        negatives, files = config.negatives, {MinedTexts.key: mined, MinedImages.key: mined_images}
+        counts = {MinedTexts.key: negatives.per_row, MinedImages.key: negatives.pictures}
         without = [key for key, count in counts.items() if count and files[key] is None]
         only_mined = {*negatives.lists} == {NegativeList.mined} or not any(files.values())
         if without and NegativeList.mined in negatives.lists and only_mined:
             raise ConfigError(f"data.negatives.lists has 'mined': set {without[0]}.")
         self.spec, self.tokenize, self.config, self.seed = image_spec(spec, config), tokenize, config, seed
-        self.mined, self.wrong = mined, WrongPictures(self.spec, config, mined_pictures)
+        self.mined, self.wrong = mined, WrongImages(self.spec, config, mined_images)
         weights = config.caption_weights or [1.0] * len(config.captions)
         self._thresholds = np.array(list(accumulate(weights))) / sum(weights)
 
@@ -103,7 +103,7 @@ class PairMaker:
         return [mined for mined in (self.mined, self.wrong.mined) if mined is not None]
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
-        """Return a training pair (picture and one caption) of the sample. Random parts (caption, augmentation) depend
+        """Return a training pair (image and one caption) of the sample. Random parts (caption, augmentation) depend
         only on the run's seed, `epoch` and `position`. sample_id: stored in the pair.
 
         Raises SampleError, naming shard and key, for a sample that cannot be used.
@@ -115,40 +115,40 @@ class PairMaker:
         captions = self.texts(sample, config.captions[min(number, len(config.captions) - 1)])
         text = captions[int(draws[1] * len(captions))]
         y_key = text_key(sample, text, config)
-        of_picture, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
-        x = transforms.training_size(decoded, self.spec, config.augment, of_picture)
-        x_key = content_key(sample.picture(config.image_key))
+        of_image, decoded = draws[CAPTION_DRAWS:count], sample.decoded(config.image_key, config.max_image_pixels)
+        x = transforms.training_size(decoded, self.spec, config.augment, of_image)
+        x_key = content_key(sample.image(config.image_key))
         negatives = self.negatives(sample, x_key, draws[count:texts_end]) if config.negatives.per_row else ()
         wrong = self.wrong.drawn(sample, text, x_key, draws[texts_end:])
-        return TrainingPair(x, text, sample_id, x_key, y_key, of_picture, self.relevance(sample), negatives, wrong)
+        return TrainingPair(x, text, sample_id, x_key, y_key, of_image, self.relevance(sample), negatives, wrong)
 
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
-        """Draw texts that are wrong for the picture of a sample, at most one for each random number in `draws`.
+        """Draw texts that are wrong for the image of a sample, at most one for each random number in `draws`.
 
-        x_key: content key of the picture. None of its captions is drawn. Errors as of `pair`.
+        x_key: content key of the image. None of its captions is drawn. Errors as of `pair`.
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
-    def has_pictures(self, sample: ShardSample) -> bool:
-        """Whether a sample has pictures that are wrong for a caption of it, or was mined. Errors as of `pair`."""
-        x_key = content_key(sample.picture(self.config.image_key))
+    def has_images(self, sample: ShardSample) -> bool:
+        """Whether a sample has images that are wrong for a caption of it, or was mined. Errors as of `pair`."""
+        x_key = content_key(sample.image(self.config.image_key))
         texts = (text for name in self.config.captions for text in self.texts(sample, name))
         return self.wrong.any_for(sample, texts, x_key)
 
     def has_negatives(self, sample: ShardSample) -> bool:
-        """Whether a sample has texts that are wrong for its picture, or was mined, with what result ever. Errors as of
+        """Whether a sample has texts that are wrong for its image, or was mined, with what result ever. Errors as of
         `pair`."""
-        x_key = content_key(sample.picture(self.config.image_key))
+        x_key = content_key(sample.image(self.config.image_key))
         return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs: stacks the pictures, whose noise is still to be added, and
+        """Return the batch of the given training pairs: stacks the images, whose noise is still to be added, and
         tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
         lists them."""
-        pictures, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
+        images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
-        x, x_noise = stacked(zip(pictures, draws, strict=True), self.config.augment)
+        x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
         more = [(row, text) for row, drawn in enumerate(negatives) for text in drawn]
         y, y_more = self.tokenize([*texts, *(text for _, text in more)]).split([len(texts), len(more)])
         lengths = lengths_by(self.tokenize, y)
@@ -174,7 +174,7 @@ class PairMaker:
         )
 
     def check(self, sample: ShardSample) -> None:
-        """Raise SampleError when a sample cannot be used for training: its picture is missing or cannot be decoded, or
+        """Raise SampleError when a sample cannot be used for training: its image is missing or cannot be decoded, or
         the captions under any of the names in data.captions are missing or unusable, or it has no relevance."""
         self.relevance(sample)
         sample.decoded(self.config.image_key, self.config.max_image_pixels)
@@ -195,18 +195,18 @@ def maker_with_mined(
 ) -> PairMaker:
     """Return what makes pairs, with the mined negatives of the files that data.negatives names.
 
-    shards: the data, of which mined pictures are; None: a stream, which has none. Errors as of these files.
+    shards: the data, of which mined images are; None: a stream, which has none. Errors as of these files.
     """
-    texts, pictures = config.negatives.file, config.negatives.picture_file
+    texts, images = config.negatives.file, config.negatives.picture_file
     mined = MinedTexts(texts) if texts else None
     return PairMaker(
         *(spec, tokenize, config, seed, mined),
-        mined_pictures=MinedPictures(pictures, shards, config) if pictures and shards else None,
+        mined_images=MinedImages(images, shards, config) if images and shards else None,
     )
 
 
 class LabelMaker(PairMaker):
-    """Makes pairs of a picture and the name of its class, which data.label says. tokenize: the numbers of classes; so y
+    """Makes pairs of an image and the name of its class, which data.label says. tokenize: the numbers of classes; so y
     is the number of the class, int64 (b,)."""
 
     tokenize: ClassNumbers
@@ -221,11 +221,11 @@ class LabelMaker(PairMaker):
 
 
 class ImageText:
-    """The training data set of pictures and captions. A batch depends only on the seed, its positions (epoch, sample
+    """The training data set of images and captions. A batch depends only on the seed, its positions (epoch, sample
     id) and the shards."""
 
     def __init__(self, shards: Shards, maker: PairMaker) -> None:
-        """Set up the training data set of pictures and captions, and check its first samples. maker: makes the pairs
+        """Set up the training data set of images and captions, and check its first samples. maker: makes the pairs
         and batches of samples.
 
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
@@ -234,7 +234,7 @@ class ImageText:
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
         check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
-        for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_pictures)):
+        for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_images)):
             if getattr(maker.config.negatives, name):
                 self._check_negatives(name, has_any)
 

@@ -1,4 +1,4 @@
-"""Pictures that a program hands over, as inputs of a picture tower: paths, bytes of files, PIL pictures, pixels."""
+"""Images that a program hands over, as inputs of an image tower: paths, bytes of files, PIL images, pixels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,47 +13,48 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError
 from dyad.data.base.files import open_foreign
-from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_batch, to_rgb
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
+from dyad.data.image_text.decode import decode, to_rgb
+from dyad.data.image_text.transforms import ImageSpec, evaluation_batch
+from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 
-# A path, the bytes of a file, a PIL picture, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
-Picture: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
+# A path, the bytes of a file, a PIL image, uint8 pixels: (H, W, 3) of numpy, (3, H, W) of torch
+ImageInput: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tensor"
 
 
 @dataclass(frozen=True)
-class GivenPictures:
-    """A list of pictures as inputs of a picture tower. max_pixels: larger files are refused before they are decoded."""
+class GivenImages:
+    """A list of images as inputs of an image tower. max_pixels: larger files are refused before they are decoded."""
 
-    pictures: Sequence[Picture]
+    images: Sequence[ImageInput]
     spec: ImageSpec
     max_pixels: int
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the pictures start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels."""
-        return evaluation_batch((pixels(each, self.max_pixels) for each in self.pictures[start:stop]), self.spec)
+        """Return the images start … stop − 1 as uint8 (k, 3, S, S), S the side of the tower's input in pixels."""
+        return evaluation_batch((pixels(each, self.max_pixels) for each in self.images[start:stop]), self.spec)
 
 
-def pixels(picture: Picture, max_pixels: int) -> Tensor:
-    """Return a picture as uint8 (3, H, W). Raises DataError for one that cannot be read, or is no picture."""
-    if isinstance(picture, bytes):
-        return decode(picture, max_pixels)
-    if isinstance(picture, str | PathLike):
+def pixels(image: ImageInput, max_pixels: int) -> Tensor:
+    """Return an image as uint8 (3, H, W). Raises DataError for one that cannot be read, or is no image."""
+    if isinstance(image, bytes):
+        return decode(image, max_pixels)
+    if isinstance(image, str | PathLike):
         try:
-            with open_foreign(Path(picture), MAX_BYTES[PICTURES[0]]) as file:
+            with open_foreign(Path(image), MAX_BYTES[IMAGES[0]]) as file:
                 return decode(file.read(), max_pixels)
         except (OSError, ValueError, DataError) as error:
-            raise DataError(f"{picture}: {error}") from error
-    if isinstance(picture, Tensor):
-        found = picture.cpu()
-    elif not isinstance(picture, np.ndarray | Image):
-        raise DataError(f"a picture must be a path, the bytes of a file, a PIL picture or pixels, not {picture!r:.50}")
+            raise DataError(f"{image}: {error}") from error
+    if isinstance(image, Tensor):
+        found = image.cpu()
+    elif not isinstance(image, np.ndarray | Image):
+        raise DataError(f"an image must be a path, the bytes of a file, a PIL image or pixels, not {image!r:.50}")
     else:
-        array = np.array(picture if isinstance(picture, np.ndarray) else to_rgb(picture))
+        array = np.array(image if isinstance(image, np.ndarray) else to_rgb(image))
         found = torch.from_numpy(array).movedim(-1, 0)
     if found.dtype != torch.uint8 or found.ndim != 3 or len(found) != 3 or not found.numel():
         form = f"{found.dtype} {tuple(found.shape)}"
-        raise DataError(f"a picture must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")
+        raise DataError(f"an image must be uint8, (H, W, 3) of numpy or (3, H, W) of torch, not {form} as (C, H, W)")
     return found

@@ -1,4 +1,4 @@
-"""Items to encode: pictures, captions, and the sets of them that are evaluated."""
+"""Items to encode: images, captions, and the sets of them that are evaluated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from dyad.data.shards.shards import Shards
 
 
 class Items(Protocol):
-    """A list of inputs of a tower (encoder), such as pictures or tokens of texts. Loader processes read them.
+    """A list of inputs of a tower (encoder), such as images or tokens of texts. Loader processes read them.
 
-    block: returns the tower (encoder) inputs of the k items at positions start … stop - 1. Pictures: uint8 (k, 3, S,
+    block: returns the tower (encoder) inputs of the k items at positions start … stop - 1. Images: uint8 (k, 3, S,
     S), S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
     number of items, the block ends with the last item.
     """
@@ -30,8 +30,8 @@ class Items(Protocol):
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The pictures of all samples in shards as inputs of a tower (encoder), without augmentation. Positions are sample
+class Images:
+    """The images of all samples in shards as inputs of a tower (encoder), without augmentation. Positions are sample
     ids."""
 
     shards: Shards
@@ -45,7 +45,7 @@ class Pictures:
         return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
-        """Decode the picture of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
+        """Decode the image of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
@@ -88,13 +88,13 @@ class Captions:
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """N pictures and their M captions, to evaluate retrieval.
+    """N images and their M captions, to evaluate retrieval.
 
-    owner, int64 (M,): index of the picture of each caption, ascending. image_keys (N,), text_keys (M,): content ids
-    (hashes) of the pictures and captions, int64.
+    owner, int64 (M,): index of the image of each caption, ascending. image_keys (N,), text_keys (M,): content ids
+    (hashes) of the images and captions, int64.
     """
 
-    images: Pictures
+    images: Images
     texts: Captions
     owner: np.ndarray
     image_keys: np.ndarray
@@ -103,40 +103,40 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N pictures, texts or sequences and the class label of each. keys (N,): their content ids (hashes), int64."""
+    """N images, texts or sequences and the class label of each. keys (N,): their content ids (hashes), int64."""
 
-    items: Pictures | ReadableItems
+    items: Images | ReadableItems
     labels: Sequence[str]
     keys: np.ndarray
 
 
 def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: DataConfig) -> RetrievalSet:
-    """Build the set of pictures and captions on which image-text retrieval is evaluated: all samples in `shards`, with
+    """Build the set of images and captions on which image-text retrieval is evaluated: all samples in `shards`, with
     all captions under the first name in data.captions.
 
-    spec: preprocessing of the picture tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
+    spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. Raises SampleError
     for a sample that cannot be used.
     """
     texts: list[str] = []
     owner, image_keys, text_keys = [], [], []
     for number in range(len(shards)):
         sample = ShardSample.read(shards, number)
-        image_keys.append(content_key(sample.picture(config.image_key)))
+        image_keys.append(content_key(sample.image(config.image_key)))
         for text in sample.captions(config.captions[0], config.caption_per):
             texts.append(text)
             owner.append(number)
             text_keys.append(text_key(sample, text, config))
     columns = (np.array(column, dtype=np.int64) for column in (owner, image_keys, text_keys))
-    return RetrievalSet(Pictures(shards, image_spec(spec, config), config), Captions(texts, tokenize), *columns)
+    return RetrievalSet(Images(shards, image_spec(spec, config), config), Captions(texts, tokenize), *columns)
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """Return all pictures in shards with their class labels. spec: preprocessing of the picture tower. label: the name
+    """Return all images in shards with their class labels. spec: preprocessing of the image tower. label: the name
     of a json field, or "cls" for the number in the cls member.
 
-    Raises SampleError for a sample without a label or a picture.
+    Raises SampleError for a sample without a label or a image.
     """
     samples = (ShardSample.read(shards, i) for i in range(len(shards)))
-    found = [(sample.label(label), content_key(sample.picture(config.image_key))) for sample in samples]
-    pictures, keys = Pictures(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
-    return LabelledSet(pictures, [name for name, _ in found], keys)
+    found = [(sample.label(label), content_key(sample.image(config.image_key))) for sample in samples]
+    images, keys = Images(shards, image_spec(spec, config), config), np.array([key for _, key in found], np.int64)
+    return LabelledSet(images, [name for name, _ in found], keys)

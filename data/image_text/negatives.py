@@ -1,8 +1,8 @@
-"""Hard negatives of pictures: texts that are wrong for a picture, and files of mined negatives by content.
+"""Hard negatives of images: texts that are wrong for an image, and files of mined negatives by content.
 
 The texts are in a json field of the sample (data.negatives.fields), or were mined by `python -m eval.mine`. A file of
 mined ones has a line per item: {"query_id": name of its content key, "negatives": [best ranked first], "scores":
-[...]}. Items of equal content have the same. Pictures that are wrong for a caption: data/image_text/wrong_pictures.py.
+[...]}. Items of equal content have the same. Images that are wrong for a caption: data/image_text/wrong_images.py.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class Mined:
 
 
 class MinedTexts(Mined):
-    """The mined texts of each picture."""
+    """The mined texts of each image."""
 
     key = "data.negatives.file"
-    line = '{"query_id": content key of a picture, "negatives": [texts]}'
+    line = '{"query_id": content key of an image, "negatives": [texts]}'
 
     def texts(self, x_key: int) -> Sequence[str]:
-        """Return the mined texts of a picture, best ranked first, cut to MAX_LETTERS; none if it has no line."""
+        """Return the mined texts of an image, best ranked first, cut to MAX_LETTERS; none if it has no line."""
         return [text[:MAX_LETTERS] for text in self.negatives(x_key)]
 
 
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
-    """Return the texts that are wrong for a picture, of the first list in data.negatives.lists that has any.
+    """Return the texts that are wrong for an image, of the first list in data.negatives.lists that has any.
 
-    own: the sample of the picture. x_key: content key of the picture. Raises SampleError for a field of
+    own: the sample of the image. x_key: content key of the image. Raises SampleError for a field of
     data.negatives.fields that is no list of texts.
     """
     lists = {

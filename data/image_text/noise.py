@@ -1,9 +1,9 @@
-"""Noise of training pictures: what augmentation changes after the crop, from rotation to blur.
+"""Noise of training images: what augmentation changes after the crop, from rotation to blur.
 
 A loader process on a CPU and a GPU run the same code, the GPU on whole batches after their copy. The random numbers
-stay on the host. So the host knows which pictures a change takes, and never waits for the GPU.
+stay on the host. So the host knows which images a change takes, and never waits for the GPU.
 
-Shape letters: b pictures of a batch; n pictures that are changed together; S side of a picture in pixels.
+Shape letters: b images of a batch; n images that are changed together; S side of an image in pixels.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ from dyad.data.batch import Noise
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.transforms import CROP_DRAWS, Floats, between
 
-Cropped = tuple[Tensor, np.ndarray]  # a picture before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
+Cropped = tuple[Tensor, np.ndarray]  # an image before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
 RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey, blur and solarise
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
 ORDERS = list(permutations(range(4)))
@@ -29,33 +29,33 @@ BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
 
 
 def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor, Noise]:
-    """Return pictures of one size as a batch, uint8 (b, 3, S, S), and the noise that `augment` asks for."""
-    pictures, draws = zip(*cropped, strict=True)
-    return torch.stack(pictures), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
+    """Return images of one size as a batch, uint8 (b, 3, S, S), and the noise that `augment` asks for."""
+    images, draws = zip(*cropped, strict=True)
+    return torch.stack(images), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
 
 
-def add_noise(augment: AugmentConfig, pictures: Tensor, draws: Floats) -> Tensor:
-    """Return the pictures of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
-    recoloured, jittered, made grey, blurred and solarised. Returns `pictures` itself if `augment` asks for none of
+def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
+    """Return the images of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
+    recoloured, jittered, made grey, blurred and solarised. Returns `images` itself if `augment` asks for none of
     these.
 
-    augment: how strong each change may be. pictures: uint8 (b, 3, S, S), on any device. draws (b, NOISE_DRAWS): random
-    numbers in [0, 1). Each picture is changed only by its own draws, with the same instructions at any position in the
-    batch, so that its bits do not depend on the other pictures. Devices may round differently, by 1 of 255.
+    augment: how strong each change may be. images: uint8 (b, 3, S, S), on any device. draws (b, NOISE_DRAWS): random
+    numbers in [0, 1). Each image is changed only by its own draws, with the same instructions at any position in the
+    batch, so that its bits do not depend on the other images. Devices may round differently, by 1 of 255.
     """
     warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or tuple(augment.gain) != (1, 1)
     recolours = (any(augment.jitter) and augment.jitter_prob, augment.grey, augment.blur, augment.solarise)
     if not (warps or augment.flip or colours or any(recolours)):
-        return pictures
+        return images
     inverse, brightness = _inverse_maps(augment, draws), 1 + augment.brightness * between((-1, 1), draws[:, 9:10])
-    maps, gains = (_sent(numbers, pictures) for numbers in (inverse, between(augment.gain, draws[:, 6:9]) * brightness))
+    maps, gains = (_sent(numbers, images) for numbers in (inverse, between(augment.gain, draws[:, 6:9]) * brightness))
     mirrored, chosen = draws[:, 5] < augment.flip, draws[:, RECOLOURS] < recolours
-    result = torch.empty_like(pictures)
-    block = max(1, BLOCK_PIXELS[pictures.device.type] // pictures.shape[-1] ** 2)
-    for start in range(0, len(pictures), block):
+    result = torch.empty_like(images)
+    block = max(1, BLOCK_PIXELS[images.device.type] // images.shape[-1] ** 2)
+    for start in range(0, len(images), block):
         rows = slice(start, start + block)
-        pixels, recoloured = pictures[rows].float(), chosen[rows].T
+        pixels, recoloured = images[rows].float(), chosen[rows].T
         if warps:
             pixels = _warped(pixels, maps[rows])
         else:  # sampling pixels would take twenty times as long
@@ -70,7 +70,7 @@ def add_noise(augment: AugmentConfig, pictures: Tensor, draws: Floats) -> Tensor
 
 
 def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.ndarray], Tensor]) -> Tensor:
-    """Return pictures, float (n, 3, S, S), of which those that are `chosen`, bool (n,), are replaced by change(them,
+    """Return images, float (n, 3, S, S), of which those that are `chosen`, bool (n,), are replaced by change(them,
     their rows). May overwrite `pixels`."""
     rows = np.flatnonzero(chosen)
     if len(rows) == len(pixels):
@@ -90,7 +90,7 @@ def _sent(numbers: Floats, pixels: Tensor) -> Tensor:
 
 
 def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Return pictures, float (n, 3, S, S) in 0..255, after those changes of RECOLOURS that are `chosen`, bool (4, n).
+    """Return images, float (n, 3, S, S) in 0..255, after those changes of RECOLOURS that are `chosen`, bool (4, n).
 
     Their order is that of Chen et al. 2020 (appendix A) and Grill et al. 2020 (appendix B): colour jitter, grey, blur,
     solarise. draws (n, NOISE_DRAWS): random numbers in [0, 1).
@@ -103,7 +103,7 @@ def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: n
 
 
 def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Change brightness, contrast, saturation and hue of the pictures that are `chosen`, bool (n,), each in an order of
+    """Change brightness, contrast, saturation and hue of the images that are `chosen`, bool (n,), each in an order of
     its own, as torchvision's ColorJitter.
 
     pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of each; of the hue, the largest shift
@@ -139,7 +139,7 @@ def _mixed(pixels: Tensor, grey: Tensor, factors: Tensor) -> Tensor:
 
 
 def _hue_shifted(pixels: Tensor, shifts: Tensor) -> Tensor:
-    """Shift the hue of pictures, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1) of the colour circle.
+    """Shift the hue of images, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1) of the colour circle.
 
     The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. With a distance d to its own hue, a channel is the
     highest value - (highest - lowest) · min(max(d - 1, 0), 1): the conversions from RGB to HSV and back, in one.
@@ -157,14 +157,14 @@ CHANGES = (_brightened, _contrasted, _saturated, _hue_shifted)
 
 
 def _luma(pixels: Tensor) -> Tensor:
-    """Return the grey value of each pixel, float (n, 1, S, S), of pictures (n, 3, S, S)."""
+    """Return the grey value of each pixel, float (n, 1, S, S), of images (n, 3, S, S)."""
     red, green, blue = (channel * weight for channel, weight in zip(pixels.split(1, 1), LUMA, strict=True))
     return red.add_(green).add_(blue)
 
 
 def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
-    """Blur pictures, float (n, 3, S, S), by Gaussians of `sigma` (n,) pixels, cut off at 5 % of the side S to each
-    side; pictures are mirrored at their edges. Sums in a fixed order: a convolution of torch may differ with its
+    """Blur images, float (n, 3, S, S), by Gaussians of `sigma` (n,) pixels, cut off at 5 % of the side S to each
+    side; images are mirrored at their edges. Sums in a fixed order: a convolution of torch may differ with its
     threads."""
     size = pixels.shape[-1]
     reach = size // 20
@@ -183,8 +183,8 @@ def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
 
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
-    """Return affine maps (b, 2, 3), one for each picture, from the coordinates of an output pixel to those of its input
-    pixel. Coordinates range over [-1, 1] from one edge of the picture to the other. augment: how strong each change may
+    """Return affine maps (b, 2, 3), one for each image, from the coordinates of an output pixel to those of its input
+    pixel. Coordinates range over [-1, 1] from one edge of the image to the other. augment: how strong each change may
     be. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
     angle = np.radians(augment.rotate) * between((-1, 1), draws[:, 0])
     zoom = between(augment.zoom, draws[:, 1])
@@ -197,10 +197,10 @@ def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
 
 
 def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
-    """Rotate, zoom, stretch, shift and flip pictures, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
+    """Rotate, zoom, stretch, shift and flip images, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
     3).
 
-    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the picture it is
+    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the image it is
     white.
     """
     size = pixels.shape[-1]

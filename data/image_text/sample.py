@@ -1,4 +1,4 @@
-"""One sample of a shard: its picture, captions and fields. Every SampleError names the shard and the key of the sample.
+"""One sample of a shard: its image, captions and fields. Every SampleError names the shard and the key of the sample.
 
 How unusual texts are treated:
 
@@ -10,7 +10,7 @@ How unusual texts are treated:
     a .txt member of more than 1 MiB, a .json of more than 16          reported by the index, which training refuses
 
 In training a sample with a SampleError is replaced (data/loading/replacement.py); an evaluation stops at it. Unusual
-pictures: data/image_text/pictures.py.
+images: data/image_text/image_files.py.
 """
 
 import re
@@ -25,7 +25,7 @@ from dyad.data.base.json_text import SURROGATE, parse_json
 from dyad.data.base.relevance import relevance_of
 from dyad.data.config import CaptionPer
 from dyad.data.image_text.captions import captions_in
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.text_files import decoded
 
@@ -51,21 +51,21 @@ class ShardSample:
         """The location of a sample: its shard and key. Every SampleError begins with this text."""
         return f"{self.shard}: sample '{self.key}'"
 
-    def picture(self, image_key: str) -> bytes:
-        """Return the encoded picture of a sample: the bytes of the first member whose suffix is in `image_key`, for
+    def image(self, image_key: str) -> bytes:
+        """Return the encoded image of a sample: the bytes of the first member whose suffix is in `image_key`, for
         example "jpg;png". Raises SampleError when there is none."""
         name = next((name for name in image_key.split(";") if name in self.members), None)
         if name is None:
-            raise SampleError(f"{self.where} has no picture: data.image_key={image_key}, its {self._members}.")
+            raise SampleError(f"{self.where} has no image: data.image_key={image_key}, its {self._members}.")
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """Decode the picture of a sample, the first member whose suffix is in `image_key`. Returns it in its own height
+        """Decode the image of a sample, the first member whose suffix is in `image_key`. Returns it in its own height
         H and width W: uint8 (3, H, W).
 
-        Raises SampleError when the picture is missing, cannot be decoded, or has more than `max_pixels` pixels.
+        Raises SampleError when the image is missing, cannot be decoded, or has more than `max_pixels` pixels.
         """
-        data = self.picture(image_key)
+        data = self.image(image_key)
         try:
             return decode(data, max_pixels)
         except DataError as error:

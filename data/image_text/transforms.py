@@ -1,9 +1,9 @@
-"""From the bytes of a picture to the uint8 square that a tower (encoder) takes: decoding, resizing, random crops.
+"""From a decoded image to the uint8 square that a tower (encoder) takes: resizing, random crops.
 
-Pictures stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest,
+Images stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest,
 is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
 
-Shape letters: b pictures of a batch; H, W height and width of a decoded picture; S side of the tower's input.
+Shape letters: b images of a batch; H, W height and width of a decoded image; S side of the tower's input.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,15 +18,11 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
-from dyad.data.image_text.pictures import JPEG_MAGIC, check_size, opened_picture, refuse_many_scans
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-MAX_ASPECT = 16  # of a picture with a longer side than this times the shorter one, only a part is resized
+MAX_ASPECT = 16  # of an image with a longer side than this times the shorter one, only a part is resized
 CROP_ATTEMPTS = 10
 CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 20
-DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one picture takes
+DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one image takes
 CROP_RATIO = (3 / 4, 4 / 3)  # of width to height
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
@@ -36,7 +31,7 @@ Interval = Sequence[float]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The input of a picture tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise colour
+    """The input of an image tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise colour
     values in 0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
@@ -52,63 +47,26 @@ class ImageSpec:
     resized: int | None = None
 
 
-# Decoding -------------------------------------------------------------------------------------------------------------
-
-
-def decode(data: bytes, max_pixels: int) -> Tensor:
-    """Decode a JPEG, PNG or WebP picture to uint8 (3, H, W), H its height and W its width.
-
-    Transparent areas become white; of an animation the first frame is decoded. Raises DataError with the reason for
-    damaged or other data, for more than `max_pixels` pixels, and for too many scans. Pixels and scans are counted
-    before anything is decoded.
-    """
-    refuse_many_scans(data)
-    if data[:3] == JPEG_MAGIC:
-        import simplejpeg  # towers and noise, which need this file too, do without it
-
-        try:
-            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-            check_size(int(width), int(height), max_pixels, "data.max_image_pixels")
-            if colours in ("RGB", "YCbCr", "Gray"):
-                return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
-        except ValueError:
-            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
-    with opened_picture(data, max_pixels, "data.max_image_pixels") as picture:
-        return torch.from_numpy(np.array(to_rgb(picture))).permute(2, 0, 1)
-
-
-def to_rgb(picture: Image) -> Image:
-    """Convert a picture to RGB, drawn on white where it is transparent."""
-    from PIL import Image
-
-    if picture.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
-        picture = Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8))
-    if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
-
-
 # Resizing -------------------------------------------------------------------------------------------------------------
 
 
-def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
-    """Resize a picture without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`. Returns a picture that
+def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
+    """Resize an image without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`. Returns an image that
     already has this size as it is.
 
     With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most (2/255).
     """
-    size, side, (height, width) = spec.size, spec.resized or spec.size, picture.shape[-2:]
+    size, side, (height, width) = spec.size, spec.resized or spec.size, image.shape[-2:]
     if height == width == side == size:
-        return picture
+        return image
     shorter, longer = sorted((height, width))
     if longer > MAX_ASPECT * shorter:  # resize only a part of the pixels: the whole would take much memory
         if spec.resize == "shortest":
             height, width = (min(side, MAX_ASPECT * shorter) for side in (height, width))
-            picture = F.center_crop(picture, [height, width])
+            image = F.center_crop(image, [height, width])
         else:
             down, right = (max(1, side // (MAX_ASPECT * size)) for side in (height, width))
-            picture = picture[:, ::down, ::right]
+            image = image[:, ::down, ::right]
     if spec.resize == "squash":
         target = [side, side]
     elif spec.resize == "longest":
@@ -116,16 +74,16 @@ def evaluation_transform(picture: Tensor, spec: ImageSpec) -> Tensor:
         target = [max(1, round(height / ratio)), max(1, round(width / ratio))]
     else:
         target = [max(side, side * length // shorter) for length in (height, width)]
-    return F.center_crop(_resize(picture, target, spec), [size, size])
+    return F.center_crop(_resize(image, target, spec), [size, size])
 
 
-def evaluation_batch(pictures: Iterable[Tensor], spec: ImageSpec) -> Tensor:
-    """Resize k pictures without augmentation, each uint8 (3, H, W): uint8 (k, 3, S, S)."""
-    return torch.stack([evaluation_transform(picture, spec).contiguous() for picture in pictures])
+def evaluation_batch(images: Iterable[Tensor], spec: ImageSpec) -> Tensor:
+    """Resize k images without augmentation, each uint8 (3, H, W): uint8 (k, 3, S, S)."""
+    return torch.stack([evaluation_transform(image, spec).contiguous() for image in images])
 
 
-def _resize(picture: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
-    return F.resize(picture, size, InterpolationMode(spec.interpolation), antialias=True)
+def _resize(image: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
+    return F.resize(image, size, InterpolationMode(spec.interpolation), antialias=True)
 
 
 # Augmentation ---------------------------------------------------------------------------------------------------------
@@ -138,23 +96,23 @@ def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
-def training_size(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Resize a training picture: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
+    """Resize a training image: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
 
-    With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the picture is resized as in
+    With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the image is resized as in
     evaluation. draws (DRAWS,): random numbers in [0, 1).
     """
     if tuple(augment.crop_scale) == (1, 1):
-        return evaluation_transform(picture, spec)
-    top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, draws)
-    return _resize(picture[:, top : top + height, left : left + width], [spec.size] * 2, spec)
+        return evaluation_transform(image, spec)
+    top, left, height, width = crop_box(image.shape[1], image.shape[2], augment.crop_scale, draws)
+    return _resize(image[:, top : top + height, left : left + width], [spec.size] * 2, spec)
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
     """Draw a random crop as torchvision's RandomResizedCrop does; return its top, left, height and width in pixels.
 
-    height, width: of the picture. scale: lowest and highest share of the picture's area. draws: random numbers in [0,
-    1). Up to ten boxes are drawn, and the first that fits into the picture is taken; if none fits, a box in the centre.
+    height, width: of the image. scale: lowest and highest share of the image's area. draws: random numbers in [0,
+    1). Up to ten boxes are drawn, and the first that fits into the image is taken; if none fits, a box in the centre.
     """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * between(scale, shapes[:, 0])

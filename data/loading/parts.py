@@ -23,10 +23,10 @@ from dyad.data.batch import PADDING, Batch, mapped
 from dyad.data.loading.workers import prefetched
 
 ITEM = 256  # samples of a part, at the most
-SIDES = ("x", "y")  # of a batch, which may be pictures
+SIDES = ("x", "y")  # of a batch, which may be images
 
 B = TypeVar("B", bound=Batch)
-# (step, number of the part over all steps, its rows of the batch) → a part, whose pictures nothing else keeps
+# (step, number of the part over all steps, its rows of the batch) → a part, whose images nothing else keeps
 MakePart = Callable[[int, int, slice], B]
 
 
@@ -50,7 +50,7 @@ def batches_of_parts(
 
 
 def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number: int) -> B:
-    """Make part `number` in a worker. Its tensors become arrays, except pictures: torch would send each of them through
+    """Make part `number` in a worker. Its tensors become arrays, except images: torch would send each of them through
     a file of its own in shared memory, which takes longer than to copy it."""
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
@@ -66,20 +66,20 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
     """Copy the parts of a batch together, each as soon as it comes. rows: size of the batch; pin: whether its memory is
     pinned.
 
-    Pictures are copied to their place at once, which frees the shared memory of the part.
+    Images are copied to their place at once, which frees the shared memory of the part.
     """
     taken: list[B] = []
-    pictures, firsts = dict[str, Tensor](), [0]
+    images, firsts = dict[str, Tensor](), [0]
     for part in parts:
         firsts.append(firsts[-1] + len(part))
         copied: list[Tensor] = []
         for side in SIDES:
             found = getattr(part, side)
             if isinstance(found, Tensor) and (pin or len(part) < rows):
-                if side not in pictures:
-                    pictures[side] = torch.empty(rows, *found.shape[1:], dtype=found.dtype, pin_memory=pin)
-                pictures[side][firsts[-2] : firsts[-1]] = found
-                setattr(part, side, pictures[side])
+                if side not in images:
+                    images[side] = torch.empty(rows, *found.shape[1:], dtype=found.dtype, pin_memory=pin)
+                images[side][firsts[-2] : firsts[-1]] = found
+                setattr(part, side, images[side])
                 copied.append(found)
             del found
         while copied:  # when both are copied: they may lie in one memory

@@ -18,7 +18,7 @@ from dyad.data.shards.content_keys import Int64s, hash_ids
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import Tables, local_path, parse_sources
-from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import prepared_tables
 
 FORMAT = "1"

@@ -27,7 +27,7 @@ from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import WrittenSource, files_of, local_path, refuse_prefixes, refuse_twice, written_sources
 from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.folders import JUDGED
-from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
 FORMAT = "1"

@@ -1,6 +1,6 @@
 """What the items of sequences are: what makes tower inputs of them.
 
-Letters in shapes: k items to read; L tokens; S side of a picture; F features of a frame.
+Letters in shapes: k items to read; L tokens; S side of an image; F features of a frame.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.batch import Lengths, lengths_by
 from dyad.data.config import DataConfig
-from dyad.data.image_text.items import Pictures
+from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.dataset import TokenizeTexts, tokens
@@ -105,18 +105,18 @@ class ItemTexts(NamedItems):
 
 
 @dataclass(frozen=True)
-class ItemPictures(NamedItems):
-    """Items that are pictures, without augmentation: inputs are uint8 (k, 3, S, S). places (N,): their samples."""
+class ItemImages(NamedItems):
+    """Items that are images, without augmentation: inputs are uint8 (k, 3, S, S). places (N,): their samples."""
 
-    pictures: Pictures
+    images: Images
     places: Int64s
 
     @property
     def fingerprint(self) -> str:
-        return self.pictures.shards.fingerprint
+        return self.images.shards.fingerprint
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
-        found = [self.pictures.block(place, place + 1) for place in self.places[numbers_k].tolist()]
+        found = [self.images.block(place, place + 1) for place in self.places[numbers_k].tolist()]
         return torch.cat(found), None
 
 
@@ -156,15 +156,15 @@ def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataCo
     return ItemTexts(names, corpus, places, tokenize, config)
 
 
-def pictures_of_items(names: Sequence[str], spec: ImageSpec, config: DataConfig) -> ItemPictures:
-    """Open the pictures of items, samples of shards by their keys. Errors as of `texts_of_items`."""
+def images_of_items(names: Sequence[str], spec: ImageSpec, config: DataConfig) -> ItemImages:
+    """Open the images of items, samples of shards by their keys. Errors as of `texts_of_items`."""
     tables = prepared_tables(table_options(config))
-    pictures = Pictures(
+    images = Images(
         open_shards(parse_sources(config.sequence.items, "data.sequence.items", tables=tables)), spec, config
     )
-    place_of = {pictures.key(i): i for i in range(len(pictures))}
+    place_of = {images.key(i): i for i in range(len(images))}
     _refuse_unknown([name for name in names if name not in place_of], [*place_of], config)
-    return ItemPictures(names, pictures, np.array([place_of[name] for name in names]))
+    return ItemImages(names, images, np.array([place_of[name] for name in names]))
 
 
 def _refuse_unknown(unknown: Sequence[str], there: Sequence[str], config: DataConfig) -> None:

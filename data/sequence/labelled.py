@@ -29,7 +29,7 @@ def labelled_sequences(
 ) -> LabelledSet:
     """Return the histories in the files at `paths` with their classes: all of each user, or those up to each frame.
 
-    model: its tokenizer, or the size of its pictures. label: the column or field with the class. known: if items are
+    model: its tokenizer, or the size of its images. label: the column or field with the class. known: if items are
     ids, those that the model has embeddings of. Raises DataError for a row or file without a class, for two classes of
     a user, and for a user without a known item.
     """

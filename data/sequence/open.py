@@ -6,7 +6,7 @@ from typing import Any
 from dyad.data.config import DataConfig, ItemKind
 from dyad.data.sequence.files import sequence_files
 from dyad.data.sequence.frames import Frames, frame_files
-from dyad.data.sequence.items import CatalogueItems, ItemFrames, ItemNumbers, pictures_of_items, texts_of_items
+from dyad.data.sequence.items import CatalogueItems, ItemFrames, ItemNumbers, images_of_items, texts_of_items
 from dyad.data.sequence.log import Log, read_log
 
 
@@ -16,11 +16,11 @@ def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
 
 
 def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueItems:
-    """Open the items with the ids `names`. model: its tokenizer, or the size of its pictures. Raises DataError."""
+    """Open the items with the ids `names`. model: its tokenizer, or the size of its images. Raises DataError."""
     if config.items is ItemKind.texts:
         return texts_of_items(names, model.tokenize, config)
     if config.items is ItemKind.pictures:
-        return pictures_of_items(names, model.image, config)
+        return images_of_items(names, model.image, config)
     return ItemNumbers(names)
 
 

@@ -1,4 +1,4 @@
-"""Compute content keys (64-bit hashes of the bytes of an item, such as a picture or a text), hashes of ids, and digests
+"""Compute content keys (64-bit hashes of the bytes of an item, such as an image or a text), hashes of ids, and digests
 of JSON values."""
 
 import hashlib
@@ -13,7 +13,7 @@ Int64s = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 def content_key(data: bytes) -> int:
-    """Hash the bytes of an item (such as a picture or a text) by BLAKE2b and return its content key, a signed 64-bit
+    """Hash the bytes of an item (such as an image or a text) by BLAKE2b and return its content key, a signed 64-bit
     integer. Items with equal bytes have equal keys."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 

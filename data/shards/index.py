@@ -33,11 +33,7 @@ FORMAT = 2
 LARGEST = max(MAX_BYTES.values())
 STATS_AT_ONCE = 16  # a remote one takes a round trip
 BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
-ROW_SCANS: dict[str, Callable[[Any, int], RowScan]] = {
-    ".jsonl": scan_lines,
-    ".json": scan_array,
-    ".tsv": scan_table,
-}
+ROW_SCANS: dict[str, Callable[[Any, int], RowScan]] = {".jsonl": scan_lines, ".json": scan_array, ".tsv": scan_table}
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
 ROW = np.dtype([("crc32", "<u4"), ("member", "<u4"), ("key", "<u4")])

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-PICTURES = ("jpg", "jpeg", "png", "webp")
-UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of other pictures
+IMAGES = ("jpg", "jpeg", "png", "webp")
+UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of other images
 TEXTS = ("txt", "json", "cls")
-MAX_BYTES = {**dict.fromkeys(PICTURES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
+MAX_BYTES = {**dict.fromkeys(IMAGES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
 MAX_PROBLEMS = 100  # listed per shard; all are counted
 PIECE = 1 << 20
@@ -79,9 +79,9 @@ class Scan:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-def unread_pictures(suffixes: Counter[str]) -> str:
-    """Return the counts of pictures whose format is not read, for a message. suffixes: counts of all files, without
-    dots; "" if none of them is such a picture."""
+def unread_images(suffixes: Counter[str]) -> str:
+    """Return the counts of images whose format is not read, for a message. suffixes: counts of all files, without
+    dots; "" if none of them is such an image."""
     counts = ", ".join(f"{suffixes[suffix]:,} {suffix}" for suffix in UNREAD if suffixes[suffix])
     return f"{counts}: convert them to jpg, png or webp" if counts else ""
 

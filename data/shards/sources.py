@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.base.secrets import HIDDEN
-from dyad.data.shards.scan_tar import unread_pictures
+from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 
 SHARDS = (".tar", ".jsonl")
@@ -187,7 +187,7 @@ def _of_folder(files: list[str], path: str, key: str, suffixes: tuple[str, ...])
     shards = [file for file in files if file.endswith(suffixes) and not shard_name(file).startswith(".")]
     if not shards:
         packed = next((f" {_how_to_unpack(file)}" for file in files if file.endswith(PACKED)), "")
-        unread = unread_pictures(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
+        unread = unread_images(Counter(os.path.splitext(file)[1].lower().removeprefix(".") for file in files))
         hint = f" Not read: {unread}" if unread else packed
         raise ConfigError(f"{key}={path} matches nothing: there is no {_either(suffixes)} file.{hint}")
     return shards

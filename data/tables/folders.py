@@ -1,4 +1,4 @@
-"""Find the tables that a path names: a file, a folder of pictures, a data set of Hugging Face, a URL."""
+"""Find the tables that a path names: a file, a folder of images, a data set of Hugging Face, a URL."""
 
 import os
 import re
@@ -10,10 +10,10 @@ from unicodedata import normalize
 
 from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
+from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
 from dyad.data.shards.text_files import decoded
-from dyad.data.tables.pictures import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, picture_column
+from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, image_column
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
 ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
@@ -31,7 +31,7 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     """
     if os.path.isdir(path):
         found = _files_of(path)
-        return [_picture_folder(path)] if found == [path] else [open_table(file) for file in found]
+        return [_image_folder(path)] if found == [path] else [open_table(file) for file in found]
     suffix, scheme = os.path.splitext(shard_name(path))[1], scheme_of(path)
     if suffix in ALWAYS or (columns and suffix in OPENERS):
         return [open_table(file) for file in (list_remote(path) if "*" in path and scheme else [path])]
@@ -41,12 +41,12 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
         return []
     table = open_table(path)
     triples = suffix == ".tsv" and "query_text" in table.columns
-    captioned = {*CAPTION_FIELDS, *LABEL_FIELDS} & {*table.columns}  # a question may name a picture as well
-    return [table] if triples or (captioned and picture_column(table)) else []
+    captioned = {*CAPTION_FIELDS, *LABEL_FIELDS} & {*table.columns}  # a question may name an image as well
+    return [table] if triples or (captioned and image_column(table)) else []
 
 
 def _files_of(folder: str) -> list[str]:
-    """Return the files of tables in a folder; the folder itself if it has pictures, nothing if it has shards."""
+    """Return the files of tables in a folder; the folder itself if it has images, nothing if it has shards."""
     names = sorted(os.listdir(folder))
     if any(name.endswith(".tar") or name in JUDGED for name in names):
         return []
@@ -59,12 +59,12 @@ def _files_of(folder: str) -> list[str]:
         beside = sorted(os.listdir(inner)) if os.path.isdir(inner) else []
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
             return _one_split(found)
-    if not any(map(_is_picture, names)):
+    if not any(map(_is_image, names)):
         if any(name.endswith((".jsonl", ".json", ".tsv")) for name in names):
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return found
-    return [folder] if any(_is_picture(path.name) for path in _walk(folder)) else []
+    return [folder] if any(_is_image(path.name) for path in _walk(folder)) else []
 
 
 def _hub_files(url: str) -> list[str]:
@@ -81,22 +81,22 @@ def _one_split(files: list[str]) -> list[str]:
     return files
 
 
-def _is_picture(name: str) -> bool:
-    return _suffix(name) in PICTURES
+def _is_image(name: str) -> bool:
+    return _suffix(name) in IMAGES
 
 
 def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower().removeprefix(".")
 
 
-# ---- a folder of pictures --------------------------------------------------------------------------------------------
+# ---- a folder of images --------------------------------------------------------------------------------------------
 
 
-def _picture_folder(folder: str) -> Table:
-    """Return a folder of pictures as a table: the columns image, txt (the text of the .txt file of the same name) and
-    class, the name of the folder that the picture is in."""
+def _image_folder(folder: str) -> Table:
+    """Return a folder of images as a table: the columns image, txt (the text of the .txt file of the same name) and
+    class, the name of the folder that the image is in."""
     root = Path(folder)
-    flat = any(path.parent == root for path in _files(root) if _is_picture(path.name))
+    flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
     return Table(folder, columns, partial(_rows, root, columns), folder, lambda: map(str, _files(root)))
 
@@ -118,24 +118,24 @@ def _walk(folder: str | Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the pictures and texts in a folder, at any depth, sorted. Hidden files are left out."""
-    wanted = (path for path in _walk(folder) if _is_picture(path.name) or path.suffix.lower() == ".txt")
+    """Return the images and texts in a folder, at any depth, sorted. Hidden files are left out."""
+    wanted = (path for path in _walk(folder) if _is_image(path.name) or path.suffix.lower() == ".txt")
     return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
-    """Yield a row (name, fields) for each picture in the folder, with the text of the .txt file of the same stem. A
-    BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without a
-    picture.
+    """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. A
+    BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without an
+    image.
 
     Names that Unicode holds to be equal are equal: some systems write é as one character, others as two.
     """
     files = _files(folder)
-    texts = {_stem(file): file for file in files if not _is_picture(file.name)}
-    stems = {_stem(file) for file in files if _is_picture(file.name)}
+    texts = {_stem(file): file for file in files if not _is_image(file.name)}
+    stems = {_stem(file) for file in files if _is_image(file.name)}
     for file in files:
         name = str(file.relative_to(folder))
-        if _is_picture(file.name):
+        if _is_image(file.name):
             try:
                 refuse_link(file, folder)
                 fields = {"image": name, TEXT_FILES: _text(texts.get(_stem(file)), folder), "class": file.parent.name}
@@ -143,7 +143,7 @@ def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
             except BadRow as bad:
                 yield name, bad
         elif _stem(file) not in stems:
-            yield name, BadRow("no picture beside the text")
+            yield name, BadRow("no image beside the text")
 
 
 def _stem(file: Path) -> str:

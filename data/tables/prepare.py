@@ -1,7 +1,7 @@
 """Convert tables to shards in the cache, once, so that training reads them by offset as any other shard.
 
-Pictures become a .tar, texts a .jsonl file, in the folder `.index` beside the table or in the user's cache. A later
-start takes the same shard as long as the table, the pictures that it names and the options are the same.
+Images become a .tar, texts a .jsonl file, in the folder `.index` beside the table or in the user's cache. A later
+start takes the same shard as long as the table, the images that it names and the options are the same.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.progress import EVERY, print_line
 from dyad.data.config import DataConfig
 from dyad.data.shards.index_cache import cache_file, read_cached
-from dyad.data.shards.scan_tar import unread_pictures
+from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.sources import Tables
 from dyad.data.shards.storage import shard_name, stat
 from dyad.data.tables.folders import suffixes_in, tables_of
-from dyad.data.tables.pictures import PictureTable, TableOptions, json_bytes, picture_table
+from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, json_bytes
 from dyad.data.tables.readers import Fields, Row, Table
 
 FORMAT = 2
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
-    """Return what a configuration says about tables. captioned: whether pictures without captions are refused."""
+    """Return what a configuration says about tables. captioned: whether images without captions are refused."""
     chosen = config.columns, config.template, config.max_image_pixels
     return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance)
 
@@ -49,7 +49,7 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
         tables = tables_of(path, options.columns)
         for table in tables:
             _refuse_large(sum(stat(file).size for file in table.files()), table, options)
-            head = [] if picture_table(table, options) else table.head()
+            head = [] if image_table(table, options) else table.head()
             for fields in head[:1]:
                 try:
                     check_row(named_texts(fields, options))
@@ -78,46 +78,46 @@ def named_texts(fields: Fields, options: TableOptions) -> Fields:
 
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
     """Return the path of the shard that a table was converted to; convert it now if the cache has no such shard."""
-    if pictures := picture_table(table, options):  # a row without a caption is as a sample of a shard without one
+    if images := image_table(table, options):  # a row without a caption is as a sample of a shard without one
         options = replace(options, relevance=None)  # a sample has all columns
-        pictures = replace(pictures, options=replace(options, captioned=False))
+        images = replace(images, options=replace(options, captioned=False))
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
-    facts: dict[str, Any] = {"name": name, "made_of": _state(table, pictures)}
+    facts: dict[str, Any] = {"name": name, "made_of": _state(table, images)}
     for stored, _ in read_cached(table.path, name, facts):
         return str(stored)
 
     def write(file: BinaryIO) -> None:
-        if pictures is None:
+        if images is None:
             file.writelines(_converted(table, partial(_line, options, check_row), options, file))
             return
         from webdataset.writer import TarWriter
 
         with TarWriter(file, mtime=0, encoder=False) as writer:
-            for number, sample in enumerate(_converted(table, pictures.members, options, file)):
+            for number, sample in enumerate(_converted(table, images.members, options, file)):
                 writer.write({"__key__": f"{number:09d}", **sample})
 
     began = time.monotonic()
-    file = str(cache_file(table.path, name, ".jsonl" if pictures is None else ".tar", facts, write))
+    file = str(cache_file(table.path, name, ".jsonl" if images is None else ".tar", facts, write))
     size, seconds = os.path.getsize(file) / 1e6, time.monotonic() - began
     print_line(f"{table.path} was converted once, in {seconds:.0f} s, and is read from {file} ({size:,.1f} MB)")
-    if os.path.isdir(table.path) and (unread := unread_pictures(suffixes_in(table.path))):
+    if os.path.isdir(table.path) and (unread := unread_images(suffixes_in(table.path))):
         print_line(f"not read of {table.path}: {unread}")
     return file
 
 
-def _state(table: Table, pictures: PictureTable | None) -> str:
-    """Return a hash of the size and time stamp of each file that a table is made of, the pictures that it names
+def _state(table: Table, images: ImageTable | None) -> str:
+    """Return a hash of the size and time stamp of each file that a table is made of, the images that it names
     included."""
     digest = hashlib.sha256()
     for file in table.files():
         name = file if table.folder is None else os.path.relpath(file, table.folder)
         digest.update(json.dumps([name, *stat(file)]).encode())
-    if pictures and not os.path.isdir(table.path) and any(map(pictures.path, table.head())):
+    if images and not os.path.isdir(table.path) and any(map(images.path, table.head())):
         for fields in (fields for _, fields in table.rows() if isinstance(fields, dict)):
             with suppress(OSError, ValueError):  # its row says so when it is converted
-                found = os.stat(pictures.path(fields) or "")
-                digest.update(json.dumps([str(fields[pictures.image]), found.st_size, found.st_mtime_ns]).encode())
+                found = os.stat(images.path(fields) or "")
+                digest.update(json.dumps([str(fields[images.image]), found.st_size, found.st_mtime_ns]).encode())
     return digest.hexdigest()
 
 

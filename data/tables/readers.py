@@ -23,7 +23,7 @@ SEPARATORS = "\t,;|"
 HEAD = 20  # rows that are read to tell what a table holds
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns, of ids
 MOST_OF_COCO = 1 << 26  # commas and opening brackets of a .json file: a million captions have some millions
-BATCH = 256  # rows of Parquet that are held at a time: each may have a picture
+BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
 Fields = dict[str, Any]
@@ -36,8 +36,8 @@ class Table:
     """A table that is read from first to last.
 
     path: of its file or folder, or a URL. columns: their names; of JSON-lines those of the first rows. rows: a function
-    that reads the rows from the start. folder: that picture paths are relative to; None for a URL, which names no
-    pictures. files: a function that lists all files that the rows come from.
+    that reads the rows from the start. folder: that image paths are relative to; None for a URL, which names no
+    images. files: a function that lists all files that the rows come from.
     """
 
     path: str
@@ -275,7 +275,7 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
 
 def _json(path: str) -> Opened:
     """Open an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations: [{image_id,
-    caption}]}. The pictures of COCO have the column file_name, their captions the column captions."""
+    caption}]}. The images of COCO have the column file_name, their captions the column captions."""
 
     def rows() -> TableRows:
         with open_text(path) as file:
@@ -298,7 +298,7 @@ def is_coco(path: str) -> bool:
 
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:
-    """Convert the annotations of COCO to rows. The pictures lie in `folder`, that of the annotations, or in the one
+    """Convert the annotations of COCO to rows. The images lie in `folder`, that of the annotations, or in the one
     above it, or in a folder in one of the two, such as train2017."""
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:

@@ -29,7 +29,7 @@ python -m train.doctor translate "torchrun --nproc_per_node 4 -m open_clip_train
 Installed by pip, the command is also: dyad doctor …
 Every line is ok, warn or fail, with what mends it. Nothing is written. Exit codes: 0 no failure, 2 configuration,
 3 damaged data, 4 the machine"""
-USUAL_SIDE = 224  # pixels of a picture, where the configuration does not say it
+USUAL_SIDE = 224  # pixels of an image, where the configuration does not say it
 
 
 def main() -> None:
@@ -101,12 +101,12 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
     cache = Path(os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     yield from found("cache", machine.disk, "cache", cache, "set HF_HOME or XDG_CACHE_HOME to a folder elsewhere")
     if config is not None:
-        from dyad.doctor import run
+        from dyad.doctor import configuration
 
-        yield from found("data", run.data, config)
-        yield from found("model", run.model, config)
-        yield from found("wandb", run.tracking, config)
-        yield from found("run", run.run, arguments, config)
+        yield from found("data", configuration.data, config)
+        yield from found("model", configuration.model, config)
+        yield from found("wandb", configuration.tracking, config)
+        yield from found("run", configuration.run, arguments, config)
     elif not arguments:
         yield ok("run", "not looked at: python -m train.doctor experiment=emoji looks at its data and model too")
     for check, started in groups:
@@ -127,9 +127,9 @@ def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) 
 
 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
-    """Return (number of data loader processes, bytes of the pictures in one rank's batch).
+    """Return (number of data loader processes, bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for question-passage training, which has no pictures.
+    Both are 0 without a configuration. The second is 0 for question-passage training, which has no images.
     """
     if config is None:
         return 0, 0
@@ -138,6 +138,6 @@ def _loaders(config: TrainConfig | None) -> tuple[int, int]:
     from dyad.data.loading.loader import worker_count
 
     workers = worker_count(config.data.workers, torch.device("cuda" if machine.gpu_count() else "cpu"))
-    side = (config.model.image.image_size or USUAL_SIDE) if config.has_pictures else 0
-    pictures = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * (1 + config.data.negatives.pictures)
-    return workers, pictures * 3 * side * side
+    side = (config.model.image.image_size or USUAL_SIDE) if config.has_images else 0
+    images = config.global_batch_size // int(os.environ.get("WORLD_SIZE", "1")) * (1 + config.data.negatives.pictures)
+    return workers, images * 3 * side * side

@@ -16,7 +16,7 @@ from typing import NoReturn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.doctor.open_clip_line import EXAMPLE, Launch, read_line
 from dyad.train.cli import open_clip_flags as flags
-from dyad.train.cli.compose import written
+from dyad.train.cli.compose import as_argument
 
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
@@ -39,7 +39,7 @@ class Translation:
     @property
     def arguments(self) -> list[str]:
         """Return the keys translated from the open_clip command line, as key=value arguments for `python -m train`."""
-        return [f"{key}={written(value)}" for key, value in self.keys.items()]
+        return [f"{key}={as_argument(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
         """Return the translation to print: our shell command, then the notes as shell comments."""
@@ -213,7 +213,7 @@ def _model(job: Translation) -> None:
     if len(set(size)) == 1:
         job.set("model.image.image_size", size[0])
     elif size:
-        job.refuse("force-image-size", "pictures are squares")
+        job.refuse("force-image-size", "images are squares")
     if job.text("resume") == "latest":
         job.note("resume", "the same command again goes on by itself, at the exact sample")
     elif "resume" in job.given:

@@ -94,7 +94,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     from dyad.train.run_folder.checkpoint import Checkpoint
     from dyad.train.run_folder.named_tensors import restore_weights
     from dyad.train.towers.build import build_model
-    from dyad.train.towers.models import PictureModel
+    from dyad.train.towers.models import ImageModel
     from dyad.train.towers.sequence import SequenceTower
     from dyad.train.towers.tower import Tower
 
@@ -106,7 +106,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     for tower in model.towers.children():
         if isinstance(tower, Tower):
             tower.without_cache()  # it computes rows in blocks of one size, also for a single query
-    if isinstance(model, PictureModel):
+    if isinstance(model, ImageModel):
         model = replace(model, image=image_spec(model.image, config.data))
     if isinstance(tower := model.towers.x_tower, SequenceTower) and (w := weights.get("objective.w_HDD")) is not None:
         tower.predicts_by(w)

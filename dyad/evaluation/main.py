@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dyad.train.towers.models import TwoTowerModel
 
 PURPOSE = """\
-Evaluate a model, trained here or as it is: retrieval of pictures, texts and passages, zero-shot classification. One
+Evaluate a model, trained here or as it is: retrieval of images, texts and passages, zero-shot classification. One
 JSON per data set, and a table. Everything is key=value. Under torchrun the ranks share the work and the numbers stay
 the same."""
 EXAMPLES = {
@@ -54,8 +54,8 @@ NOTES = """\
 Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
 nothing counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a
 line.
-The .json also has 95 % intervals (bootstrap over queries, of one topic or picture together), how scores of right and
-wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the pictures they show.
+The .json also has 95 % intervals (bootstrap over queries, of one topic or image together), how scores of right and
+wrong pairs are spread, what is confused, and examples= cases; .pictures/ has small copies of the images they show.
 """
 
 
@@ -89,7 +89,7 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     an option that belongs to another task (image_text, question_passage) than that of the run, and if there is no data
     set to evaluate on.
     """
-    of_items = "image_text" if config.has_pictures else "question_passage"
+    of_items = "image_text" if config.has_images else "question_passage"
     for task in (task for task in OF_TASK if task != of_items):
         if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
             raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
@@ -108,7 +108,7 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
 
 
 def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
-    """Return the systems that are scored beside the model. By default, pictures have none, because the model before
+    """Return the systems that are scored beside the model. By default, images have none, because the model before
     training takes as long as the model itself.
 
     Raises ConfigError for a baseline that this model does not have.
@@ -118,7 +118,7 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
     legal = [] if command.model else [Baseline.untrained]
     if config.task is Task.sequence:
         legal += [Baseline.popularity, Baseline.successors, Baseline.item_knn] + [Baseline.bm25] * config.has_texts
-    elif not config.has_pictures:
+    elif not config.has_images:
         legal += [Baseline.bm25, Baseline.fusion]
     if wrong := set(command.baselines or ()) - set(legal):
         of_model = "a model as it is" if command.model else f"task={config.task.name}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.command_line import command_options, overridden
 from dyad.data.base.errors import ConfigError, printable
-from dyad.data.base.files import whole_file, writable
+from dyad.data.base.files import raise_named, whole_file
 from dyad.data.base.secrets import without_secrets
 from dyad.data.config import MiningConfig, NegativeList
 from dyad.eval.config import MineCommand, MinedItems
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Opened = tuple[MiningData, str | None]
 
 PURPOSE = """\
-Mine hard negatives with a trained model: for each training question the passages, for each training picture the
-captions, or for each caption the pictures, that it ranks high although they are not right. Training then draws from
+Mine hard negatives with a trained model: for each training question the passages, for each training image the
+captions, or for each caption the images, that it ranks high although they are not right. Training then draws from
 them. What is right and its copies are never among them.
 Everything is key=value. Under torchrun the ranks share the work and the result stays the same."""
 EXAMPLES = {
@@ -37,9 +37,9 @@ EXAMPLES = {
     "data.negatives.file=runs/topics/mined/mined.jsonl data.negatives.per_row=1",
     "other data; all that scores 5 % less than the right passage": "python -m eval.mine run=runs/x "
     "corpus=nq/corpus.jsonl queries=nq out=mined/nq first_rank=1 relative_margin=0.05",
-    "pictures: the five best captions of others, that score 5 % less than its own": "python -m eval.mine "
+    "images: the five best captions of others, that score 5 % less than its own": "python -m eval.mine "
     "run=runs/emoji first_rank=1 keep=5 relative_margin=0.05",
-    "the five best pictures of others for each caption": "python -m eval.mine run=runs/emoji mine=pictures "
+    "the five best images of others for each caption": "python -m eval.mine run=runs/emoji mine=pictures "
     "first_rank=1 keep=5",
     "judged by a cross-encoder's scores of question and passage": "python -m eval.mine run=runs/x scores=scores.tsv "
     "margin=2",
@@ -50,9 +50,9 @@ how many were left out and why; and embeddings/, so that the same command goes o
 again by other rules without encoding; delete it when you are done. null: as the run has it.
 Questions: negatives are ids of passages. Without a corpus, all passages in the rows of questions are searched, and out
 gets them as corpus.jsonl.
-Pictures: negatives are texts; query_id is the content key of the picture, and equal pictures are one. All captions
+Images: negatives are texts; query_id is the content key of the image, and equal images are one. All captions
 that training may draw (data.captions) are searched, and out gets them as captions.jsonl, with whose they are in
-pictures.npy. Right are the captions of the picture, and those with the same data.text_key.
+pictures.npy. Right are the captions of the image, and those with the same data.text_key.
 mine=pictures: the same with sides exchanged, for data.negatives.picture_file; query_id and negatives are content keys.
 """
 CORPUS = "corpus.jsonl"  # the passages in the rows of questions, with ids
@@ -87,8 +87,8 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
     if config.task.name not in OPEN:
         raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
     of_questions = config.task.name == "question_passage"
-    kinds = ("pictures", "questions and passages") if of_questions else ("questions and passages", "pictures")
-    options = OF_PICTURES if of_questions else OF_QUESTIONS
+    kinds = ("images", "questions and passages") if of_questions else ("questions and passages", "images")
+    options = OF_IMAGES if of_questions else OF_QUESTIONS
     if given := [name for name in options if getattr(command, name) is not None]:
         raise ConfigError(f"{given[0]}= is for {kinds[0]}, and {run} is of {kinds[1]}. Leave it out")
 
@@ -166,7 +166,7 @@ def open_questions_and_passages(
     file = out / CORPUS
     if write:
         passages = RowPassages(questions)
-        with writable(file):
+        with raise_named(file):
             file.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as lines:
                 for passage in map(passages.__getitem__, range(len(passages))):
@@ -176,32 +176,32 @@ def open_questions_and_passages(
     return QuestionsAndPassages(questions, corpus, model.tokenize, config.data), corpus.rows.files[0]
 
 
-def open_pictures_and_captions(
+def open_images_and_captions(
     config: TrainConfig, model: Any, out: Path, what: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the pictures of data.train and all captions that training may draw of them, in the folder `out`.
+    """Open the images of data.train and all captions that training may draw of them, in the folder `out`.
 
     what: which of them become negatives. write: whether this process writes the captions.
     """
-    from dyad.data.image_text.items import Pictures
+    from dyad.data.image_text.items import Images
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
     from dyad.data.tables.prepare import prepared_tables, table_options
-    from dyad.eval.mine.pictures import CaptionsAndPictures, PicturesAndCaptions, write_captions
+    from dyad.eval.mine.images import CaptionsAndImages, ImagesAndCaptions, write_captions
 
     tables = prepared_tables(table_options(config.data))
     shards = open_shards(parse_sources(config.data.train, "queries", tables=tables))
     if write:
-        with writable(out):
+        with raise_named(out):
             out.mkdir(parents=True, exist_ok=True)
             write_captions(shards, config.data, out)
-    kind = CaptionsAndPictures if what is MinedItems.pictures else PicturesAndCaptions
-    return kind(Pictures(shards, model.image, config.data), model.tokenize, out), None
+    kind = CaptionsAndImages if what is MinedItems.pictures else ImagesAndCaptions
+    return kind(Images(shards, model.image, config.data), model.tokenize, out), None
 
 
-OPEN = {"question_passage": open_questions_and_passages, "image_text": open_pictures_and_captions}
+OPEN = {"question_passage": open_questions_and_passages, "image_text": open_images_and_captions}
 OF_QUESTIONS = ("corpus", "drop_answers", "regex_answers", "scores")
-OF_PICTURES = ("mine", "captions", "caption_per", "image_key", "text_key")
+OF_IMAGES = ("mine", "captions", "caption_per", "image_key", "text_key")
 
 
 # ---- what is printed -------------------------------------------------------------------------------------------------
@@ -224,8 +224,8 @@ def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
 def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
     """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
 
-    corpus: the file of the passages searched, if it is not the run's. what: what was mined of pictures. If the run's
-    objective takes no such negatives, the command has objective=info_nce, or clip for pictures.
+    corpus: the file of the passages searched, if it is not the run's. what: what was mined of images. If the run's
+    objective takes no such negatives, the command has objective=info_nce, or clip for images.
     """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig

@@ -1,14 +1,14 @@
 """The evaluation suite: builds the evaluators of data.val and of the entries KIND:TARGET of eval.suite.
 
 image_text
-  retrieval:SHARDS      pictures and captions, named as in data.val
-  zero_shot:TASK.json   labelled pictures and prompts (format: prompts.py, and --help)
-  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled pictures, or pictures and captions; as
-                        in CLIP_benchmark, only a picture's own captions are right for it
+  retrieval:SHARDS      images and captions, named as in data.val
+  zero_shot:TASK.json   labelled images and prompts (format: prompts.py, and --help)
+  wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled images, or images and captions; as
+                        in CLIP_benchmark, only an image's own captions are right for it
 labelled
   classes:SHARDS        samples with a class, named as in data.val, of the classes of training
 views
-  views:SHARDS          pictures, named as in data.val: of one view of each, the other is searched; random numbers as
+  views:SHARDS          images, named as in data.val: of one view of each, the other is searched; random numbers as
                         in epoch 0 of training
 question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
@@ -19,7 +19,7 @@ sequence
   next_item:LOG         events to predict, each from those of its user before it
   context_probe:TASK.json   sequences with a class, to fit and to score (format: prompts.py, and --help)
 any task
-  probe:TASK.json       labelled pictures or texts, to fit and to score (format: prompts.py, and --help)
+  probe:TASK.json       labelled images or texts, to fit and to score (format: prompts.py, and --help)
 
 Entries are checked without importing torch.
 """
@@ -38,9 +38,9 @@ from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.question_sets import names_beir
 from dyad.evaluation.kinds.answers import ANSWERS
+from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR
-from dyad.evaluation.kinds.pictures import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.sequences import CONTEXT_PROBE, NEXT_ITEM
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry
 from dyad.train.config import Task
@@ -60,7 +60,7 @@ def build_evaluators(
     """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
     its path.
 
-    baselines: further systems to score beside the model; those of pictures know "untrained" only. untrained: function
+    baselines: further systems to score beside the model; those of images know "untrained" only. untrained: function
     that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
     entry that cannot be read, DataError for damaged data.
     """
@@ -73,8 +73,8 @@ def check_suite(config: TrainConfig) -> None:
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    # torch makes an exact search of pictures where FAISS is not installed
-    if entries and (config.eval.index != EXACT or not config.has_pictures):
+    # torch makes an exact search of images where FAISS is not installed
+    if entries and (config.eval.index != EXACT or not config.has_images):
         check_spec(config.eval.index)
 
 
@@ -83,7 +83,7 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
 
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
-    own = config.has_pictures or config.task in VAL
+    own = config.has_images or config.task in VAL
     task = config.task if own else Task.question_passage  # any other model of texts can do the same
     val = config.data.val
     if val is not None:

@@ -16,7 +16,7 @@ from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
 from dyad.data.shards.sources import written_sources
 from dyad.export.library import ExportSource, Library
-from dyad.train.cli.also import further_configs
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.unread_keys import is_read
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.run_folder.folder import by_section, maths_keys
@@ -71,8 +71,8 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
 
 
 def _trained_on(config: TrainConfig) -> list[str]:
-    """Return the training data that `config` names, also for further losses."""
-    losses = [config, *further_configs(config).values()]
+    """Return the training data that `config` names, also for auxiliary losses."""
+    losses = [config, *auxiliary_configs(config).values()]
     return [*dict.fromkeys(each.path for of in losses for each in written_sources(of.data.train, "data.train"))]
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.export import reload
 from dyad.train.config import TrainConfig
-from dyad.train.panels import Scored
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.models import TwoTowerModel
+from dyad.train.tracking.panel_types import Scored
 
 TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
 TEMPLATES = Environment(
@@ -50,7 +50,7 @@ class ExportSource:
 class Call:
     """Inputs for one call of an exported encoder by a library, with our embeddings of the same inputs to compare.
 
-    The inputs are n texts, n pairs of `texts` and `pairs`, or n pictures, uint8 (n, 3, S, S) with S the side in pixels.
+    The inputs are n texts, n pairs of `texts` and `pairs`, or n images, uint8 (n, 3, S, S) with S the side in pixels.
     ours: our embeddings (n, D), which the library must reproduce. hints: further arguments of the library's function in
     dyad/export/reload.py.
     """
@@ -58,7 +58,7 @@ class Call:
     ours: Tensor
     texts: Sequence[str] = ()
     pairs: Sequence[str] | None = None
-    pictures: Tensor | None = None
+    images: Tensor | None = None
     hints: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -89,8 +89,8 @@ def render(template: str, folder: Path, source: ExportSource, **values: Any) -> 
     return TEMPLATES.get_template(template).render(folder=str(folder), config=source.config, **values)
 
 
-def probe_pictures(size: int) -> Tensor:
-    """Return three noise pictures, uint8 (3, 3, size, size), the same in each call."""
+def probe_images(size: int) -> Tensor:
+    """Return three noise images, uint8 (3, 3, size, size), the same in each call."""
     return torch.randint(0, 256, (3, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
@@ -105,7 +105,7 @@ def difference(library: Library, folder: Path, source: ExportSource) -> float:
     with TemporaryDirectory() as temporary:
         job = Path(temporary)
         (job / reload.CALLS).write_text(json.dumps([{"texts": c.texts, "pairs": c.pairs, **c.hints} for c in calls]))
-        given = {str(i): call.pictures for i, call in enumerate(calls) if call.pictures is not None}
+        given = {str(i): call.images for i, call in enumerate(calls) if call.images is not None}
         save_file(given, job / reload.GIVEN)
         in_a_clean_process(library.name, folder, job)
         theirs = load_file(job / reload.THEIRS)

@@ -1,7 +1,7 @@
 """format=onnx: write one graph per tower, for onnxruntime or another reader of ONNX. Any model of either task fits.
 
 The inputs of a graph are token ids or pixels, its outputs embeddings that are ready to be compared. Beside the graphs
-are tokenizer.json (for the tokenizers library) and config.json, which says how texts and pictures are prepared.
+are tokenizer.json (for the tokenizers library) and config.json, which says how texts and images are prepared.
 """
 
 import logging
@@ -21,11 +21,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
 from dyad.data.batch import PADDING
 from dyad.export.encoder import TextSide, text_sides
-from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
+from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
 from dyad.export.to_tokenizers import padding_id, takes_any_length, to_tokenizers
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.adapters import merged
-from dyad.train.towers.models import ImageTextModel, PictureModel, TextPairModel
+from dyad.train.towers.models import ImageModel, ImageTextModel, TextPairModel
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.text.text_tower import TextTokenizer
 from dyad.train.towers.tower import Tower
@@ -41,7 +41,7 @@ class TowerGraph:
     """One tower of the exported model, and the ONNX file of its graph.
 
     example: two input rows. dynamic: input axis → torch.export.Dim of variable length. texts: how a text tower prepares
-    texts, None for pictures.
+    texts, None for images.
     """
 
     name: str
@@ -69,7 +69,7 @@ class InferenceTower(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D).
 
-        S: the side of a picture in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
+        S: the side of an image in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
         """
         run = self.trunk.encode_group if isinstance(self.trunk, Grouped) else self.trunk
         inputs = with_padding(inputs, self.fills)
@@ -129,14 +129,14 @@ def calls(source: ExportSource) -> Iterator[Call]:
             for texts in (PROBES, [side.too_long, "", *PROBES], ["a"]):
                 yield side.call(texts, unit=unit, graph=graph.file, length=side.length)
             continue
-        for pictures in (probe_pictures(graph.example.shape[-1]), graph.example[:1]):
+        for images in (probe_images(graph.example.shape[-1]), graph.example[:1]):
             with torch.no_grad():
-                ours = graph.tower.eval()(pictures)
-            yield Call(F.normalize(ours, dim=-1) if unit else ours, pictures=pictures, hints={"graph": graph.file})
+                ours = graph.tower.eval()(images)
+            yield Call(F.normalize(ours, dim=-1) if unit else ours, images=images, hints={"graph": graph.file})
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers, or for its one of pictures.
+    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers, or for its one of images.
 
     If questions and passages share one encoder, both graphs name the same file.
     """
@@ -149,16 +149,16 @@ def _graphs(source: ExportSource) -> list[TowerGraph]:
             TowerGraph(name, f"{'encoder' if shared else name}.onnx", side.tower, _short(side), dynamic, side)
             for name, side in sides.items()
         ]
-    assert isinstance(model, PictureModel)
+    assert isinstance(model, ImageModel)
     x_tower, y_tower = cast(Tower, model.towers.x_tower), cast(Tower, model.towers.y_tower)
-    pictures = TowerGraph("image", "image.onnx", x_tower, probe_pictures(model.image.size)[:2], {0: batch})
+    images = TowerGraph("image", "image.onnx", x_tower, probe_images(model.image.size)[:2], {0: batch})
     if not isinstance(model, ImageTextModel):
-        return [pictures]
+        return [images]
     context = model.tokenize(["a"]).shape[1]
     side = TextSide(y_tower, lambda texts, length, pairs=None: model.tokenize(texts), "", context)
     length = {1: torch.export.Dim("length", max=context)} if takes_any_length(y_tower) else {}
     example = _short(side) if length else model.tokenize(PROBES[:2])
-    return [pictures, TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side)]
+    return [images, TowerGraph("text", "text.onnx", y_tower, example, {0: batch, **length}, side)]
 
 
 def _short(side: TextSide) -> Tensor:
@@ -172,14 +172,14 @@ def _is_unit(source: ExportSource) -> bool:
 
 
 def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
-    """Return the content of an ONNX export's config.json, which says how to get from texts or pictures to scores."""
+    """Return the content of an ONNX export's config.json, which says how to get from texts or images to scores."""
     known = source.calibration
     inputs: dict[str, Any] = {}
     for graph in graphs:
         if side := graph.texts:
             form = {"prefix": side.prefix, "length": side.length, "pair": ["title", "text"] if side.paired else None}
         else:
-            image = cast(PictureModel, source.model).image
+            image = cast(ImageModel, source.model).image
             form = {"type": "uint8, RGB", "size": image.size, "resize": image.resize, "by": image.interpolation}
             form |= {"resized": image.resized} if image.resized else {}
         inputs[graph.name] = {"graph": graph.file, "input": TOKENS if graph.texts else PIXELS, **form}
@@ -195,8 +195,8 @@ def _settings(source: ExportSource, graphs: list[TowerGraph]) -> dict[str, Any]:
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """Return Markdown that shows how to embed texts and pictures with the exported ONNX graphs."""
-    image = source.model.image if isinstance(source.model, PictureModel) else None
+    """Return Markdown that shows how to embed texts and images with the exported ONNX graphs."""
+    image = source.model.image if isinstance(source.model, ImageModel) else None
     return render("onnx.md.j2", folder, source, graphs=_graphs(source), image=image, opset=OPSET)
 
 

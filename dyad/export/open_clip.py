@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import write_json
-from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
+from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.libraries.open_clip import PROJECTIONS, MatrixProjection
@@ -46,12 +46,12 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings: noise pictures, then sample texts."""
+    """Return the inputs for the check of the export, with our embeddings: noise images, then sample texts."""
     model, _ = _checked(source)
-    towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
+    towers, images = model.towers.eval(), probe_images(model.image.size)
     with torch.no_grad():
         texts = Call(towers.y_tower(model.tokenize(PROBES)), texts=PROBES)
-        return [Call(towers.x_tower(pictures), pictures=pictures), texts]
+        return [Call(towers.x_tower(images), images=images), texts]
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

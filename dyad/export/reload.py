@@ -3,7 +3,7 @@
 It imports no module of this project and has no network; the caller sets the model caches. Input, in the folder JOB:
 calls.json, a list of dictionaries, one for each call of the encoder: "texts", "pairs" (the second text of each pair, or
 null), and the further keys that the function for this library reads, such as "graph"; and given.safetensors, with the
-pictures of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
+images of call number i as "i", uint8 (n, 3, S, S) with S the side in pixels. Output: theirs.safetensors with the
 embeddings (n, D) of call i as "i", or as "i/CLASS" where a second class loads the same folder.
 """
 
@@ -29,7 +29,7 @@ def main(library: str, folder: str, job: Path) -> None:
     calls = json.loads((job / CALLS).read_text())
     given = load_file(job / GIVEN)
     for i, call in enumerate(calls):
-        call["pictures"] = given.get(str(i))
+        call["images"] = given.get(str(i))
     save_file({name: np.ascontiguousarray(rows) for name, rows in LIBRARIES[library](folder, calls)}, job / THEIRS)
 
 
@@ -52,7 +52,7 @@ def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
 def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
     """Load the export in `folder` by open_clip; yield (i, embeddings) for entry number i of `calls`.
 
-    An entry holds texts or pictures. Pictures pass open_clip's preprocessing. i is yielded as text.
+    An entry holds texts or images. Images pass open_clip's preprocessing. i is yielded as text.
     """
     import open_clip
     import torch
@@ -64,11 +64,11 @@ def _open_clip(folder: str, calls: list[dict[str, Any]]) -> Answers:
     model.eval()
     with torch.no_grad():
         for i, call in enumerate(calls):
-            if call["pictures"] is None:
+            if call["images"] is None:
                 yield str(i), model.encode_text(tokenize(call["texts"])).numpy()
             else:
-                pictures = [Image.fromarray(picture.transpose(1, 2, 0)) for picture in call["pictures"]]
-                yield str(i), model.encode_image(torch.stack([preprocess(p) for p in pictures])).numpy()
+                images = [Image.fromarray(image.transpose(1, 2, 0)) for image in call["images"]]
+                yield str(i), model.encode_image(torch.stack([preprocess(p) for p in images])).numpy()
 
 
 def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
@@ -118,7 +118,7 @@ def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`, pictures or texts."""
+    """Load a CLIP or SigLIP by transformers; yield (i, embeddings) for entry number i of `calls`, images or texts."""
     import torch
     import transformers
 
@@ -128,28 +128,28 @@ def _two_towers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     processor: Any = transformers.AutoImageProcessor.from_pretrained(folder, **local)
     with torch.no_grad():
         for i, call in enumerate(calls):
-            if call["pictures"] is None:
+            if call["images"] is None:
                 shape = {"padding": "max_length", "truncation": True, "max_length": call["length"]}
                 found = model.get_text_features(**tokenizer(call["texts"], return_tensors="pt", **shape))
             else:
                 as_is = {"do_resize": False, "do_center_crop": False, "return_tensors": "pt"}
-                found = model.get_image_features(**processor(list(call["pictures"]), **as_is), **call["options"])
+                found = model.get_image_features(**processor(list(call["images"]), **as_is), **call["options"])
             yield str(i), found.pooler_output.numpy()
 
 
 def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
     """Load the export in `folder` by onnxruntime; yield (i, embeddings) for entry number i of `calls`.
 
-    An entry holds texts or pictures and names the ONNX file that embeds them. Texts are converted to token ids by
-    tokenizer.json, pictures are passed as pixels. i is yielded as text.
+    An entry holds texts or images and names the ONNX file that embeds them. Texts are converted to token ids by
+    tokenizer.json, images are passed as pixels. i is yielded as text.
     """
     import onnxruntime
     from tokenizers import Tokenizer
 
     for i, call in enumerate(calls):
         session: Any = onnxruntime.InferenceSession(f"{folder}/{call['graph']}", providers=["CPUExecutionProvider"])
-        if call["pictures"] is not None:
-            yield str(i), session.run(None, {"pixels": call["pictures"]})[0]
+        if call["images"] is not None:
+            yield str(i), session.run(None, {"pixels": call["images"]})[0]
             continue
         tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
         tokenizer.enable_truncation(call["length"])

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from dyad.data.base.errors import ConfigError
-from dyad.export.library import PROBES, Call, ExportSource, Library, probe_pictures, render
+from dyad.export.library import PROBES, Call, ExportSource, Library, probe_images, render
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.libraries.published import of_one_model
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
@@ -42,17 +42,17 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings: noise pictures, then sample texts."""
+    """Return the inputs for the check of the export, with our embeddings: noise images, then sample texts."""
     model, _ = _checked(source)
-    towers, pictures = model.towers.eval(), probe_pictures(model.image.size)
+    towers, images = model.towers.eval(), probe_images(model.image.size)
     tokens, options = model.tokenize(PROBES), cast(Any, towers.x_tower).trunk.options
     with torch.no_grad():
         texts = Call(towers.y_tower(tokens), texts=PROBES, hints={"length": tokens.shape[1]})
-        return [Call(towers.x_tower(pictures), pictures=pictures, hints={"options": options}), texts]
+        return [Call(towers.x_tower(images), images=images, hints={"options": options}), texts]
 
 
 def snippet(folder: Path, source: ExportSource) -> str:
-    """Return Markdown that shows how to load the folder and compare pictures with texts."""
+    """Return Markdown that shows how to load the folder and compare images with texts."""
     model, _ = _checked(source)
     biased = source.calibration is not None and source.calibration.logit_bias is not None
     trunk = cast(Any, model.towers.x_tower).trunk

@@ -13,8 +13,8 @@ from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.objective import first_step
-from dyad.run.classes import resolve_classes
-from dyad.run.components import batch_norms, build_parts
+from dyad.run.class_names import resolve_classes
+from dyad.run.components import batch_norms, build_components
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 
@@ -30,18 +30,18 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     size, precision = config.plan.dry_run or 1, config.precision
     precision = Precision.fp32 if precision is Precision.auto else precision
     config = resolve_classes(replace(config, precision=precision, compile=False), World())
-    parts = build_parts(config, World())
-    towers, objective, order, data = parts.model.towers, parts.step.objective, parts.data.order, parts.data.dataset
-    if not isinstance(order, Order) or isinstance(data, Stream) or config.also:
+    components = build_components(config, World())
+    towers, objective, data = components.model.towers, components.step.objective, components.data
+    if not isinstance(data.order, Order) or isinstance(data.dataset, Stream) or config.also:
         raise ConfigError("plan.dry_run: takes a single loss (no also.NAME), and data with an index")
     batch_norms(config, towers, size)
     how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
-    batch = next(build_loader(data, order, drawn=parts.data.drawn, **how))
-    before, config = copy.deepcopy(objective), replace(config, steps=parts.total_steps)
+    batch = next(build_loader(data.dataset, data.order, drawn=data.drawn, **how))
+    before, config = copy.deepcopy(objective), replace(config, steps=components.total_steps)
     batch.sample_ids = torch.arange(len(batch))
     step, measured = first_step(towers, objective, config, World(0, size), batch)
     yield f"rank 0 of {size}, {precision}: {len(batch):,} of {config.global_batch_size:,} pairs"
-    yield f"loss {step.scalars['loss']:.6g} of step 1 of {parts.total_steps:,}"
+    yield f"loss {step.scalars['loss']:.6g} of step 1 of {components.total_steps:,}"
     if config.objective.name in SOFTMAX and batch.extra is None and len(batch) >= ENOUGH:
         x, y = step.terms[0].embeddings
         alone = before(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys).loss.item()

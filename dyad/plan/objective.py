@@ -131,9 +131,9 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
         batch.extra = Extra(y[row], row, b + number, torch.zeros(further, dtype=torch.bool))
         if config.objective.draws:
             batch.extra.log_q, batch.y_log_q = torch.zeros(further), torch.zeros(b)
-    if pictures := b * config.data.negatives.pictures:
-        row = torch.arange(pictures) % b
-        batch.extra_x = ExtraX(x[row], row, pictures + row)
+    if images := b * config.data.negatives.pictures:
+        row = torch.arange(images) % b
+        batch.extra_x = ExtraX(x[row], row, images + row)
     return batch
 
 
@@ -164,7 +164,7 @@ def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: S
     return {name: factor for name, factor in zip(names, found.tolist(), strict=True) if abs(factor) > 0.5}
 
 
-def written(formula: Formula) -> str:
+def formula_text(formula: Formula) -> str:
     """Write a formula as "4·B·D + 16·B"."""
     parts = (f"{round(factor, 1):,g}" + f"·{product}" * (product != "1") for product, factor in formula.items())
     return " + ".join(parts) or "0"

@@ -13,10 +13,10 @@ from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import scheme_of, stat
 from dyad.plan.amounts import Rows, amount
 from dyad.plan.cluster import planned_devices
-from dyad.plan.objective import objective_cost, planned_objective, products, value, written
-from dyad.plan.speed import pictures_per_core, planned_mfu, seconds_sent
+from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
+from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.step.chunks import chunk_count
@@ -57,7 +57,7 @@ class RunPlan:
         self._mfu = planned_mfu(config, self.towers.forward_flops)
         self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
-        state = planned_objective(config, samples).memory
+        state = planned_objective(config, samples).sample_state
         self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
 
     def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:
@@ -92,7 +92,7 @@ class RunPlan:
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
         backward += 16 * pairs * towers.rows / self.chunk * towers.width
-        objective, formula = max(0.0, value(self.cost.memory, sizes)), written(self.cost.memory)
+        objective, formula = max(0.0, value(self.cost.memory, sizes)), formula_text(self.cost.memory)
         objective += self.cost.kept(pairs, pairs * self.devices.count)
         phases: Rows = {
             "+ towers forward": (graphs + forward, "B", f"graphs of {kept} · {chunk:,} pairs, the largest operation"),
@@ -135,7 +135,7 @@ class RunPlan:
         for kind, formula in self.cost.sent.items():
             if kind in halved and "B·D" in formula:
                 formula = {**formula, "B·D": formula["B·D"] / 2}
-            found[f"{kind}, objective"] = value(formula, sizes), "B", written(formula)
+            found[f"{kind}, objective"] = value(formula, sizes), "B", formula_text(formula)
         gradients, filled = nbytes(self.towers.trained, shards), f"rows filled up to {shards} shards"
         if shards > 1:
             passes, (forward, backward, once) = 2 * chunks - 1 + chunks * self._has_target, self.towers.gathered(shards)
@@ -157,7 +157,7 @@ class RunPlan:
         rows: Rows = {
             "a step, towers": (tera * (forward + backward), "TFLOP", f"b·(forward + backward), {b:,} pairs"),
             "a step, forward again": (again * tera * forward, "TFLOP", f"b·forward·{again:.3g}: {self.chunks} chunks"),
-            "a step, objective": (tera * objective, "TFLOP", f"b·({written(self.cost.flops)})"),
+            "a step, objective": (tera * objective, "TFLOP", f"b·({formula_text(self.cost.flops)})"),
         }
         computed = sum(count for count, *_ in rows.values()) / (mfu[::-1] * peak)
         weights, embeddings = self._seconds_sent()
@@ -189,7 +189,7 @@ class RunPlan:
     def data(self) -> Rows:
         """Return what the run reads, and how fast the loader must give it."""
         config, size = self.config, self.sample_bytes
-        pictures, which = pictures_per_core(config, self.towers.model, first_shard(config))
+        images, which = images_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
         of_batch = B * (1 + k) - 1, "", f"B·(1 + {k}) - 1, {k} hard negatives a row"
         if drawn := config.objective.drawn_items(B):
@@ -201,13 +201,13 @@ class RunPlan:
             "epochs": (self.steps * B / self.samples, "", "steps · B / samples"),
         }
         if p := config.data.negatives.pictures:
-            rows["negatives of a text"] = B * (1 + p) - 1, "", f"B·(1 + {p}) - 1, {p} wrong pictures a row"
+            rows["negatives of a text"] = B * (1 + p) - 1, "", f"B·(1 + {p}) - 1, {p} wrong images a row"
         for whose, gpus in (("GPU", 1), ("node", min(self.devices.per_node, self.devices.count))):
             rate = gpus * self.pairs / self.time()["a step"][0][::-1]
             rows[f"pairs/s of a {whose}"] = rate, "", f"{gpus} · b / seconds of a step: the loader must give them"
-            if config.has_pictures:
-                formula = f"pairs/s / {pictures:,.0f} pictures that a core decodes and crops: {which}"
-                rows[f"cores of a {whose}"] = rate / pictures, "", formula
+            if config.has_images:
+                formula = f"pairs/s / {images:,.0f} images that a core decodes and crops: {which}"
+                rows[f"cores of a {whose}"] = rate / images, "", formula
             rows[f"read by a {whose}"] = rate * size / 1e6, "MB/s", "pairs/s · bytes"
         return rows
 

@@ -1,4 +1,4 @@
-"""How fast the devices of a plan are: the share of the peak that towers reach, links of GPUs, a core's pictures."""
+"""How fast the devices of a plan are: the share of the peak that towers reach, links of GPUs, a core's images."""
 
 import time
 from contextlib import suppress
@@ -17,7 +17,7 @@ from dyad.data.loading.order import Order
 from dyad.plan.cluster import Devices
 from dyad.train.config import TrainConfig
 from dyad.train.run_folder.folder import run_folder
-from dyad.train.towers.models import PictureModel
+from dyad.train.towers.models import ImageModel
 from dyad.training_data import build_data
 
 Span = NDArray[np.float64]  # (2,): the least and the most
@@ -28,10 +28,10 @@ Span = NDArray[np.float64]  # (2,): the least and the most
 LEAST, GROWTH, MOST = 0.11, 0.15, 2.0
 OF_VIT_B_32 = 14.8e9  # FLOPs of a pair, forward
 PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # bytes that a link carries / those of the tensor
-PICTURES_PER_CORE = 1065  # a second, decoded and cropped: tests/benchmarks/RESULTS.md, "Loading pictures"
+IMAGES_PER_CORE = 1065  # a second, decoded and cropped: tests/benchmarks/RESULTS.md, "Loading images"
 OF_RESULTS = "JPEG of 360 × 300 pixels (RESULTS.md)"
-MEASURED = 0.5  # seconds of a core for the pictures of a plan
-FEW = 16  # pictures
+MEASURED = 0.5  # seconds of a core for the images of a plan
+FEW = 16  # images
 
 
 def published_mfu(forward_flops: float) -> Span:
@@ -56,10 +56,10 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
     return PASSES[kind] * size * (ranks - 1) / ranks / (link * 1e9)
 
 
-def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
-    """Return how many pictures a second one core decodes and crops for a GPU, and which: the first of the run's own
+def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
+    """Return how many images a second one core decodes and crops for a GPU, and which: the first of the run's own
     shard, measured here, or, without one, those of RESULTS.md."""
-    if shard is not None and isinstance(model, PictureModel):
+    if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
         with suppress(UserError, OSError):
             data = build_data(few, model)
@@ -69,4 +69,4 @@ def pictures_per_core(config: TrainConfig, model: object, shard: str | None) -> 
                 for steps, _ in enumerate(build_loader(data.dataset, data.order, **alone, noise_later=True), 1):
                     if (taken := time.process_time() - start) > MEASURED:
                         return FEW * steps / taken, f"the first {FEW * steps:,} of data.train, on this machine"
-    return PICTURES_PER_CORE, OF_RESULTS
+    return IMAGES_PER_CORE, OF_RESULTS

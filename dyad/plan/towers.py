@@ -20,13 +20,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from dyad.plan.cluster import Devices
 from dyad.plan.measure import Measured
 from dyad.plan.objective import further_items
-from dyad.run.classes import class_inputs
+from dyad.run.class_names import class_inputs
 from dyad.train.config import Task, TrainConfig
 from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import build_model
 from dyad.train.towers.layers import layers_of
-from dyad.train.towers.models import PictureModel, TwoTowerModel
+from dyad.train.towers.models import ImageModel, TwoTowerModel
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import COLOURS
 
@@ -154,9 +154,9 @@ def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, p
     """Return tensors like the inputs of both sides of some pairs; texts are as long as they may be."""
     data, names = config.data, config.run.classes or []
     is_qa = config.task is Task.question_passage
-    if isinstance(model, PictureModel):
-        pictures = pairs * (1 + data.negatives.pictures)
-        x = torch.empty(pictures, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
+    if isinstance(model, ImageModel):
+        images = pairs * (1 + data.negatives.pictures)
+        x = torch.empty(images, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
     else:
         x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
     items = pairs + further_items(config, pairs)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dyad.train.config import Activation, ImageTower, TrainConfig
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.libraries.calibration import Calibration
-from dyad.train.towers.models import ImageTextModel, PictureModel, TwoTowerModel
+from dyad.train.towers.models import ImageModel, ImageTextModel, TwoTowerModel
 
 
 def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:
@@ -24,14 +24,14 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
-    """Yield a line on how towers of another library take pictures and texts, as the model and its weights say."""
+    """Yield a line on how towers of another library take images and texts, as the model and its weights say."""
     own = config.model
-    if not isinstance(model, PictureModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
+    if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return
     named = {"name": own.image.name or own.name, "pretrained": own.image.pretrained or own.pretrained}
     image, words = model.image, " ".join(f"model.{key}={value}" for key, value in named.items() if value)
     mean, std = (", ".join(f"{number:.4g}" for number in numbers) for numbers in (image.mean, image.std))
-    parts = [f"pictures of {image.size} pixels, {image.interpolation}, {image.resize}, ({mean}) ± ({std})"]
+    parts = [f"images of {image.size} pixels, {image.interpolation}, {image.resize}, ({mean}) ± ({std})"]
     if isinstance(model, ImageTextModel) and (length := getattr(model.tokenize, "context_length", None)):
         parts.append(f"texts of {length} tokens")
     if isinstance(model, ImageTextModel) and (model.open_clip_config or {}).get("quick_gelu"):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dyad.data.base.errors import ConfigError, nearest
+from dyad.data.base.errors import ConfigError, nearest, raise_broken
 
 if TYPE_CHECKING:
     from dyad.train.config import TrainConfig
@@ -41,7 +41,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
     if `check` refuses a configuration, if a key of the command line is read by no run, if a batch is larger than the
     data, or if two runs have the same run folder.
     """
-    from dyad.train.cli.also import further_configs
+    from dyad.train.cli.also import auxiliary_configs
     from dyad.train.cli.unread_keys import refuse_unread
     from dyad.train.run_folder.folder import run_folder
 
@@ -49,7 +49,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
         check(config)
     refuse_unread(arguments, configs)
     for config in configs:
-        for own in () if config.planned else (config, *further_configs(config).values()):
+        for own in () if config.planned else (config, *auxiliary_configs(config).values()):
             _check_batch(own)
     folders = [run_folder(config) for config in configs if not config.planned]
     if shared := next((folder for folder in folders if folders.count(folder) > 1), None):
@@ -58,7 +58,7 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 def check(config: TrainConfig) -> None:
     """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
-    from dyad.train.cli.also import further_configs
+    from dyad.train.cli.also import auxiliary_configs
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
     from dyad.train.run_folder.folder import check_run
@@ -73,22 +73,22 @@ def check(config: TrainConfig) -> None:
         check_values(config, config.plan.gpus or 1)
         return
     _check_loss(config)
-    for name, further in further_configs(config).items():
+    for name, auxiliary in auxiliary_configs(config).items():
         try:
-            _check_loss(further)
+            _check_loss(auxiliary)
         except ConfigError as error:
             raise ConfigError(f"also.{name}: {error}") from error
     check_tracking(config.tracking)
-    _check_paths(config)
+    raise_broken(_path_rules(config))
     check_run(config)
 
 
 def _check_loss(config: TrainConfig) -> None:
-    """Check the values, the training data and the evaluations of a run, or of a further loss; raises ConfigError."""
+    """Check the values, the training data and the evaluations of a run, or of an auxiliary loss; raises ConfigError."""
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
 
-    _check_task(config)
+    raise_broken(_task_rules(config))
     validate(config, config.plan.dry_run or int(os.environ.get("WORLD_SIZE", "1")))
     training_files(config)
     check_suite(config)
@@ -106,11 +106,11 @@ def training_files(config: TrainConfig) -> list[str]:
         return sequence_files(config.data.train, config.data)
     if config.task in LISTED:
         return named_files(config.data.train, config.data)
-    if config.has_pictures:
+    if config.has_images:
         options = table_options(config.data, captioned=config.task is Task.image_text)
         sources = parse_sources(config.data.train, tables=checked_tables(options))
     else:
-        from dyad.data.question_passage.views import text_sources  # loads torch
+        from dyad.data.question_passage.text_views import text_sources  # loads torch
 
         sources = text_sources(config.data.train, config.data, checked_tables)
     return [file for source in sources for file in source.shards]
@@ -138,8 +138,8 @@ def _check_batch(config: TrainConfig) -> None:
         Order(sizes, [each.weight for each in written], seed=0, global_batch_size=config.global_batch_size)
 
 
-def _check_task(config: TrainConfig) -> None:
-    """Raise ConfigError if data.train, with the command to type, or data.val holds data of the other task. Remote data,
+def _task_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield a message if data.train, with the command to type, or data.val holds data of the other task. Remote data,
     and data of unknown fields, are not looked at."""
     from dyad.data.cli.inputs import InputKind, recognised
     from dyad.data.cli.outputs import command
@@ -150,28 +150,26 @@ def _check_task(config: TrainConfig) -> None:
 
     if config.task is Task.sequence:  # logs and frames are told by their columns and their suffix
         return
-    wants_pictures = config.has_pictures
+    wants_images = config.has_images
     for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
         if value is None or scheme_of(path := written_sources(value, key)[0].path):
             continue
         found, why = recognised([path], table_options(config.data))
-        if found is None or wants_pictures is (found is InputKind.pictures):
+        if found is None or wants_images is (found is InputKind.images):
             continue
-        other = (
-            "experiment=mnrl model.text.name=bert-base-uncased" if wants_pictures else "model.name=ViT-B-32 epochs=10"
-        )
+        other = "experiment=mnrl model.text.name=bert-base-uncased" if wants_images else "model.name=ViT-B-32 epochs=10"
         if config.task not in ITEMS:
-            other = f"task={config.task.name} data.items={'texts' if wants_pictures else 'pictures'} epochs=10"
+            other = f"task={config.task.name} data.items={'texts' if wants_images else 'pictures'} epochs=10"
         train = f". Type: {command('python -m train', {'data.train': Path(path)}, *other.split())}"
-        columns = ", or name its columns of pictures and captions: data.columns=[…]" * why.startswith("columns ")
-        raise ConfigError(
+        columns = ", or name its columns of images and captions: data.columns=[…]" * why.startswith("columns ")
+        yield (
             f"{key}={path} holds {found.value} ({why}), task={config.task.name} takes "
-            f"{'pictures' if wants_pictures else 'texts'}{columns * wants_pictures}{train * (key == 'data.train')}"
+            f"{'images' if wants_images else 'texts'}{columns * wants_images}{train * (key == 'data.train')}"
         )
 
 
-def _check_paths(config: TrainConfig) -> None:
-    """Raise ConfigError if a path given as `resume`, `init_from` or a file of data.negatives does not exist.
+def _path_rules(config: TrainConfig) -> Iterator[str]:
+    """Yield a message for each path of resume, init_from and the files of data.negatives that does not exist.
 
     resume=auto and resume=never are no paths, and a URL as such a file is not checked.
     """
@@ -181,13 +179,11 @@ def _check_paths(config: TrainConfig) -> None:
     if mode not in ("auto", "never") and not without_best(Path(mode)).is_dir():
         hint = nearest(mode, ("auto", "never"))
         choices = "auto (go on where the run stopped), never (begin again), a checkpoint folder, RUN@best"
-        raise ConfigError(f"resume={mode}: no such folder.{hint} Choices: {choices}")
+        yield f"resume={mode}: no such folder.{hint} Choices: {choices}"
     if config.init_from is not None and not without_best(Path(config.init_from)).is_dir():
-        raise ConfigError(
-            f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
-        )
+        yield f"init_from={config.init_from}: no such folder. Give a run folder, RUN@best or a checkpoint of one"
     negatives = config.data.negatives
     for key, mined, side in (("file", negatives.file, ""), ("picture_file", negatives.picture_file, " mine=pictures")):
         if mined is not None and not Path(mined).expanduser().exists() and "://" not in mined:
             command = f"python -m eval.mine run=…{side}"
-            raise ConfigError(f"data.negatives.{key}={mined}: no such file. It is what `{command}` writes")
+            yield f"data.negatives.{key}={mined}: no such file. It is what `{command}` writes"

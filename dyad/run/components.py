@@ -15,12 +15,12 @@ from dyad.data.config import AUTO, DrawnPositives
 from dyad.data.loading.order import Order, local_rows
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.evaluation.suite import build_evaluators
-from dyad.run.best import refuse_unknown_metric
+from dyad.run.best_checkpoint import refuse_unknown_metric
 from dyad.run.calibrate import calibrate
-from dyad.run.classes import resolve_classes
+from dyad.run.class_names import resolve_classes
 from dyad.run.item_weights import notes_on_weights
 from dyad.run.objective_trial import try_on_one_rank
-from dyad.train.cli.also import further_configs
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.config import LISTED, BatchNorm, Task, TrainConfig
 from dyad.train.distributed.agreement import node_first, raise_on_all, rank_0_first
 from dyad.train.distributed.sharding import shard_size
@@ -37,15 +37,15 @@ from dyad.train.towers.build import build_model, share_towers
 from dyad.train.towers.libraries.published import may_download
 from dyad.train.towers.libraries.transformers_model import weights_in_files
 from dyad.train.towers.models import SequenceModel, TwoTowerModel
-from dyad.train.towers.probe import on_meta
 from dyad.train.towers.sequence import SequenceTower
 from dyad.train.towers.tower import Tower, TwoTower
-from dyad.training_data import TrainingData, build_data, with_further_data, with_weights
+from dyad.train.towers.trial import on_meta
+from dyad.training_data import TrainingData, build_data, with_auxiliary_data, with_weights
 
 
 @dataclass(frozen=True)
-class LossParts:
-    """What one loss of a run is made of: the run's own, or a further one (also.NAME). notes: as of Parts."""
+class LossComponents:
+    """What one loss of a run is made of: the run's own, or an auxiliary one (also.NAME). notes: as of Components."""
 
     config: TrainConfig
     model: TwoTowerModel
@@ -56,67 +56,71 @@ class LossParts:
 
 
 @dataclass
-class Parts:
+class Components:
     """The components of a training run.
 
-    modules: everything with weights, by its name prefix in checkpoints. memory: the objective's per-sample state, None
-    if it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
-    whole: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
-    further: the parts of further losses by name; `data` and `evaluators` count theirs in. notes: lines for the log on
+    modules: everything with weights, by its name prefix in checkpoints. sample_state: of the objective, None if
+    it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
+    unsharded: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
+    auxiliary: those of auxiliary losses by name; `data` and `evaluators` count theirs in. notes: lines for the log on
     what the losses take from the weights.
     """
 
     model: TwoTowerModel
     modules: dict[str, nn.Module]
-    memory: SampleState | None
+    sample_state: SampleState | None
     data: TrainingData
     evaluators: Sequence[Evaluator]
     step: TrainStep
     total_steps: int
-    further: dict[str, LossParts]
-    whole: TwoTower
+    auxiliary: dict[str, LossComponents]
+    unsharded: TwoTower
     notes: Sequence[str]
 
 
-def build_parts(config: TrainConfig, world: World) -> Parts:
+def build_components(config: TrainConfig, world: World) -> Components:
     """Build the components of a new run, with equal weights on every rank. Collective: every rank calls it.
 
     Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
     torch.manual_seed(config.seed)
-    own = _loss_parts(config, world)
-    configs = {name: resolve_classes(own_config, world) for name, own_config in further_configs(config).items()}
-    further = {name: _loss_parts(own_config, world, own.model, name) for name, own_config in configs.items()}
+    own = _loss_components(config, world)
+    configs = {name: resolve_classes(own_config, world) for name, own_config in auxiliary_configs(config).items()}
+    auxiliary = {name: _loss_components(own_config, world, own.model, name) for name, own_config in configs.items()}
     total_steps = _total_steps(config, own.data)
 
-    def loss_term(name: str, loss: LossParts) -> LossTerm:
+    def loss_term(name: str, loss: LossComponents) -> LossTerm:
         pairs = pairs_of_ranks(loss.config, world)
         return LossTerm(loss.model.towers, loss.objective, loss.config, total_steps, world, pairs, name)
 
-    losses = {"": own, **further}
+    losses = {"": own, **auxiliary}
     for loss in losses.values():
         build = partial(_objective, loss.config, loss.data, loss.model)
         raise_on_all(world, partial(try_on_one_rank, loss.objective.options, build, world))
-    whole = own.model.towers
+    unsharded = own.model.towers
     if shard_size(config.dist, world.size) > 1:
-        whole = TwoTower(on_meta(cast(Tower, whole.x_tower)), on_meta(cast(Tower, whole.y_tower)))
+        unsharded = TwoTower(on_meta(cast(Tower, unsharded.x_tower)), on_meta(cast(Tower, unsharded.y_tower)))
     step = raise_on_all(world, lambda: TrainStep([loss_term(name, loss) for name, loss in losses.items()]))
     modules = {name: module for term in step.terms for name, module in term.modules.items()}
     evaluators = [evaluator for loss in losses.values() for evaluator in loss.evaluators]
     refuse_unknown_metric(config.checkpoint.best, evaluators)
-    data = with_further_data(own.data, {name: loss.data for name, loss in further.items()})
+    data = with_auxiliary_data(own.data, {name: loss.data for name, loss in auxiliary.items()})
     notes = [f"also.{name}: {note}" if name else note for name, loss in losses.items() for note in loss.notes]
-    return Parts(own.model, modules, own.objective.memory, data, evaluators, step, total_steps, further, whole, notes)
+    return Components(
+        own.model, modules, own.objective.sample_state, data, evaluators, step, total_steps, auxiliary, unsharded, notes
+    )
 
 
-def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None = None, name: str = "") -> LossParts:
-    """Build what one loss is made of. of_run: the model of the run, for a further loss with this name."""
+def _loss_components(
+    config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
+) -> LossComponents:
+    """Build what one loss is made of. main_model: that of the run, for an auxiliary loss with this name."""
     # open_clip writes a download straight to its place, where another process would read half of it
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: build_run_model(config, world))
-    if of_run is not None:
+    if main_model is not None:
         whole = config.data.rare is None  # the projection to one number is the score of one class
-        raise_on_all(world, lambda: share_towers(model.towers, of_run.towers, f"also.{name}", whole))
+        raise_on_all(world, lambda: share_towers(model.towers, main_model.towers, f"also.{name}", whole))
     if shard_size(config.dist, world.size) == 1:  # what is sharded is moved layer by layer, part by part
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
@@ -128,13 +132,13 @@ def _loss_parts(config: TrainConfig, world: World, of_run: TwoTowerModel | None 
     notes += raise_on_all(world, lambda: notes_on_weights(objective, data.dataset, samples, data.manifest))
     notes += raise_on_all(world, getattr(data.dataset, "notes", list))
     data = raise_on_all(world, lambda: with_weights(data, objective))
-    if of_run is not None:
+    if main_model is not None:
         encoder = Encoder.of(config, model, world)
         evaluators = [
-            OfFurtherLoss(f"eval/{name}_{inner.name.removeprefix('eval/')}", inner.source, inner, encoder)
+            AuxiliaryEvaluator(f"eval/{name}_{inner.name.removeprefix('eval/')}", inner.source, inner, encoder)
             for inner in evaluators
         ]
-    return LossParts(config, model, data, evaluators, objective, notes)
+    return LossComponents(config, model, data, evaluators, objective, notes)
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
@@ -146,8 +150,8 @@ def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True)
-class OfFurtherLoss(Evaluator):
-    """An evaluator of a further loss, which encodes with the towers of that."""
+class AuxiliaryEvaluator(Evaluator):
+    """An evaluator of an auxiliary loss, which encodes with the towers of that."""
 
     inner: Evaluator
     encoder: Encoder

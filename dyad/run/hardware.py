@@ -20,7 +20,7 @@ from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
 
-LEAST_CORES = 4  # for each GPU: one trains, the others decode pictures
+LEAST_CORES = 4  # for each GPU: one trains, the others decode images
 # Errors of CUDA for which no program is to blame. torch has their numbers only since 2.9, as AcceleratorError.
 FAILED = (
     "uncorrectable ECC error",
@@ -67,7 +67,7 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 
 
 @contextmanager
-def explained_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
+def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
     """Turn errors of the block that mean the device into HardwareError: one of FAILED, and torch.OutOfMemoryError, with
     peak memory, chunk_size now and the next smaller one."""
     try:

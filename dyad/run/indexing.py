@@ -3,7 +3,7 @@
 from dyad.data.config import Mode
 from dyad.data.shards.index import index_shards
 from dyad.run.checks import training_files
-from dyad.train.cli.also import further_configs
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.agreement import is_first_of_machine, machine, only_on
 from dyad.train.distributed.world import World
@@ -18,7 +18,7 @@ def index_shares(config: TrainConfig, world: World) -> None:
     share a cache, each indexes the rest when it opens the data. Raises the errors of `index_shards` on all ranks.
     """
     number, count = machine(world)
-    own = (config, *further_configs(config).values())
+    own = (config, *auxiliary_configs(config).values())
 
     def index() -> None:
         files = [file for each in own if each.data.mode is not Mode.stream for file in training_files(each)]

@@ -42,10 +42,10 @@ def main() -> None:
     for own, config in zip(runs, configs, strict=True):
         if line.sweep and _is_rank_0():
             print(printable(f"-m: {shlex.join(a for a in own if a not in line.words)}"))
-        run(config)
+        train_or_plan(config)
 
 
-def run(config: TrainConfig) -> None:
+def train_or_plan(config: TrainConfig) -> None:
     """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
 
     With a key of `plan`, print the plan, or take the step of a dry run, and train nothing.
@@ -72,8 +72,8 @@ def run(config: TrainConfig) -> None:
     if _is_rank_0() and (shorter := shorter_run(config)):
         print(f"{shorter} has finished the same training with fewer steps: run.name={shorter.name} would go on with it")
     STARTUP.begin()  # again for each run of a sweep
-    from dyad.run.hardware import explained_device_errors
-    from dyad.run.run import train_run
+    from dyad.run.hardware import explain_device_errors
+    from dyad.run.train_run import train_run
     from dyad.train.distributed.devices import chosen_kernels
     from dyad.train.distributed.failures import process_group
     from dyad.train.monitor.postmortem import name_flight_records
@@ -81,7 +81,7 @@ def run(config: TrainConfig) -> None:
     if config.tracking.postmortem:
         name_flight_records(run_folder(config))
     group = process_group(config.dist.seconds_to_start)
-    with group as world, explained_device_errors(config, world), chosen_kernels(config.deterministic):
+    with group as world, explain_device_errors(config, world), chosen_kernels(config.deterministic):
         train_run(world, config)
 
 

@@ -18,12 +18,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.data.base.files import writable
+from dyad.data.base.files import raise_named
 from dyad.data.base.limits import MOST
 from dyad.data.shards import manifest
 from dyad.evaluation.load_run import read_config
 from dyad.run.calibrate import calibrate
-from dyad.run.components import Parts
+from dyad.run.components import Components
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
@@ -41,7 +41,7 @@ from dyad.train.towers.libraries.calibration import Calibration
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
-class StepFacts(TypedDict):
+class StepState(TypedDict):
     """What the training step keeps, by `TrainStep.state_dict`."""
 
     scaler: dict[str, float]
@@ -51,7 +51,7 @@ class StepFacts(TypedDict):
     averaged: NotRequired[Count]
 
 
-class Substituted(TypedDict):
+class ReplacedSamples(TypedDict):
     """Counts and positions of samples that could not be used."""
 
     total: Count
@@ -60,7 +60,7 @@ class Substituted(TypedDict):
     recent: list[Count]
 
 
-class StreamFacts(TypedDict):
+class StreamState(TypedDict):
     """How far a stream was read."""
 
     first: Count
@@ -68,7 +68,7 @@ class StreamFacts(TypedDict):
     taken: list[Annotated[list[Count], Field(min_length=2, max_length=2)]]
 
 
-class ResumeFacts(TypedDict):
+class ResumeMetadata(TypedDict):
     """The entries of a checkpoint's state.json that a resumed run needs, with their types, to validate them."""
 
     seed: int
@@ -78,9 +78,9 @@ class ResumeFacts(TypedDict):
     data: dict[str, Any]
     evaluation_owed: bool
     wandb_id: str | None
-    step_state: StepFacts
-    substituted: Substituted
-    stream: NotRequired[StreamFacts | None]
+    step_state: StepState
+    substituted: ReplacedSamples
+    stream: NotRequired[StreamState | None]
     best: NotRequired[Best | None]
 
 
@@ -103,15 +103,15 @@ class ResumeSource:
 class RestoredState:
     """The state that a resumed run takes from its checkpoint; the default values are those of a new run.
 
-    step: the next optimiser step. facts: the entries of the checkpoint's state.json. batch_changed: whether the steps
-    before the checkpoint had another batch size. more_samples: how many training samples were added since the
+    step: the next optimiser step. metadata: the entries of the checkpoint's state.json. batch_changed: whether the
+    steps before the checkpoint had another batch size. more_samples: how many training samples were added since the
     checkpoint. notes: lines for the log on what the run takes from the weights of init_from.
 
     Objects whose state is an entry of state.json are registered by `register`; `states` then has them for a checkpoint.
     """
 
     step: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
     batch_changed: bool = False
     more_samples: int = 0
     notes: Sequence[str] = ()
@@ -121,7 +121,7 @@ class RestoredState:
         """Save what `state` returns as an entry of state.json, and return the entry of the checkpoint that the run
         resumes; None in a new run."""
         self._state_of[entry] = state
-        return self.facts.get(entry)
+        return self.metadata.get(entry)
 
     def states(self) -> dict[str, Any]:
         """Return the states of all registered objects by entry. Every rank must call it."""
@@ -135,7 +135,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
     use, if it has a run of another configuration, or if the chosen checkpoint does not exist; DataError if all
     checkpoints of the chosen run are damaged.
     """
-    with writable(folder):
+    with raise_named(folder):
         stack.enter_context(locked_folder(folder))
         check_run(config)
         checkpoint.tidy(folder)
@@ -148,7 +148,7 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def verify_source(source: ResumeSource, world: World) -> None:
-    """Verify the checkpoint of `source` once on each machine, so that `restore_parts` need not on each rank.
+    """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not on each rank.
 
     Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
     """
@@ -162,15 +162,15 @@ def verify_source(source: ResumeSource, world: World) -> None:
     once_a_machine(world, verify)
 
 
-def restore_parts(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+def restore_components(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
     """Restore tensors and entries of the training step as `_restore_tensors` does, and register the step's state."""
-    restored = _restore_tensors(source, parts, config)
-    if state := restored.register("step_state", parts.step.state_dict):
-        parts.step.load_state_dict(state)
+    restored = _restore_tensors(source, components, config)
+    if state := restored.register("step_state", components.step.state_dict):
+        components.step.load_state_dict(state)
     return restored
 
 
-def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) -> RestoredState:
+def _restore_tensors(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
     """Load the checkpoint of `source` into the components of the run, and return the state that the run continues from.
 
     Without a checkpoint, nothing is loaded and the state is that of a new run. If `source` gives only weights, those
@@ -182,51 +182,53 @@ def _restore_tensors(source: ResumeSource, parts: Parts, config: TrainConfig) ->
     if source.weights:
         try:
             weights = Checkpoint(source.weights).weights()
-            restore_weights(weights, {"towers": parts.modules["towers"]})
+            restore_weights(weights, {"towers": components.modules["towers"]})
         except ConfigError as error:
             raise ConfigError(f"init_from={source.weights}: {error}") from error
         if (run := run_of(source.weights)) is None:
             notes = [f"init_from={source.weights}: no run is there, so its weights are taken to be of the model typed"]
         else:
             known = Calibration.of_run(f"init_from={source.weights}", weights, read_config(run).objective)
-            notes = calibrate(config, cast(Objective, parts.step.terms[0].objective), known)
-        parts.step.target.load({})
+            notes = calibrate(config, cast(Objective, components.step.terms[0].objective), known)
+        components.step.target.load({})
     if (folder := source.resume) is None:
         return RestoredState(notes=notes)
     state = Checkpoint(folder).read()
-    facts = state.facts
-    check_facts(folder, state)
-    if facts["seed"] != config.seed:
+    metadata = state.metadata
+    check_metadata(folder, state)
+    if metadata["seed"] != config.seed:
         raise ConfigError(
-            f"{folder} was trained with seed={facts['seed']}, now {config.seed}: the order of samples would "
+            f"{folder} was trained with seed={metadata['seed']}, now {config.seed}: the order of samples would "
             f"differ. {OTHERWISE}"
         )
-    more_samples = _more_samples(folder, facts, parts, config)
-    step = _next_step(folder, state.step, facts, parts, config)
+    more_samples = _more_samples(folder, metadata, components, config)
+    step = _next_step(folder, state.step, metadata, components, config)
     try:
-        if (parts.memory is None) != (not state.memory):
-            raise ConfigError(f"it has {'' if state.memory else 'no '}per-sample state: it is of another objective")
-        if parts.memory:
-            parts.memory.load(state.memory, more_samples=config.resume.allow_more_data)
-        average, target = restore(state, parts.modules, parts.step.optimizer)
+        if (components.sample_state is None) != (not state.sample_state):
+            raise ConfigError(
+                f"it has {'' if state.sample_state else 'no '}per-sample state: it is of another objective"
+            )
+        if components.sample_state:
+            components.sample_state.load(state.sample_state, more_samples=config.resume.allow_more_data)
+        average, target = restore(state, components.modules, components.step.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{folder}: {error}") from error
-    parts.step.average.tensors = {} if config.optim.ema is None else average
-    parts.step.target.load(target)
-    return RestoredState(step, facts, facts["global_batch_size"] != config.global_batch_size, more_samples)
+    components.step.average.tensors = {} if config.optim.ema is None else average
+    components.step.target.load(target)
+    return RestoredState(step, metadata, metadata["global_batch_size"] != config.global_batch_size, more_samples)
 
 
-def check_facts(folder: Path, state: CheckpointState) -> None:
+def check_metadata(folder: Path, state: CheckpointState) -> None:
     """Raise DataError if the entries of state.json of a checkpoint have other types than ours, or contradict each
     other. A foreign checkpoint may be typed as resume=."""
-    facts = state.facts
+    metadata = state.metadata
     try:
-        TypeAdapter(ResumeFacts).validate_python(facts, strict=True)
+        TypeAdapter(ResumeMetadata).validate_python(metadata, strict=True)
     except ValidationError as error:
         (first, *_) = error.errors()
         key = ".".join(map(str, first["loc"]))
         raise DataError(f"{folder} is no checkpoint of ours: {key:.80}: {first['msg']}") from error
-    if (seen := facts["samples_seen"]) != state.step * facts["global_batch_size"]:
+    if (seen := metadata["samples_seen"]) != state.step * metadata["global_batch_size"]:
         raise DataError(f"{folder} is no checkpoint of ours: samples_seen is {seen:,} after {state.step:,} steps")
 
 
@@ -236,7 +238,7 @@ def best_of_resumed(
     """Return the best that the checkpoint of a resumed run knows, in a list; [] if there is none, or if it is lost: not
     in the run folder, or counted in steps of another batch size. log: called with a line if it is lost.
     """
-    best: Best | None = restored.facts.get("best")
+    best: Best | None = restored.metadata.get("best")
     if best is None or source.resume is None:
         return []
     is_here = source.resume.resolve().parent.parent == folder.resolve() and not restored.batch_changed
@@ -246,20 +248,20 @@ def best_of_resumed(
     return []
 
 
-def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+def _next_step(folder: Path, step: int, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
     """Return the step at which the run continues, counted in batches of this run's size.
 
-    folder: the checkpoint; step: its count of finished steps, in batches of its own size; facts: the entries of its
-    state.json; parts: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
-    already. When the batch size has changed, raises ConfigError if
-    resume.allow_batch_change is not set, if the run ends at or before the returned step, or if hard negatives are mined
-    every data.negatives.refresh_every steps and the returned step is no multiple of that.
+    folder: the checkpoint; step: its count of finished steps, in batches of its own size; metadata: the entries of its
+    state.json; components: the components of the run. Raises ConfigError if the run is to have fewer steps than it has
+    already. When the batch size has changed, raises ConfigError if resume.allow_batch_change is not set, if the run
+    ends at or before the returned step, or if hard negatives are mined every data.negatives.refresh_every steps and the
+    returned step is no multiple of that.
     """
-    before, now, seen = facts["global_batch_size"], config.global_batch_size, facts["samples_seen"]
-    if before == now and step > parts.total_steps:
+    before, now, seen = metadata["global_batch_size"], config.global_batch_size, metadata["samples_seen"]
+    if before == now and step > components.total_steps:
         raise ConfigError(
-            f"{folder} has {step:,} steps behind it, more than the {parts.total_steps:,} that steps or epochs asks "
-            "for. Ask for more, or choose another run.name; resume=never begins again"
+            f"{folder} has {step:,} steps behind it, more than the {components.total_steps:,} that steps or epochs "
+            "asks for. Ask for more, or choose another run.name; resume=never begins again"
         )
     if before == now:
         return step
@@ -270,8 +272,10 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
         )
     step = seen // now
     counted = f"{folder} has seen {seen:,} samples: {step:,} steps of global_batch_size={now}"
-    if step >= parts.total_steps:
-        raise ConfigError(f"{counted}, and the run ends after {parts.total_steps:,}. Set steps or epochs to go further")
+    if step >= components.total_steps:
+        raise ConfigError(
+            f"{counted}, and the run ends after {components.total_steps:,}. Set steps or epochs to go further"
+        )
     if (every := config.data.negatives.refresh_every) and step % every:
         raise ConfigError(
             f"{counted}, inside a segment of data.negatives.refresh_every={every}. Set it to a divisor of {step}: "
@@ -280,21 +284,21 @@ def _next_step(folder: Path, step: int, facts: dict[str, Any], parts: Parts, con
     return step
 
 
-def _more_samples(folder: Path, facts: dict[str, Any], parts: Parts, config: TrainConfig) -> int:
+def _more_samples(folder: Path, metadata: dict[str, Any], components: Components, config: TrainConfig) -> int:
     """Return how many training samples were added behind the old ones since the checkpoint; 0 if the data are the same.
 
-    folder: the checkpoint. facts: the entries of its state.json. parts: has the present data. Raises ConfigError if
-    something else in the data has changed, or if samples were added and resume.allow_more_data is not set; the message
-    says what differs.
+    folder: the checkpoint. metadata: the entries of its state.json. components: has the present data. Raises
+    ConfigError if something else in the data has changed, or if samples were added and resume.allow_more_data is not
+    set; the message says what differs.
     """
-    if facts["data_fingerprint"] == parts.data.fingerprint:
+    if metadata["data_fingerprint"] == components.data.fingerprint:
         return 0
-    changes = manifest.changes(facts["data"], parts.data.manifest)
+    changes = manifest.changes(metadata["data"], components.data.manifest)
     if changes.different or not changes.added:
         shown = "".join(f"\n  {key}: {difference}" for key, difference in changes.different.items())
         raise ConfigError(
-            f"{folder} was trained with other data (fingerprint {facts['data_fingerprint'][:16]}, now "
-            f"{parts.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
+            f"{folder} was trained with other data (fingerprint {metadata['data_fingerprint'][:16]}, now "
+            f"{components.data.fingerprint[:16]}):{shown}\n{OTHERWISE}"
         )
     if not config.resume.allow_more_data:
         shown = ", ".join(f"{count:,} samples to {key}" for key, count in changes.added.items())

@@ -204,7 +204,7 @@ def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
     """
     begin_item(start)
     inputs = items.block(start, min(start + size, len(items)))
-    padding = b"\xff"  # the bytes of PADDING; no token ends with it, and pictures of one size stay different without it
+    padding = b"\xff"  # the bytes of PADDING; no token ends with it, and images of one size stay different without it
     return inputs, torch.tensor([content_key(row.tobytes().rstrip(padding)) for row in inputs.numpy()])
 
 

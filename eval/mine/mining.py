@@ -1,7 +1,7 @@
 """Mining of hard negatives: items that a model ranks high for a query although they are not right.
 
-Queries and items are questions and passages (eval/mine/passages.py), or pictures and captions, or captions and pictures
-(eval/mine/pictures.py).
+Queries and items are questions and passages (eval/mine/passages.py), or images and captions, or captions and images
+(eval/mine/images.py).
 A search with the model gives each query its best items, ranked from 1. Those from first_rank to last_rank are
 candidates; a candidate is left out for the first of these reasons that holds, and the others keep their ranks:
     right      it is a right item of the query, by its id or meaning, or because its text is that of a right item
@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from dyad.data.base.files import whole_file, writable, write_json
+from dyad.data.base.files import raise_named, whole_file, write_json
 from dyad.data.config import AnswerMatch, MiningConfig
 from dyad.data.loading.order import local_rows
 from dyad.data.question_passage.answers import prepared
@@ -127,7 +127,7 @@ def mine(
 
     All processes must call it together: the search and the queries are divided among them, and process 0 writes the
     lines. source: the queries and items with their embeddings. mined.jsonl has a line for each query: {"query_id",
-    "negatives": ids of passages, texts of captions or keys of pictures, best first, "scores": search score of each}. If
+    "negatives": ids of passages, texts of captions or keys of images, best first, "scores": search score of each}. If
     several rows are one query, the right items of all of them count. identity: origin of model and data, copied into
     the summary.
     Memory: one block of queries, and about 60 bytes for each query.
@@ -157,7 +157,7 @@ def mine(
         "identity": identity,
     }
 
-    end = writable(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
+    end = raise_named(out / SUMMARY)(lambda: write_json(out / SUMMARY, summary | {"sha256": sha256_of(out / MINED)}))
     rank_0_only(world, end)
     return summary
 
@@ -294,7 +294,7 @@ def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.
     """
-    errors = writable(path)
+    errors = raise_named(path)
     with ExitStack() as stack:
 
         def begin() -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Converts example cases to fields for the HTML template; embeds pictures, marks answers, cuts long texts."""
+"""Converts example cases to fields for the HTML template; embeds images, marks answers, cuts long texts."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from dyad.data.base.files import open_foreign
 from dyad.eval.results.cases import Case, Item, excerpt
-from dyad.eval.results.summary import SYSTEMS, finite, marked, part, picture
+from dyad.eval.results.summary import SYSTEMS, finite, marked, part, thumbnail_path
 
 KINDS = {
     "random": "Drawn at random: what to expect",
@@ -33,21 +33,21 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
     """Convert one example case (a query, the answers of each system, right answers) to fields for the HTML template.
 
     run: the run folder. In the result, value: the metrics of the query as text; missed: whether no answer of this run
-    is right; pictured: whether answers are pictures.
+    is right; pictured: whether answers are images.
     """
 
     def views(items: Sequence[Item]) -> list[View]:
-        return [_item_view(item, picture(run, dataset, item.get("picture"))) for item in items]
+        return [_item_view(item, thumbnail_path(run, dataset, item.get("picture"))) for item in items]
 
     systems = {SYSTEMS.get(name, name): views(answers) for name, answers in part(case, "systems").items()}
     ours = next(iter(systems.values()), [])
     (query,), right = views([case.get("query") or {}]), views(case.get("right") or [])
-    beside_picture = query["picture"] is not None and query["text"] in {item["text"] for item in right}
+    beside_image = query["picture"] is not None and query["text"] in {item["text"] for item in right}
     return {
         "query": query,
         "value": _metric_text(part(case, "value")),
         "systems": systems,
-        "right": [] if beside_picture else right,
+        "right": [] if beside_image else right,
         "missed": not any(answer["right"] for answer in ours),
         "pictured": any(answer["picture"] for answer in ours),
     }
@@ -56,7 +56,7 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 def _item_view(item: Item, path: Path | None) -> View:
     """Convert a query or an answer of an example case to fields for the HTML template. path: its thumbnail, or None.
 
-    In the result, picture: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
+    In the result, image: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
     it has no text.
     """
     parts = [*marked(*excerpt(item.get("text") or "", item.get("spans") or [], LONGEST, BEFORE))]

@@ -110,7 +110,7 @@ CHECKS = {
     "batch_accuracy > 0.98": Check(
         "The batch has become easy",
         "{batch_accuracy:.1%} of its pairs are told apart: there is little left to learn from it.",
-        "A larger global_batch_size; hard negatives (python -m eval.mine); stronger data.augment for pictures",
+        "A larger global_batch_size; hard negatives (python -m eval.mine); stronger data.augment for images",
     ),
     "learnt_by_heart > 0.5": Check(
         "{dataset}: learnt by heart",
@@ -139,7 +139,7 @@ CHECKS = {
     "waiting_share > 0.2": Check(
         "Waiting for data",
         "{waiting_share:.0%} of the time went by waiting for the loader.",
-        "More data.workers; shards on a local disk; pictures packed at the size they are used",
+        "More data.workers; shards on a local disk; images packed at the size they are used",
         fine=("Data come fast enough", "{waiting_share:.1%} of the time went by waiting for them."),
         fails_above=0.5,
     ),

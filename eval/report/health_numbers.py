@@ -12,7 +12,7 @@ from typing import Any
 from dyad.eval.report.curves import History, evaluations, sides
 from dyad.eval.results.kinds import headline, label
 from dyad.eval.results.summary import Result, evaluator, finite, lead, number, part, score, signed
-from dyad.train.panels import Score
+from dyad.train.tracking.panel_types import Score
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
 ENOUGH = 8  # values; of fewer no trend is computed

@@ -12,14 +12,7 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import (
-    History,
-    evaluation_charts,
-    health_charts,
-    last_value,
-    other_charts,
-    training_charts,
-)
+from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, other_charts, training_charts
 from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
@@ -52,7 +45,7 @@ DEVICE = {
 ALWAYS = "precision objective.similarity objective.temperature optim.lr optim.warmup optim.schedule".split()
 # Task → what was trained
 LEADS = {
-    "image_text": "A dual encoder of pictures and texts",
+    "image_text": "A dual encoder of images and texts",
     "question_passage": "A dual encoder of questions and passages",
     "views": "An encoder of {items}",
     "labelled": "A classifier of {items}",
@@ -140,7 +133,7 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
         mistakes = [(true, answer, times) for true, answer, times in confusions(result) if true != answer and times]
         galleries: dict[str, dict[str, list[Markup]]] = {}
         left_out = 0
-        for dataset, title, listed in _pictures_first([result] if whole else []):
+        for dataset, title, listed in _images_first([result] if whole else []):
             for kind, case in cases(listed, run.path, dataset):
                 if (html := _case(case)) in above:
                     above.remove(html)
@@ -174,10 +167,10 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
     """Return up to four random example cases as HTML, for the top of the report.
 
-    They come from the first gallery that has random cases and pictures as answers: texts with several systems beside
+    They come from the first gallery that has random cases and images as answers: texts with several systems beside
     each other need the width of the page, and stand below.
     """
-    for dataset, _, listed in _pictures_first(results):
+    for dataset, _, listed in _images_first(results):
         drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random" and case["pictured"]]
         if drawn:
             return [_case(case) for case in drawn[: 2 if len(results) < 3 else 4]]
@@ -188,8 +181,8 @@ def _case(case: View) -> Markup:
     return Markup(ENVIRONMENT.get_template("case.html.j2").render(case=case))
 
 
-def _pictures_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
-    """Return (data set, title, cases) of all galleries (lists of example cases); those with pictures as answers come
+def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
+    """Return (data set, title, cases) of all galleries (lists of example cases); those with images as answers come
     first.
     """
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
@@ -230,7 +223,7 @@ def _facts(run: RunFolder) -> dict[str, str]:
         "model": _model(options),
         "objective": ": ".join(filter(None, (joined(options.get("objective.name")), changed.get("objective")))),
         "target": changed.get("target", ""),
-        "further losses": changed.get("also", ""),
+        "auxiliary losses": changed.get("also", ""),
         "trained on": joined(options.get("data.train")),
         "samples": f"{samples:,.0f} an epoch, seen {epochs:.3g} times each" if samples else "",
         "evaluated on": joined([*_list(options.get("data.val")), *_list(options.get("eval.suite"))]),
@@ -345,11 +338,10 @@ def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sizes(result: Result) -> str:
-    """Describe an evaluation result in one line: how many pictures, texts or others its data set has, which answers
+    """Describe an evaluation result in one line: how many images, texts or others its data set has, which answers
     count as right, and the training step of the weights. Parts that are not known are left out.
     """
     counts = {name.removeprefix("num_"): v for name, v in result["metrics"].items() if name.startswith("num_")}
-    words = {"images": "pictures"}
-    sizes = [f"{value:,.0f} {words.get(k, k)}" for k, v in counts.items() if (value := finite(v)) is not None]
+    sizes = [f"{value:,.0f} {kind}" for kind, v in counts.items() if (value := finite(v)) is not None]
     step = f"weights of step {result['step']:,}" if isinstance(result.get("step"), int) else ""
     return ", ".join(filter(None, (*sizes, TRUTHS.get(result.get("truth") or "", ""), step)))

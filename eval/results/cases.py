@@ -23,7 +23,7 @@ LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 class Item(TypedDict, total=False):
     """A query or an answer in an example case.
 
-    id: of the picture, passage or class. spans: [start, end) of the answers in the text. picture: a file in the folder
+    id: of the image, passage or class. spans: [start, end) of the answers in the text. image: a file in the folder
     <data set>.pictures beside the result. score, right: only of an answer; right says whether it is right.
     """
 
@@ -57,7 +57,7 @@ def item(name: str, text: str | None = None, **more: Any) -> Item:
 
 
 def answer(found: Item, score: float, right: bool) -> Item:
-    """Return a copy of the item `found` (a picture, text or class) as an answer of a system, with its score and whether
+    """Return a copy of the item `found` (an image, text or class) as an answer of a system, with its score and whether
     it is right.
     """
     return {**found, "score": round(score, 4), "right": right}

@@ -11,7 +11,7 @@ from typing import Any
 
 from dyad.eval.results.summary import SYSTEMS, Result, lead, number, part, score, systems
 from dyad.eval.search.index_spec import EXACT
-from dyad.train.panels import Score
+from dyad.train.tracking.panel_types import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
 DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text ", "view_": "view → other view "}
@@ -42,7 +42,7 @@ LABELS |= {"knn_acc1": "k-NN", "knn_weighted_acc1": "k-NN, weighted vote", "auc"
 MEANINGS = {
     "R@": "R@K: share of queries with a right answer among the first K.",
     "median rank": "Median rank: of the first right answer; 1 is best.",
-    "top-": "Top-K accuracy: share of pictures whose class is among the first K.",
+    "top-": "Top-K accuracy: share of images whose class is among the first K.",
     "mean per class recall": "Mean per class recall: top-1 accuracy with every class counted alike.",
     "linear probe": "Linear probe: top-1 accuracy of a logistic regression on frozen features.",
     "k-NN": "k-NN: share of samples whose class most of the nearest training samples have, by cosine.",

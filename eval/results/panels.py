@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dyad.eval.results.kinds import KINDS, titled
-from dyad.eval.results.summary import Result, classes, confusions, marked, part, picture, score, scores, systems
-from dyad.train.panels import Cell, Grid, Panels, Picture, Scored
+from dyad.eval.results.summary import Result, classes, confusions, marked, part, score, scores, systems, thumbnail_path
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Scored, Thumbnail
 
 
 def panels(result: Result, run: Path) -> Panels:
@@ -56,7 +56,7 @@ def _final_numbers(result: Result) -> dict[str, dict[str, float]]:
 def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Grid:
     """Convert example cases to a table with one row for each query.
 
-    If the answers are pictures, each answer has a column, best first. If they are texts, each system has one cell with
+    If the answers are images, each answer has a column, best first. If they are texts, each system has one cell with
     a line for each answer. run: the run folder, in which the thumbnails lie.
     """
     metrics = dict.fromkeys(metric for case in cases for metric in part(case, "value"))
@@ -85,8 +85,8 @@ def _gallery(cases: Sequence[Mapping[str, Any]], run: Path, dataset: str) -> Gri
 
 
 def _cell(item: Mapping[str, Any], run: Path, dataset: str) -> Cell:
-    path = picture(run, dataset, item.get("picture"))
-    return Picture(path, _words(item)) if path else _words(item)
+    path = thumbnail_path(run, dataset, item.get("picture"))
+    return Thumbnail(path, _words(item)) if path else _words(item)
 
 
 def _words(item: Mapping[str, Any]) -> str:

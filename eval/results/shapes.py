@@ -53,7 +53,7 @@ class Confusion(TypedDict):
 
 
 class Mistake(TypedDict):
-    """How often pictures of one class (`true`) were predicted as another class (`predicted`)."""
+    """How often images of one class (`true`) were predicted as another class (`predicted`)."""
 
     true: str
     predicted: str

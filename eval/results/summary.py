@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dyad.data.base.files import file_inside
-from dyad.train.panels import Score
+from dyad.train.tracking.panel_types import Score
 
 Result = Mapping[str, Any]
 LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite
-LARGEST_PICTURE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
+LARGEST_IMAGE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
 SYSTEMS |= {"popularity": "popularity", "successors": "what follows the last item", "item_knn": "item-kNN"}
 
@@ -34,7 +34,7 @@ def scores(result: Result) -> dict[str, Score]:
     """Return metric → score for the metrics of a result that have a 95 % interval or a chance level (the score of a
     random ranking).
 
-    So counts, such as the number of pictures, are left out.
+    So counts, such as the number of images, are left out.
     """
     found = {metric: score(result, metric) for metric in part(result, "metrics")}
     return {metric: s for metric, s in found.items() if s.value is not None and (s.low, s.chance) != (None, None)}
@@ -68,7 +68,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """Return (class, accuracy, number of pictures) for each class that has pictures, lowest accuracy first."""
+    """Return (class, accuracy, number of images) for each class that has images, lowest accuracy first."""
     scores = part(result, "per_class").items()
     known = [(name, finite(of.get("accuracy")), of.get("num_samples") or 0) for name, of in scores]
     found = [(name, accuracy, samples) for name, accuracy, samples in known if accuracy is not None]
@@ -91,13 +91,13 @@ def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, boo
         yield text[position:], False
 
 
-def picture(run: Path, dataset: str, name: str | None) -> Path | None:
+def thumbnail_path(run: Path, dataset: str, name: str | None) -> Path | None:
     """Return the path of a thumbnail in the run folder. name: its file name.
 
     Returns None if the file does not exist, is no .webp file in the folder of this data set, or is too large.
     """
     path = file_inside(run, f"eval/{dataset}.pictures/{name}") if name == Path(name or "").name else None
-    return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_PICTURE else None
+    return path if path and path.suffix == ".webp" and path.stat().st_size <= LARGEST_IMAGE else None
 
 
 def evaluator(result: Result) -> str:

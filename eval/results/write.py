@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dyad.data.base.errors import DataError, printable
-from dyad.data.base.files import leads_inside, writable, write_json
+from dyad.data.base.files import leads_inside, raise_named, write_json
 from dyad.data.base.secrets import without_credentials
 from dyad.eval.results.kinds import KINDS
 from dyad.eval.results.shapes import RESULT, read_object
@@ -27,7 +27,7 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     the step of training (None for a model that was not trained here).
     """
     model = config.model
-    towers = [*[model.image] * config.has_pictures, *[model.text] * config.has_texts]
+    towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
     names = [t.name or config.model.name or str(t.kind) for t in towers]
     short = dict.fromkeys(Path(name).stem if name.endswith(".json") else name for name in names)
     average = {} if config.optim.ema is None else {"weights": f"their average, optim.ema={config.optim.ema}"}
@@ -61,7 +61,7 @@ def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable
     on stderr. Raises HardwareError if the folder cannot be written.
     """
     written = [folder / f"{content['dataset']}.json"]
-    with writable(folder):
+    with raise_named(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(written[0], content)
         for end, write_to in files.items():

@@ -2,7 +2,7 @@
 corpus may be larger than the memory.
 
 The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched in parts of consecutive rows
-(shards), and the results of the shards are merged. A shard has as many rows as fit into `memory` bytes in the form that
+(shards), and the results of the shards are merged. A shard has as many rows as fit into `shard_bytes` in the form that
 the index holds; its boundaries depend on nothing else. Large shards make an approximate index more accurate and a GPU
 faster; exact search on a CPU is as fast with small ones. Queries are searched in blocks of BLOCK. The pairs (shard,
 block) are divided among the processes, which together make the same calls as one process would, so the result does not
@@ -35,7 +35,7 @@ from dyad.eval.search.index_spec import EXACT, Spec, has_gpu, load_faiss
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.world import World, gather_objects
 
-MEMORY, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
+SHARD_BYTES, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
 SCRATCH = 2**28  # bytes of a GPU beside a shard; FAISS would take 1.5 GB from the towers
 BLOCK = 1024  # queries
 SAMPLE = 65_536  # corpus rows that an index is trained on; more if it has many lists
@@ -71,8 +71,8 @@ class Index:
     """A corpus of vectors (m, D), prepared for many searches.
 
     spec: an argument of FAISS's index_factory and search options, such as "IVF256,PQ32;nprobe=16"; "Flat" is exact. An
-    index is trained (lists, codebooks) once, on evenly spread rows of the corpus. memory: bytes of a shard, a part of
-    consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes search
+    index is trained (lists, codebooks) once, on evenly spread rows of the corpus. shard_bytes: size of a shard, a part
+    of consecutive rows; the index of a shard is kept until another shard is searched. world: all its processes search
     together with the same queries; ALONE: this process only. With several threads an HNSW graph differs a little from
     run to run.
 
@@ -84,7 +84,7 @@ class Index:
     """
 
     def __init__(
-        self, corpus_mD: np.ndarray, spec: str = "Flat", *, memory: int | None = None, world: World = ALONE
+        self, corpus_mD: np.ndarray, spec: str = "Flat", *, shard_bytes: int | None = None, world: World = ALONE
     ) -> None:
         parsed = Spec.parsed(spec)
         self.corpus, self.world = corpus_mD, world
@@ -95,7 +95,9 @@ class Index:
                 self.how = {"index": EXACT, "instead_of": spec, "because": reason}
         self.exact = learnt is None
         self._searcher = _Exact() if learnt is None else _Approximate(load_faiss(), parsed, learnt)
-        self._rows = max(1, (memory or self._searcher.memory) // self._searcher.bytes_per_row(corpus_mD.shape[1]))
+        self._rows = max(
+            1, (shard_bytes or self._searcher.shard_bytes) // self._searcher.bytes_per_row(corpus_mD.shape[1])
+        )
         self._shard: tuple[int, Any] = (-1, None)  # (first row, what the searcher made of these rows)
 
     def search(self, queries_nD: np.ndarray, k: int) -> Hits:
@@ -161,7 +163,7 @@ class _Exact:
         if not self.on_gpu:
             with suppress(ConfigError):
                 self.faiss = load_faiss()
-        self.memory = MEMORY if self.on_gpu else EXACT_ON_CPU
+        self.shard_bytes = SHARD_BYTES if self.on_gpu else EXACT_ON_CPU
 
     def bytes_per_row(self, width: int) -> int:
         return 4 * width
@@ -199,7 +201,7 @@ class _Approximate:
     It has the same methods as _Exact, the exact search. learnt: the trained, empty index, serialised.
     """
 
-    memory = MEMORY
+    shard_bytes = SHARD_BYTES
 
     def __init__(self, faiss: ModuleType, spec: Spec, learnt: np.ndarray) -> None:
         self.faiss, self.spec = faiss, spec

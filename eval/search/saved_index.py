@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 
 from dyad.data.base.arrays import of_head
-from dyad.data.base.files import open_foreign, whole_folder, writable, write_json
+from dyad.data.base.files import open_foreign, raise_named, whole_folder, write_json
 from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
 
@@ -29,7 +29,7 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
     that made them. spec: of the FAISS index, see index_spec.py. Raises HardwareError if the folder exists and is not
     empty, or cannot be written.
     """
-    with writable(folder), whole_folder(folder) as temporary:
+    with raise_named(folder), whole_folder(folder) as temporary:
         np.save(temporary / VECTORS, embeddings, allow_pickle=False)
         write_json(temporary / ITEMS, {"model": model, "spec": spec, "items": list(items)})
 

@@ -1,4 +1,4 @@
-"""Classification of pictures or texts: what zero-shot classification and probes have in common.
+"""Classification of images or texts: what zero-shot classification and probes have in common.
 
 The predicted class is the one with the highest score. The task is evaluated as a search: samples are the queries and
 classes the items, and the accuracies follow from the rank of the right class. If two classes have equal scores, the
@@ -98,7 +98,7 @@ class Classification(Evaluator):
     def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
         """Score the samples and rank the classes for each; return the search, and the values of all metrics.
 
-        small: collects the pictures of the example cases; None for texts.
+        small: collects the images of the example cases; None for texts.
         """
         names, scored = list(self.classes), self.scored(encode, target)
         samples, classes = np.arange(len(target)), np.arange(len(names))

@@ -1,9 +1,9 @@
 """Image–text retrieval in both directions, by the rank of the best right item of each query (eval/search/ranks.py).
 
-Right pairs: picture i and caption j are right for each other if j belongs to i, if the picture of j has the same
+Right pairs: image i and caption j are right for each other if j belongs to i, if the image of j has the same
 content as i, or if j has the same content as a caption of i. With `truth=pairs` only the first rule holds.
 
-Median and mean rank are defined as in open_clip. Recall is defined as in CLIP_benchmark: a picture with several
+Median and mean rank are defined as in open_clip. Recall is defined as in CLIP_benchmark: an image with several
 captions counts as found if any of its captions is among the first K. An approximate index gives no median and mean
 rank, as it finds only the first items.
 
@@ -36,21 +36,21 @@ from dyad.train.eval_config import Truth
 def match_pairs(
     owner: np.ndarray, image_keys: np.ndarray, text_keys: np.ndarray, truth: Truth
 ) -> tuple[Matches, Matches]:
-    """Return the right pairs of N pictures and M captions as (matches image → text, matches text → image).
+    """Return the right pairs of N images and M captions as (matches image → text, matches text → image).
 
-    owner (M,): the index of the picture that each caption belongs to. image_keys (N,), text_keys (M,): content keys;
-    equal keys mean equal content. truth: with `pairs`, a caption is right only for its own picture. With `keys`, it is
-    also right for a picture that has the content of its own picture, and for a picture with a caption of the same
+    owner (M,): the index of the image that each caption belongs to. image_keys (N,), text_keys (M,): content keys;
+    equal keys mean equal content. truth: with `pairs`, a caption is right only for its own image. With `keys`, it is
+    also right for an image that has the content of its own image, and for an image with a caption of the same
     content.
     """
-    pictures, captions = np.arange(len(image_keys)), np.arange(len(owner))
+    images, captions = np.arange(len(image_keys)), np.arange(len(owner))
     if truth is Truth.pairs:
-        image_labels = Labels(pictures, pictures, len(pictures))
+        image_labels = Labels(images, images, len(images))
         text_labels = Labels(captions, owner, len(captions))
     else:
         same_image = np.unique(image_keys, return_inverse=True)[1]
-        same_text = np.unique(text_keys, return_inverse=True)[1] + len(pictures)
-        image_labels = Labels.of((pictures, same_image), (owner, same_text), size=len(pictures))
+        same_text = np.unique(text_keys, return_inverse=True)[1] + len(images)
+        image_labels = Labels.of((images, same_image), (owner, same_text), size=len(images))
         text_labels = Labels.of((captions, same_image[owner]), (captions, same_text), size=len(captions))
     return Matches(image_labels, text_labels), Matches(text_labels, image_labels)
 
@@ -78,7 +78,7 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Direction:
-    """A search in one direction, for example from pictures to texts: n queries, m items and their right pairs.
+    """A search in one direction, for example from images to texts: n queries, m items and their right pairs.
 
     title: the heading of its gallery (the example cases in the report). query, item: functions that make the gallery
     entry of the query or item with a given index. keys (n,): content keys of the queries; a gallery shows one query of
@@ -158,9 +158,9 @@ Searched = dict[str, Direction]  # image_to_text, text_to_image → the search
 
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
-    """Evaluator of one data set of pictures and captions, for both directions of search (image → text, text → image).
+    """Evaluator of one data set of images and captions, for both directions of search (image → text, text → image).
 
-    truth: which pairs are right; with `pairs` only a picture and its own captions, with `keys` also pairs of equal
+    truth: which pairs are right; with `pairs` only an image and its own captions, with `keys` also pairs of equal
     content. recall_k: each K of R@K. index: a FAISS index; "Flat" is exact.
     """
 
@@ -202,14 +202,14 @@ class Retrieval(Evaluator):
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
         """Encode and search in both directions."""
-        data, picture, caption = self.data, partial(self._picture, thumbnails), self._caption
+        data, image, caption = self.data, partial(self._image, thumbnails), self._caption
         x_nD, y_mD = encode("x", data.images), encode("y", data.texts)
         to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
         keys, of_captions = data.image_keys, (data.text_keys, data.image_keys[data.owner])
         how = (encode.world, self.index, max(self.recall_k))
         return {
-            "image_to_text": Direction("picture → texts", x_nD, y_mD, to_text, picture, caption, keys, keys, *how),
-            "text_to_image": Direction("text → pictures", y_mD, x_nD, to_image, caption, picture, *of_captions, *how),
+            "image_to_text": Direction("picture → texts", x_nD, y_mD, to_text, image, caption, keys, keys, *how),
+            "text_to_image": Direction("text → pictures", y_mD, x_nD, to_image, caption, image, *of_captions, *how),
         }
 
     def _metrics(self, searched: Searched) -> dict[str, float]:
@@ -225,7 +225,7 @@ class Retrieval(Evaluator):
         return {f"{name}_R@{k}": 1.0 * (way.rank <= k) for name, way in searched.items() for k in self.recall_k}
 
     def _groups(self, metric: str) -> list[int]:
-        """Return the group of each query of a metric: queries about pictures of equal content are one group."""
+        """Return the group of each query of a metric: queries about images of equal content are one group."""
         keys = self.data.image_keys
         return (keys if metric.startswith("image_to_text") else keys[self.data.owner]).tolist()
 
@@ -233,8 +233,8 @@ class Retrieval(Evaluator):
         intervals = summary(self._values(searched), self._groups)["intervals"]
         return {"intervals": intervals, "scores": next(iter(searched.values())).histogram()}
 
-    def _picture(self, thumbnails: Thumbnails, i: int) -> Item:
-        """Return the entry of picture i in an example case: its id, its first caption and the file name of its
+    def _image(self, thumbnails: Thumbnails, i: int) -> Item:
+        """Return the entry of image i in an example case: its id, its first caption and the file name of its
         thumbnail.
         """
         first = int(np.searchsorted(self.data.owner, i))
@@ -249,7 +249,7 @@ class Retrieval(Evaluator):
 
 @dataclass(frozen=True)
 class ViewRetrieval(Retrieval):
-    """Evaluator of two views of each picture: of the view x, the view y is searched among those of all pictures."""
+    """Evaluator of two views of each image: of the view x, the view y is searched among those of all images."""
 
     task: ClassVar[str] = "view_retrieval"
     sizes: ClassVar[tuple[str, ...]] = ("images",)

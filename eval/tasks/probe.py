@@ -1,4 +1,4 @@
-"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on pictures, texts or contexts.
+"""Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on images, texts or contexts.
 
 The training part fits the linear probe (linear_probe.py) and is searched by k-NN; the test part is scored. Classes are
 the labels of the training part, sorted. Features are what the trunk of the tower gives before the projection or head,

@@ -1,4 +1,4 @@
-"""Task files of zero-shot classification (pictures, classes and prompts) and of probes (training and test part). Does
+"""Task files of zero-shot classification (images, classes and prompts) and of probes (training and test part). Does
 not import torch.
 
 FORMAT below describes the files, also for --help.
@@ -16,14 +16,14 @@ from dyad.data.base.json_text import read_json
 
 FORMAT = """\
 zero_shot:TASK.json names a JSON file with these keys:
-  "source"     shards of pictures, relative to the folder of the file: "pets-{00..03}.tar"
+  "source"     shards of images, relative to the folder of the file: "pets-{00..03}.tar"
   "label"      the JSON field of a sample that holds its class, or "cls" for the number in its .cls member; numbers are
                places in "classes", from 0
   "templates"  texts with {c} or {} where a prompt goes: ["a photo of a {}", "a drawing of a {}"]
   "classes"    ["cat", "dog"], or prompts for each class: {"cat": ["cat", "kitten"], "dog": []}; []: the name itself
   "others"     "skip": leave samples of other classes out; without this key they are an error
 probe:TASK.json names one with three keys; that of zero_shot may have them too, and its "source" is the test part:
-  "train", "test"  shards to fit on and to score: .tar of pictures, or .jsonl of texts in the field "text"; "label"
+  "train", "test"  shards to fit on and to score: .tar of images, or .jsonl of texts in the field "text"; "label"
 context_probe:TASK.json has the same keys for contexts of sequences: logs, and the column with the class of a user; or
   .npy files of frames, and the field of the .json beside each file: one class, or a list with that of each frame
 """
@@ -40,7 +40,7 @@ PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 class ZeroShotTask:
     """The content of a task file.
 
-    source: the shards of pictures. label: the field that holds the class of a picture. classes: class name → its
+    source: the shards of images. label: the field that holds the class of an image. classes: class name → its
     prompts, already put into the templates. skip_others: whether samples of other classes are left out.
     """
 

@@ -16,7 +16,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.text_files import open_text
 from dyad.eval.tasks.prompts import prompted
 
-PICTURES = "webp;png;jpg;jpeg"
+IMAGES = "webp;png;jpg;jpeg"
 LARGEST = 4 << 20  # bytes of a file of names
 
 

@@ -1,8 +1,8 @@
-"""Zero-shot classification of pictures with text prompts for each class.
+"""Zero-shot classification of images with text prompts for each class.
 
 The embedding of a class is the normalised mean of the normalised embeddings of its prompts, as in open_clip and
-CLIP_benchmark. The scores and the metrics are those of classification.py; with an approximate index, the classes of a
-picture are those that the index finds.
+CLIP_benchmark. The scores and the metrics are those of classification.py; with an approximate index, the classes of an
+image are those that the index finds.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dyad.data.base.errors import DataError, nearest
 from dyad.data.base.progress import print_once
-from dyad.data.image_text.items import Captions, LabelledSet, Pictures
+from dyad.data.image_text.items import Captions, Images, LabelledSet
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.classification import Classification, Scored
 from dyad.eval.tasks.prompts import ZeroShotTask, class_names
@@ -22,7 +22,7 @@ from dyad.eval.tasks.prompts import ZeroShotTask, class_names
 
 @dataclass(frozen=True)
 class ZeroShot(Classification):
-    """Evaluator of zero-shot classification on one set of labelled pictures. classes: class name → its prompts."""
+    """Evaluator of zero-shot classification on one set of labelled images. classes: class name → its prompts."""
 
     task: ClassVar[str] = "zeroshot_classification"
     classes: Mapping[str, Sequence[str]]
@@ -42,8 +42,8 @@ class ZeroShot(Classification):
 
 
 @dataclass(frozen=True)
-class ChosenPictures(Pictures):
-    """Some of the pictures of shards. chosen (k,): their sample ids. Positions are 0 … k - 1."""
+class ChosenImages(Images):
+    """Some of the images of shards. chosen (k,): their sample ids. Positions are 0 … k - 1."""
 
     chosen: np.ndarray
 
@@ -58,9 +58,9 @@ class ChosenPictures(Pictures):
 
 
 def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
-    """Return labelled pictures with the names of their classes in place of numbers, without the pictures of other
+    """Return labelled images with the names of their classes in place of numbers, without the images of other
     classes if the task file says so. where: the entry, for messages. Raises DataError for other classes otherwise, and
-    when no picture is left."""
+    when no image is left."""
     labels = class_names(data.labels, [*task.classes])
     chosen = np.flatnonzero([label in task.classes for label in labels])
     if len(chosen) == len(labels):
@@ -73,9 +73,9 @@ def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet
         hint = 'leave them out with "others": "skip" in the task file' if len(chosen) else "numbers count from 0"
         raise DataError(f'{where}: {count}.{nearest(other, task.classes)} Mend "classes" or "label"; {hint}')
     print_once(f"{where}: {count}: left out")
-    pictures = cast(Pictures, data.items)
-    pictures = ChosenPictures(pictures.shards, pictures.spec, pictures.config, chosen)
-    return LabelledSet(pictures, [labels[i] for i in chosen], data.keys[chosen])
+    images = cast(Images, data.items)
+    images = ChosenImages(images.shards, images.spec, images.config, chosen)
+    return LabelledSet(images, [labels[i] for i in chosen], data.keys[chosen])
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

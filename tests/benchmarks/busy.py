@@ -27,13 +27,13 @@ def steps() -> None:
     from dyad.data.image_text.dataset import ImageText
     from dyad.data.loading.loader import build_loader, worker_count
     from dyad.data.loading.order import Order
-    from dyad.run.components import build_parts
+    from dyad.run.components import build_components
     from dyad.train.cli.compose import compose_config
     from dyad.train.distributed.world import World
 
     config = compose_config(["experiment=emoji", "data.val=null", "eval.suite=[]"])
-    parts = build_parts(config, World())
-    dataset, order = parts.data.dataset, parts.data.order
+    components = build_components(config, World())
+    dataset, order = components.data.dataset, components.data.order
     assert isinstance(dataset, ImageText) and isinstance(order, Order)
     loader = build_loader(
         dataset,
@@ -47,7 +47,7 @@ def steps() -> None:
     batches = iter(loader)
     for index, _ in enumerate(sys.stdin):
         start = perf_counter()
-        parts.step(next(batches), index)
+        components.step(next(batches), index)
         print(perf_counter() - start, flush=True)
 
 

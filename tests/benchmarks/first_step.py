@@ -29,7 +29,7 @@ main(sys.argv[1:])
 
 
 def write_table(folder: Path) -> None:
-    """Write the pictures of SHARD and a table of their captions, captions.csv, which open_clip_train reads."""
+    """Write the images of SHARD and a table of their captions, captions.csv, which open_clip_train reads."""
     rows = ["filepath\ttitle"]
     with tarfile.open(SHARD) as tar:
         for member in tar:

@@ -1,7 +1,7 @@
 """γ of the estimators on the emoji: constant, LibAUC's cosine, DRRho-CLIP's (gamma=auto), beside clip.
 
 python -m tests.benchmarks.gamma EPOCHS [WORD…]: only variants with one of the words in their name. A loop of its own
-over 32-pixel pictures of five vendors and the embeddings of MiniLM, batch 64; Twemoji is tested: R@1 and R@10 of
+over 32-pixel images of five vendors and the embeddings of MiniLM, batch 64; Twemoji is tested: R@1 and R@10 of
 text→image, then of image→text, after some epochs. One seed; 10 s to a minute of a core for an epoch of all variants.
 """
 
@@ -40,7 +40,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def pairs(shards: list[str], encode: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures (n, 3, 32, 32), embeddings of their captions (n, 384), and a number for each concept (n,)."""
+    """Images (n, 3, 32, 32), embeddings of their captions (n, 384), and a number for each concept (n,)."""
     pixels, captions, concepts = [], [], []
     for shard in shards:
         with tarfile.open(EMOJI / f"{shard}.tar") as opened:
@@ -54,8 +54,8 @@ def pairs(shards: list[str], encode: Any) -> tuple[Tensor, Tensor, Tensor]:
             captions.append(fields["caption"])
             concepts.append(fields["concept"])
     numbers = {concept: number for number, concept in enumerate(sorted({*concepts}))}
-    pictures = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return pictures, torch.from_numpy(encode(captions)), torch.tensor([numbers[concept] for concept in concepts])
+    images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).float() / 127.5 - 1
+    return images, torch.from_numpy(encode(captions)), torch.tensor([numbers[concept] for concept in concepts])
 
 
 def towers() -> nn.ModuleDict:
@@ -67,9 +67,9 @@ def towers() -> nn.ModuleDict:
     return nn.ModuleDict({"x": nn.Sequential(*layers, nn.Flatten(), nn.Linear(2048, 128)), "y": nn.Linear(384, 128)})
 
 
-def augmented(pictures: Tensor, dice: torch.Generator) -> Tensor:
+def augmented(images: Tensor, dice: torch.Generator) -> Tensor:
     x, y = (int(torch.randint(-3, 4, (1,), generator=dice)) for _ in range(2))
-    return pictures.roll((x, y), (2, 3)) * (0.75 + 0.5 * torch.rand(len(pictures), 3, 1, 1, generator=dice))
+    return images.roll((x, y), (2, 3)) * (0.75 + 0.5 * torch.rand(len(images), 3, 1, 1, generator=dice))
 
 
 @torch.no_grad()
@@ -81,7 +81,7 @@ def recalls(model: nn.ModuleDict, test: tuple[Tensor, Tensor, Tensor]) -> list[f
 
 def curve(name: str, options: dict[str, Any], epochs: int, train: Any, test: Any) -> dict[int, list[float]]:
     torch.manual_seed(0)
-    model, dice, (pictures, texts, keys) = towers(), torch.Generator().manual_seed(0), train
+    model, dice, (images, texts, keys) = towers(), torch.Generator().manual_seed(0), train
     steps = len(keys) // BATCH
     if name != "clip":
         length = {"gamma_epochs": epochs / 2 if options else epochs} if options in ({}, LIBAUC) else {}
@@ -94,7 +94,7 @@ def curve(name: str, options: dict[str, Any], epochs: int, train: Any, test: Any
     found: dict[int, list[float]] = {}
     for epoch in range(1, epochs + 1):
         for ids in torch.randperm(len(keys), generator=dice)[: steps * BATCH].view(steps, BATCH):
-            x, y = model["x"](augmented(pictures[ids], dice)), model["y"](texts[ids])
+            x, y = model["x"](augmented(images[ids], dice)), model["y"](texts[ids])
             optimizer.zero_grad()
             objective(x, y, sample_ids_b=ids, x_keys=keys[ids], y_keys=keys[ids]).loss.backward()
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Pictures per second and core beside webdataset + PIL + open_clip's transform: python -m tests.benchmarks.loader
+"""Images per second and core beside webdataset + PIL + open_clip's transform: python -m tests.benchmarks.loader
 
 Synthetic photos (360 x 300 JPEG of about 24 kB) to 224 x 224 with open_clip's training crop (scale 0.9 to 1). One
 process, one thread, methods taking turns, CPU time, median of the rounds. Theirs ends with float32 batches as open_clip
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from dyad.data.config import AugmentConfig, DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.image_views import ImageViews
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.views import PictureViews
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.data.shards.shards import open_shards
@@ -114,7 +114,7 @@ def emoji() -> Callable[[], Iterator[Tensor]]:
 
 def views(shard: Path, noise_later: bool) -> Callable[[], Iterator[Tensor]]:
     shards = open_shards(parse_sources(str(shard)), workers=0)
-    dataset = PictureViews(shards, ImageSpec(224, HALF, HALF), DataConfig(augment=SIMCLR), seed=0)
+    dataset = ImageViews(shards, ImageSpec(224, HALF, HALF), DataConfig(augment=SIMCLR), seed=0)
     order = Order(shards.sizes, shards.weights, seed=0, global_batch_size=BATCH)
     how: Any = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 2, "workers": 0}
     return lambda: (
@@ -123,7 +123,7 @@ def views(shard: Path, noise_later: bool) -> Callable[[], Iterator[Tensor]]:
 
 
 def cpu_ms(batches: Callable[[], Iterator[Tensor]]) -> float:
-    """CPU milliseconds per picture."""
+    """CPU milliseconds per image."""
     start, count = time.process_time(), 0
     for batch in batches():
         count += len(batch)
@@ -144,7 +144,7 @@ def main() -> None:
                 times[name] += [spent] if number else []  # the first round warms up
     median = {name: statistics.median(values) for name, values in times.items()}
     for name in ("webdataset + PIL + open_clip", "ours"):
-        print(f"{name:30} {median[name]:.2f} CPU-ms per picture, {1e3 / median[name]:.0f} per second and core")
+        print(f"{name:30} {median[name]:.2f} CPU-ms per image, {1e3 / median[name]:.0f} per second and core")
     print(f"ratio {median['webdataset + PIL + open_clip'] / median['ours']:.2f} (goal: at least 3)")
     print(f"emoji batch of 256, decoded and with the recipe's noise: {256 * median['emoji']:.0f} CPU-ms")
     for name in ("views", "views, noise later"):

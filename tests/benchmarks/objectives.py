@@ -1,7 +1,7 @@
 """What each objective learns on the emoji in about a minute: python -m tests.benchmarks.objectives [name …]
 
 Every row is one whole run of `python -m train experiment=emoji objective=…` on two cores: the recipe of CLIP, with the
-learning rate and the few options that stand below, and the held-out vendor's pictures ranked against all its captions.
+learning rate and the few options that stand below, and the held-out vendor's images ranked against all its captions.
 It shows that each objective trains through the whole program, and how the estimators do in small batches. It does not
 rank the objectives: nothing was tuned but what stands in RECIPES, and a minute is short.
 """

@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.query [rounds=15] [model=ViT-B-32]
 
-One text, ten texts, one picture, and a search over 500 items, by the Python API: MiniLM beside sentence-transformers,
+One text, ten texts, one image, and a search over 500 items, by the Python API: MiniLM beside sentence-transformers,
 open_clip's model (random weights) beside open_clip. In one process, taking turns; a ratio is the median of the rounds'
 own. The floor is the tower alone, on inputs that are made already, and for a search the product of the scores too.
 """
@@ -106,23 +106,23 @@ def of_open_clip(name: str, folder: Path) -> Iterator[Case]:
         dyad.load(f"open_clip:{name}@{folder / 'weights.safetensors'}", "cpu"),
         library.get_tokenizer(name),
     )
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8))
 
     @torch.no_grad()
     def theirs(texts: Sequence[str]) -> Tensor:
         return peer.encode_text(tokenize(list(texts)), normalize=True)
 
     @torch.no_grad()
-    def their_picture() -> Tensor:
-        return peer.encode_image(preprocess(picture)[None], normalize=True)
+    def their_image() -> Tensor:
+        return peer.encode_image(preprocess(image)[None], normalize=True)
 
     def found(queries: Tensor, items: Tensor) -> Any:
         return (queries @ items.T).topk(BEST)
 
     yield from cases(name, model, "y", model.encode_text, theirs, tokenize, found)
-    pixels = model.preprocess(picture)[None]
+    pixels = model.preprocess(image)[None]
     floor = bare(model.encoder.towers["x"], pixels)
-    yield Case(f"{name}, a picture", lambda: model.encode_image([picture]), their_picture, floor)
+    yield Case(f"{name}, an image", lambda: model.encode_image([image]), their_image, floor)
 
 
 def timed(work: Work) -> float:

@@ -1,9 +1,9 @@
-"""What runs of pictures learnt, beside the same tower untrained, and beside the pixels themselves.
+"""What runs of images learnt, beside the same tower untrained, and beside the pixels themselves.
 
     python -m tests.benchmarks.recipes runs/simclr_emoji-… [runs/…] [suite=probe:TASK.json,…]
     python -m tests.benchmarks.recipes rare=runs/rare_class-… classes=runs/classes_emoji-…
 
-Evaluates each run on its own sets and on `suite` (default: probes of the groups of emoji). Pixels: the picture shrunk
+Evaluates each run on its own sets and on `suite` (default: probes of the groups of emoji). Pixels: the image shrunk
 to 8 × 8 places of 3 colours, as a tower without weights. The second command ranks the rare class by its trained score,
 and by its log p of a classifier of all classes. Prints rows for RESULTS.md, with 95 % intervals.
 """

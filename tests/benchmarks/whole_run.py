@@ -35,14 +35,12 @@ def seconds_of(command: list[str], folder: str) -> tuple[float, float]:
 def main() -> None:
     """Print the medians of both programs, and our share of the peer's."""
     with tarfile.open(SHARD) as tar:
-        pictures = sum(name.endswith(".json") for name in tar.getnames())
+        images = sum(name.endswith(".json") for name in tar.getnames())
     taken: dict[str, list[tuple[float, float]]] = {"open_clip_train": [], "dyad tracking=local": []}
     for _ in range(ROUNDS):
         with tempfile.TemporaryDirectory() as folder:
             write_table(Path(folder))
-            both = commands(
-                Path(folder), EPOCHS, EPOCHS * (pictures // BATCH)
-            )  # theirs leaves out the rest of an epoch
+            both = commands(Path(folder), EPOCHS, EPOCHS * (images // BATCH))  # theirs leaves out the rest of an epoch
             for name, of_program in taken.items():
                 of_program.append(seconds_of(both[name], folder))
     for i, what in enumerate(("CPU seconds", "seconds")):

@@ -1,6 +1,6 @@
 """The emoji set: what six artists drew for the same concepts, and their Unicode names. Train on five, test on Twemoji.
 
-Pictures come from Iconify packages (SVG, rasterised to 64 x 64 on white), words from emojibase-data. Base emoji, no
+Images come from Iconify packages (SVG, rasterised to 64 x 64 on white), words from emojibase-data. Base emoji, no
 skin tones or components. A concept is one emoji, named by its code points as emojibase writes them: "1F468-200D-1F33E".
 """
 
@@ -121,8 +121,8 @@ def write_emoji(out: Path, packages: dict[Package, Path]) -> None:
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=end_with_parent) as pool:
         for vendor, drawings in drawn.items():
             here = [concept for concept in concepts if concept in drawings]
-            pictures = pool.map(render, [sets[vendor].svg(drawings[concept]) for concept in here], chunksize=32)
-            write_shards(out, vendor, dict(zip(here, pictures, strict=True)), split_of)
+            images = pool.map(render, [sets[vendor].svg(drawings[concept]) for concept in here], chunksize=32)
+            write_shards(out, vendor, dict(zip(here, images, strict=True)), split_of)
     write_tasks(out, concepts, split_of)
     (out / "NOTICE.md").write_text(notice())
 
@@ -167,35 +167,35 @@ def _require_rasteriser() -> None:
         import resvg_py  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "build: resvg_py is missing; it turns the SVGs into pictures. pip install -e '.[build]'"
+            "build: resvg_py is missing; it turns the SVGs into images. pip install -e '.[build]'"
         ) from None
 
 
 def render(svg: str) -> bytes:
-    """The picture as lossless WebP, 64 x 64."""
+    """The image as lossless WebP, 64 x 64."""
     import resvg_py
     from PIL import Image
 
     drawn = BytesIO(resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True))
-    picture = Image.open(drawn, formats=["PNG"]).convert("RGB")
-    assert picture.size == (SIZE, SIZE), picture.size
+    image = Image.open(drawn, formats=["PNG"]).convert("RGB")
+    assert image.size == (SIZE, SIZE), image.size
     file = BytesIO()
-    picture.save(file, "WEBP", lossless=True, quality=80, method=6)
-    assert Image.open(file, formats=["WEBP"]).convert("RGB").tobytes() == picture.tobytes()
+    image.save(file, "WEBP", lossless=True, quality=80, method=6)
+    assert Image.open(file, formats=["WEBP"]).convert("RGB").tobytes() == image.tobytes()
     return file.getvalue()
 
 
-def write_shards(out: Path, vendor: str, pictures: dict[Concept, bytes], split_of: dict[Concept, str]) -> None:
+def write_shards(out: Path, vendor: str, images: dict[Concept, bytes], split_of: dict[Concept, str]) -> None:
     for part in SPLITS:
-        chosen = {c: picture for c, picture in pictures.items() if split_of[c] == part}
+        chosen = {c: image for c, image in images.items() if split_of[c] == part}
         if chosen:
             write_tar(out / f"{vendor}-{part}.tar", _members(vendor, chosen))
 
 
-def _members(vendor: str, pictures: dict[Concept, bytes]) -> Iterator[tuple[str, bytes]]:
-    for concept, picture in pictures.items():
+def _members(vendor: str, images: dict[Concept, bytes]) -> Iterator[tuple[str, bytes]]:
+    for concept, image in images.items():
         key = f"{concept.hexcode}-{vendor}"
-        yield f"{key}.webp", picture
+        yield f"{key}.webp", image
         yield f"{key}.json", json.dumps(record(concept, vendor), ensure_ascii=False, separators=(",", ":")).encode()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SIZE = 64  # side of a picture in pixels
+SIZE = 64  # side of an image in pixels
 # squeezed name → how good a name it is, smaller is better
 Names = dict[str, tuple[int, float]]
 

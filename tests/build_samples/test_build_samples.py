@@ -41,10 +41,10 @@ def test_the_shipped_files_have_their_checksums(name: str) -> None:
     assert {path for path in there if ".index" not in path.parts} == {*listed, Path(SUMS)}
 
 
-def test_the_emoji_shards_are_made_again_of_their_pictures_and_words(tmp_path: Path) -> None:
+def test_the_emoji_shards_are_made_again_of_their_images_and_words(tmp_path: Path) -> None:
     """Everything but the drawing and its name, which need the packages."""
     split_of: dict[Concept, str] = {}
-    pictures: dict[str, dict[Concept, bytes]] = {vendor: {} for vendor in VENDORS}
+    images: dict[str, dict[Concept, bytes]] = {vendor: {} for vendor in VENDORS}
     for path in sorted(EMOJI.glob("*.tar")):
         members = read_tar(path)
         for record in (json.loads(content) for name, content in members.items() if name.endswith(".json")):
@@ -52,8 +52,8 @@ def test_the_emoji_shards_are_made_again_of_their_pictures_and_words(tmp_path: P
                 record["concept"], record["caption"], tuple(record["tags"]), record["group"], record["subgroup"]
             )
             split_of[concept] = path.stem.rpartition("-")[2]
-            pictures[record["vendor"]][concept] = members[f"{record['concept']}-{record['vendor']}.webp"]
-    for vendor, drawn in pictures.items():
+            images[record["vendor"]][concept] = members[f"{record['concept']}-{record['vendor']}.webp"]
+    for vendor, drawn in images.items():
         emoji.write_shards(
             tmp_path, vendor, dict(sorted(drawn.items(), key=lambda pair: pair[0].code_points)), split_of
         )

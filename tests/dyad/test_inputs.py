@@ -54,17 +54,17 @@ def test_what_is_a_passage() -> None:
     ]
 
 
-def test_one_picture_and_several() -> None:
+def test_one_image_and_several() -> None:
     one = [np.zeros((8, 8, 3), np.uint8), torch.zeros(3, 8, 8), Image.new("RGB", (2, 2)), "a.png", Path("a.png"), b"x"]
-    assert all(inputs.pictures_of(each)[0] is each for each in one)
-    assert len(inputs.pictures_of(np.zeros((4, 8, 8, 3), np.uint8))) == 4
+    assert all(inputs.images_of(each)[0] is each for each in one)
+    assert len(inputs.images_of(np.zeros((4, 8, 8, 3), np.uint8))) == 4
     for given in (None, 7, [], {"a.png"}):
-        with raises(dyad.ConfigError, "pictures"):
-            inputs.pictures_of(given)
+        with raises(dyad.ConfigError, "images"):
+            inputs.images_of(given)
 
 
 @pytest.mark.parametrize("given", [None, 7, np.zeros((0, 0, 3), np.uint8), np.zeros((8, 8, 4), np.uint8), "/dev/zero"])
-def test_what_is_no_picture(given: Any) -> None:
+def test_what_is_no_image(given: Any) -> None:
     with raises(dyad.DataError):
         pixels(given, 1000)
 
@@ -105,4 +105,4 @@ def test_of_a_folder_no_link_leads_out_and_no_device_is_read(tmp_path: Path) -> 
     (tmp_path / "secret.png").touch()
     for name, target in {"out": "../secret.png", "zero": "/dev/zero", "in": "a.png", "circle": "circle.png"}.items():
         (folder / f"{name}.png").symlink_to(target)
-    assert inputs.picture_files(folder) == [folder / "a.png", folder / "in.png"]
+    assert inputs.image_files(folder) == [folder / "a.png", folder / "in.png"]

@@ -58,10 +58,10 @@ def beir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("folder")
     for i, emoji in enumerate(distinct_emoji(40)):
-        (folder / f"{i}.webp").write_bytes(emoji.picture)
+        (folder / f"{i}.webp").write_bytes(emoji.image)
     return folder
 
 
@@ -71,7 +71,7 @@ def command(main: Any, *words: str) -> None:
         main()
 
 
-def test_pictures_and_captions_have_the_embeddings_of_an_evaluation(run: Path) -> None:
+def test_images_and_captions_have_the_embeddings_of_an_evaluation(run: Path) -> None:
     trained, config = load_run(*find_run(str(run))), read_config(run)
     spec, tokenize = trained.model.image, trained.model.tokenize  # type: ignore[attr-defined]
     data = retrieval_set(open_shards(parse_sources(str(SHARD))), spec, tokenize, config.data)
@@ -105,12 +105,12 @@ def test_metrics_equal_those_of_the_command(run: Path, texts: Path, beir: Path, 
     assert name == "small"  # of @test, too
 
 
-def test_pictures_are_found_by_words_and_by_pictures(run: Path, pictures: Path, tmp_path: Path) -> None:
+def test_images_are_found_by_words_and_by_images(run: Path, images: Path, tmp_path: Path) -> None:
     model = dyad.load(str(run), "cpu")
-    index = model.index(pictures)
+    index = model.index(images)
     assert repr(index) == "Index(40 items, 32 numbers each, Flat)"
-    assert repr(model).endswith(": pictures and texts, cosine, on cpu)") and str(run) in repr(model)
-    files = sorted(pictures.iterdir())
+    assert repr(model).endswith(": images and texts, cosine, on cpu)") and str(run) in repr(model)
+    files = sorted(images.iterdir())
     assert list(index.items) == list(map(str, files))
     scores = model.similarity(model.encode_text(["a frog"]), model.encode_image(files))[0]
     hits = model.search(index, "a frog", k=3)
@@ -134,9 +134,9 @@ def test_passages_are_found(texts: Path, beir: Path) -> None:
     assert model.search(model.index(["one", ("title", "two")]), "one", k=2)[0].item in ("one", ("title", "two"))
 
 
-def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
+def test_an_image_may_come_in_many_forms(run: Path, images: Path) -> None:
     model = dyad.load(str(run), "cpu", block=2)
-    file = pictures / "3.webp"
+    file = images / "3.webp"
     opened = Image.open(file)
     pixels = np.array(Image.open(BytesIO(file.read_bytes())).convert("RGBA"))
     white = np.array(Image.alpha_composite(Image.new("RGBA", opened.size, "white"), opened.convert("RGBA")))[..., :3]
@@ -147,9 +147,9 @@ def test_a_picture_may_come_in_many_forms(run: Path, pictures: Path) -> None:
     assert model.preprocess(file).shape == (3, 64, 64) and model.preprocess(file).dtype == torch.uint8
 
 
-def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, pictures: Path) -> None:
+def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, images: Path) -> None:
     """Never the letters of a text."""
-    model, of_texts, file = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu"), pictures / "3.webp"
+    model, of_texts, file = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu"), images / "3.webp"
     cases: list[tuple[Any, Any]] = [(model.encode_text, "a frog"), (model.encode_image, file)]
     cases += [(of_texts.encode_question, "a frog"), (of_texts.encode_passage, {"text": "a frog"})]
     for embed, one in cases:
@@ -157,7 +157,7 @@ def test_one_that_is_no_list_is_one_row(run: Path, texts: Path, pictures: Path) 
     assert model.similarity(model.encode_text("a frog"), model.encode_image(file)).shape == (1, 1)
 
 
-def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, tmp_path: Path) -> None:
+def test_mistakes_are_said_in_one_line(run: Path, texts: Path, images: Path, tmp_path: Path) -> None:
     model, of_texts = dyad.load(str(run), "cpu"), dyad.load(str(texts), "cpu")
     (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
     mistakes: list[tuple[type[Exception], object, Any]] = [
@@ -167,14 +167,14 @@ def test_mistakes_are_said_in_one_line(run: Path, texts: Path, pictures: Path, t
         (dyad.ConfigError, "", lambda: model.encode_text([])),
         (dyad.ConfigError, "encode_question", lambda: of_texts.encode_text(["a"])),
         (dyad.ConfigError, "encode_image", lambda: model.encode_passage(["a"])),
-        (dyad.ConfigError, "", lambda: of_texts.search(model.index(pictures), "a")),
+        (dyad.ConfigError, "", lambda: of_texts.search(model.index(images), "a")),
         (dyad.DataError, tmp_path, lambda: dyad.Index.load(tmp_path)),
         (dyad.ConfigError, "runs/nowhere", lambda: dyad.load("runs/nowhere")),
         (dyad.ConfigError, "beir:x", lambda: dyad.evaluate(model, ["beir:x"])),
         (dyad.ConfigError, "width 3", lambda: model.search(dyad.Index(["a"], np.ones((1, 3)), model.identity), "a")),
         (dyad.ConfigError, "width 3", lambda: model.similarity(np.ones((1, 3)), np.ones((1, 2)))),
-        (dyad.ConfigError, "k=0", lambda: model.search(model.index(pictures), "a", k=0)),
-        (dyad.ConfigError, "'LSH'", lambda: model.index(pictures, spec="LSH")),
+        (dyad.ConfigError, "k=0", lambda: model.search(model.index(images), "a", k=0)),
+        (dyad.ConfigError, "'LSH'", lambda: model.index(images, spec="LSH")),
         (dyad.ConfigError, "set", lambda: model.index({"a.png"})),  # type: ignore[arg-type]
     ]
     for kind, named, mistake in mistakes:
@@ -187,9 +187,9 @@ def test_exports_embed_as_the_run(run: Path, texts: Path, tmp_path: Path, monkey
     near(monkeypatch)
     command(export, f"run={run}", f"out={tmp_path / 'open_clip'}")
     shards = open_shards(parse_sources(str(SHARD)))
-    pictures = [shards.read(i)["webp"] for i in range(20)]
+    images = [shards.read(i)["webp"] for i in range(20)]
     ours, exported = dyad.load(str(run), "cpu"), dyad.load(str(tmp_path / "open_clip"), "cpu")
-    assert np.allclose(exported.encode_image(pictures), ours.encode_image(pictures), atol=1e-6)
+    assert np.allclose(exported.encode_image(images), ours.encode_image(images), atol=1e-6)
     assert np.array_equal(exported.encode_text(["a frog"]), ours.encode_text(["a frog"]))
     assert exported.temperature == ours.temperature
     for form in ("sentence_transformers", "dpr"):
@@ -224,7 +224,7 @@ assert "torch" not in sys.modules
 
 
 def test_the_examples_of_the_documents_run(
-    run: Path, texts: Path, pictures: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    run: Path, texts: Path, images: Path, beir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """As shown, but for a smaller batch; each has at most twelve lines."""
     examples = re.findall(r"```python\n(import dyad\n.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)
@@ -233,7 +233,7 @@ def test_the_examples_of_the_documents_run(
     shutil.copytree(beir, tmp_path / "data/samples/topics")
     (tmp_path / "data/samples/topics/qrels/test.tsv").rename(tmp_path / "data/samples/topics/qrels/train.tsv")
     (tmp_path / "runs").mkdir()
-    links = {"runs/mine": run, "runs/topics": texts, "my_pictures": pictures, "data/samples/emoji": EMOJI}
+    links = {"runs/mine": run, "runs/topics": texts, "my_pictures": images, "data/samples/emoji": EMOJI}
     for name, folder in links.items():
         (tmp_path / name).symlink_to(folder)
     code = "\n".join(examples).replace("global_batch_size=64", "global_batch_size=4")

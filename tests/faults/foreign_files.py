@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 from helpers.rows import write_lines
 from helpers.shards import write_pairs
-from helpers.tables import TEXTS, hub_pictures, write_csv
+from helpers.tables import TEXTS, hub_images, write_csv
 from helpers.tiny_bert import write as write_bert
 from helpers.tiny_runs import QUIET, tiny_arguments
 
@@ -69,7 +69,7 @@ def _table(name: str) -> Callable[[Path], None]:
 
 
 def _parquet(folder: Path) -> None:
-    pq.write_table(hub_pictures().slice(0, 6), folder / "t.parquet", row_group_size=3)
+    pq.write_table(hub_images().slice(0, 6), folder / "t.parquet", row_group_size=3)
     pq.write_table(pa.Table.from_pylist(TEXTS[:8]), folder / "s.parquet")
 
 

@@ -20,7 +20,7 @@ from faults import lean  # noqa: F401
 from safetensors.torch import save
 
 import dyad.run.components
-import dyad.run.run
+import dyad.run.train_run
 import dyad.train.distributed.consistency
 from dyad.data.batch import Batch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult
@@ -122,7 +122,7 @@ def digest(step: TrainStep) -> str:
     objective = step.objective
     assert isinstance(objective, Objective)
     state = capture({"towers": step.towers, "objective": objective}, step.optimizer, 0, {})
-    table = None if objective.memory is None else objective.memory._table
+    table = None if objective.sample_state is None else objective.sample_state._table
     memory = {} if table is None else {"": table.nan_to_num(-1.0)}
     parts = [save({k: v.contiguous() for k, v in part.items()}) for part in (state.model, state.optimizer, memory)]
     return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -23,7 +23,7 @@ from helpers.tiny_runs import SHARD, VAL, last_weights, losses, records, state
 from helpers.topics import arguments, write_topics
 from PIL import Image
 
-NOT_A_PICTURE = b"\x89PNG\r\n\x1a\n but no more"
+NOT_A_IMAGE = b"\x89PNG\r\n\x1a\n but no more"
 SAMPLES = 400
 
 
@@ -39,10 +39,10 @@ def members_of(shard: Path) -> list[list[Member]]:
 
 
 def emoji(path: Path, bad: Iterable[int] = ()) -> Path:
-    """A shard of SAMPLES emoji; the pictures of some of them cannot be decoded."""
+    """A shard of SAMPLES emoji; the images of some of them cannot be decoded."""
     found = members_of(SHARD)[:SAMPLES]
     for number in bad:
-        found[number] = [(n, c if n.endswith("json") else NOT_A_PICTURE) for n, c in found[number]]
+        found[number] = [(n, c if n.endswith("json") else NOT_A_IMAGE) for n, c in found[number]]
     return write_tar(path, [member for sample in found for member in sample])
 
 
@@ -67,7 +67,7 @@ def told(outcome: Outcome, code: int, *words: str) -> None:
 
 
 @pytest.mark.soak
-def test_one_percent_of_the_pictures_cannot_be_decoded(jobs: Jobs, tmp_path: Path) -> None:
+def test_one_percent_of_the_images_cannot_be_decoded(jobs: Jobs, tmp_path: Path) -> None:
     """The same samples take their places at any number of ranks and workers, also when the run is stopped between."""
     bad = {7, 100, 205, 399}
     keys = {"data.train": emoji(tmp_path / "a.tar", bad), "steps": 24, "checkpoint.every": 10, "tracking.every": 4}
@@ -97,7 +97,7 @@ def losses_at(run: Path) -> list[float]:
     return [r["train/loss"] for r in records(run) if "train/loss" in r]
 
 
-def test_thirty_percent_of_the_pictures_cannot_be_decoded(jobs: Jobs, tmp_path: Path) -> None:
+def test_thirty_percent_of_the_images_cannot_be_decoded(jobs: Jobs, tmp_path: Path) -> None:
     bad = random.Random(1).sample(range(SAMPLES), SAMPLES * 3 // 10)
     keys = {"data.train": emoji(tmp_path / "a.tar", bad), "steps": 40, "tracking.every": 5, "checkpoint.every": 10}
     job = jobs.start(2, keys)
@@ -129,7 +129,7 @@ def test_the_first_bad_sample_stops_the_run_when_that_is_asked_for(jobs: Jobs, t
     assert not ledger(job.run) and state(job.run)["status"] == "failed"
 
 
-def test_a_very_long_picture_is_a_picture_like_any_other(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_very_long_image_is_an_image_like_any_other(jobs: Jobs, tmp_path: Path) -> None:
     """In training and evaluation, whose shorter side would be brought to size with 224,000,000 pixels beside it."""
     found = members_of(SHARD)[:64]
     thin = io.BytesIO()
@@ -149,7 +149,7 @@ def test_an_evaluation_stops_at_a_bad_sample(jobs: Jobs, tmp_path: Path) -> None
 
 
 def test_a_sample_is_damaged_after_it_was_indexed(jobs: Jobs, tmp_path: Path) -> None:
-    """Found at the read by its CRC32, and replaced: never a picture with another one's caption, never one less."""
+    """Found at the read by its CRC32, and replaced: never an image with another one's caption, never one less."""
     shard = emoji(tmp_path / "a.tar")
     before = jobs.run(1, {"data.train": shard, "run.name": "before", "steps": 13}, observed=True)
     for sample in range(5, SAMPLES, 100):

@@ -66,7 +66,7 @@ def test_batches_of_one_source_on_one_and_two_processes(jobs: Jobs) -> None:
     assert outcome.codes == [2] and "data.batches: by_source there, mixed now" in outcome.out
 
 
-def test_two_views_of_pictures_on_one_and_two_processes(jobs: Jobs) -> None:
+def test_two_views_of_images_on_one_and_two_processes(jobs: Jobs) -> None:
     """task=views, with a head whose batch norms see all ranks: stopped on two, gone on with on one."""
     keys = {"task": "views", "model": "cnn", "model.text.name": "null", "model.text.kind": "open_clip"}
     keys |= {"data": "simclr", "objective": "simclr", "steps": 10}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers.canary import Canary
 from helpers.cli import ROOT, Commands
-from helpers.shards import index_shard, picture
+from helpers.shards import image, index_shard
 from helpers.tiny_runs import QUIET, records, refused
 from helpers.topics import arguments, write_topics
 
@@ -30,12 +30,12 @@ def bomb(canary: Path) -> bytes:
 
 
 def shard(path: Path, count: int = 16, more: list[tarfile.TarInfo | tuple[str, bytes]] | None = None) -> Path:
-    """Pictures with a caption in JSON, and between them other members."""
+    """Images with a caption in JSON, and between them other members."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for n in range(count):
-            facts = {"caption": f"picture {n}", "label": str(n % 2)}
-            for name, content in ((f"{n:03}.png", picture(n)), (f"{n:03}.json", json.dumps(facts).encode())):
+            facts = {"caption": f"image {n}", "label": str(n % 2)}
+            for name, content in ((f"{n:03}.png", image(n)), (f"{n:03}.json", json.dumps(facts).encode())):
                 _add(tar, name, content)
         for member in more or []:
             if isinstance(member, tarfile.TarInfo):
@@ -64,7 +64,7 @@ def files(folder: Path) -> set[Path]:
 # Data ----------------------------------------------------------------------------------------------------------------
 
 
-def test_members_that_are_no_pictures_and_paths_that_lead_out(
+def test_members_that_are_no_images_and_paths_that_lead_out(
     commands: Commands, tiny, tmp_path: Path, bomb: bytes
 ) -> None:
     """The names come back in galleries, rankings and reports."""
@@ -77,9 +77,9 @@ def test_members_that_are_no_pictures_and_paths_that_lead_out(
         link("001.txt", tarfile.SYMTYPE, "/etc/passwd"),
         link("002.txt", tarfile.LNKTYPE, "../../canary"),
         link("canary", tarfile.DIRTYPE, ""),
-        ("../../../canary.png", picture(90)),
+        ("../../../canary.png", image(90)),
         ("../../../canary.json", facts.encode()),
-        ("/tmp/canary;$(touch canary).png", picture(91)),
+        ("/tmp/canary;$(touch canary).png", image(91)),
         ("/tmp/canary;$(touch canary).json", facts.encode()),
     ]
     path = shard(tmp_path / "data; $(touch canary)" / "a b.tar", more=more)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from harness import Jobs, cut, newest_whole
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from helpers.tiny_runs import losses
 
 SHARDS, SIZE = 6, 24
@@ -36,7 +36,7 @@ def shards(tmp_path: Path) -> Path:
                 member
                 for n in range(shard * SIZE, (shard + 1) * SIZE)
                 for member in (
-                    (f"{n:04d}.png", picture(n)),
+                    (f"{n:04d}.png", image(n)),
                     (f"{n:04d}.json", json.dumps({"id": n, "caption": f"number {n}"}).encode()),
                 )
             ],

@@ -90,7 +90,7 @@ def minilm(device: str, folder: Path) -> Any:
     return build_model(TrainConfig(task=Task.question_passage, model=config), load_pretrained=False).towers
 
 
-def picture_pairs(count: int, device: str) -> Batch:
+def image_pairs(count: int, device: str) -> Batch:
     size, tokens = (224, 77) if device == "cuda" else (32, 12)
     x = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
     y = torch.randint(1, 49000, (count, tokens))
@@ -111,8 +111,8 @@ def pairs(x: torch.Tensor, y: torch.Tensor, device: str) -> Batch:
 
 
 MODELS = {
-    "ViT-B-32": (vit, picture_pairs),
-    "ViT-B-32 of timm": (vit_of_timm, picture_pairs),
+    "ViT-B-32": (vit, image_pairs),
+    "ViT-B-32 of timm": (vit_of_timm, image_pairs),
     "MiniLM": (minilm, text_pairs),
 }
 NEEDED = {

@@ -102,8 +102,8 @@ def test_an_approximate_index_finds_the_same_on_the_gpu(monkeypatch: pytest.Monk
     assert (on_gpu.positions == on_cpu.positions).mean() >= 0.95
 
 
-class Pictures:
-    """Random pictures in memory, as the encoder reads them."""
+class Images:
+    """Random images in memory, as the encoder reads them."""
 
     def __init__(self, count: int, size: int) -> None:
         self.pixels = torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8)
@@ -118,28 +118,28 @@ class Pictures:
 @packages("open_clip", "timm")
 @pytest.mark.parametrize("device", DEVICES)
 def test_encoding_is_as_fast_as_the_bare_tower(device: str, tmp_path: Path, record_property: Any) -> None:
-    """80 % of its pictures a second, reading from memory."""
+    """80 % of its images a second, reading from memory."""
     from gpu.models import vit
 
     tower = vit(device, tmp_path).x_tower.to(device).eval()
-    pictures, block = (Pictures(8192, 224), 512) if device == "cuda" else (Pictures(32, 32), 16)
+    images, block = (Images(8192, 224), 512) if device == "cuda" else (Images(32, 32), 16)
     encode = Encoder({"x": tower}, world_of(device), block=block, workers=0, precision="bf16")
 
     def bare() -> None:
-        pinned = pictures.pixels.pin_memory() if device == "cuda" else pictures.pixels
+        pinned = images.pixels.pin_memory() if device == "cuda" else images.pixels
         with torch.inference_mode(), torch.autocast(device, torch.bfloat16):
             for part in pinned.split(block):
                 tower(part.to(device, non_blocking=True)).float().cpu()
 
     seconds = []
-    for run in (bare, lambda: encode("x", pictures)):
+    for run in (bare, lambda: encode("x", images)):
         run()
         start = perf_counter()
         run()
         synchronize(device)
         seconds.append(perf_counter() - start)
-    rate, share = len(pictures) / seconds[1], seconds[0] / seconds[1]
-    record_property("encoding with ViT-B-32, pictures a second", (rate, share, "the bare tower"))
+    rate, share = len(images) / seconds[1], seconds[0] / seconds[1]
+    record_property("encoding with ViT-B-32, images a second", (rate, share, "the bare tower"))
     assert device == "cpu" or share >= 0.8
 
 

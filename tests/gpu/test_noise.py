@@ -1,4 +1,4 @@
-"""Noise of pictures on a GPU: that of a CPU within 1 of 255, and how fast it is added."""
+"""Noise of images on a GPU: that of a CPU within 1 of 255, and how fast it is added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIMCLR = AugmentConfig(flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], jitter_prob=0.8, g
 WARPED = AugmentConfig(rotate=10, zoom=[0.85, 1.25], aspect=0.1, shift=0.06, gain=[0.75, 1.2], brightness=0.1)
 
 
-def pictures(count: int, size: int) -> tuple[torch.Tensor, np.ndarray]:
+def images(count: int, size: int) -> tuple[torch.Tensor, np.ndarray]:
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
     return pixels, np.stack([uniforms(0, 0, i, NOISE_DRAWS) for i in range(count)])
@@ -28,7 +28,7 @@ def pictures(count: int, size: int) -> tuple[torch.Tensor, np.ndarray]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("augment", [SIMCLR, WARPED], ids=["simclr", "warped"])
 def test_it_is_the_noise_of_a_cpu_and_has_the_same_bits_in_any_batch(augment: AugmentConfig, device: str) -> None:
-    pixels, draws = pictures(64, 64)
+    pixels, draws = images(64, 64)
     on_cpu, found = add_noise(augment, pixels, draws), add_noise(augment, pixels.to(device), draws)
     distance = (found.cpu().int() - on_cpu.int()).abs()
     assert distance.max() <= 1 and distance.float().mean() < 1e-3
@@ -37,15 +37,15 @@ def test_it_is_the_noise_of_a_cpu_and_has_the_same_bits_in_any_batch(augment: Au
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_views_of_simclr_take_little_time_and_memory(device: str, record_property: Any) -> None:
-    pixels, draws = pictures(*((512, 224) if device == "cuda" else (8, 32)))
+    pixels, draws = images(*((512, 224) if device == "cuda" else (8, 32)))
     pixels = pixels.to(device)
     took = seconds(lambda: add_noise(SIMCLR, pixels, draws), device)
     least = 2 * pixels.nbytes / bytes_per_second(device)
-    of_memory = (took / len(pixels) * 1e6, least / took, "reading and writing the pictures once")
-    record_property("SimCLR noise, 224 pixels, µs a picture", of_memory)
+    of_memory = (took / len(pixels) * 1e6, least / took, "reading and writing the images once")
+    record_property("SimCLR noise, 224 pixels, µs an image", of_memory)
     start = perf_counter()
     add_noise(SIMCLR, pixels, draws)
-    record_property("SimCLR noise of 512 pictures, ms until it is queued", (perf_counter() - start) * 1e3)
+    record_property("SimCLR noise of 512 images, ms until it is queued", (perf_counter() - start) * 1e3)
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -60,11 +60,11 @@ def test_the_views_of_simclr_take_little_time_and_memory(device: str, record_pro
 @packages("timm")
 @pytest.mark.parametrize("device", DEVICES)
 def test_noise_takes_little_of_a_step(device: str, record_property: Any) -> None:
-    """Two views of each picture, beside the step of ResNet-50 on both."""
+    """Two views of each image, beside the step of ResNet-50 on both."""
     import timm
 
     count, size, name = (256, 224, "resnet50") if device == "cuda" else (4, 32, "test_resnet")
-    pixels, draws = pictures(count, size)
+    pixels, draws = images(count, size)
     pixels, tower = pixels.to(device), timm.create_model(name, num_classes=128).to(device)
 
     def step() -> None:

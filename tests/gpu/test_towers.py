@@ -23,7 +23,7 @@ from dyad.train.losses import build_objective
 from dyad.train.monitor.telemetry import peak_tflops, step_flops
 from dyad.train.towers.tower import Tower, TwoTower
 from gpu.bare import flops_per_second, seconds
-from gpu.models import MEASURED, MODELS, NEEDED, picture_pairs, step_of, vit
+from gpu.models import MEASURED, MODELS, NEEDED, image_pairs, step_of, vit
 from gpu.needs import DEVICES, KERNELS, ON_GPU, packages
 from gpu.profiled import profiled
 
@@ -137,7 +137,7 @@ def test_the_loss_takes_one_percent_of_a_large_step(tmp_path: Path, record_prope
     from benchmarks.loss_gpu import embeddings, milliseconds, ours
 
     count = PAIRS["cuda"]
-    step, rows = step_of(vit("cuda", tmp_path), count, compile=True), picture_pairs(count, "cuda")
+    step, rows = step_of(vit("cuda", tmp_path), count, compile=True), image_pairs(count, "cuda")
     towers_ms = 32768 / count * 1000 * seconds(lambda: step(rows, 0))
     x, y = embeddings(32768)
     loss = ours()
@@ -151,7 +151,7 @@ def test_the_loss_takes_one_percent_of_a_large_step(tmp_path: Path, record_prope
 @packages("webdataset", "simplejpeg")
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_loader_keeps_up(device: str, tmp_path: Path, record_property: Any) -> None:
-    """Pictures of the emoji: 95 % of the pairs a second of one batch again and again."""
+    """Images of the emoji: 95 % of the pairs a second of one batch again and again."""
     from helpers.towers import config_file
 
     from dyad.data.config import DataConfig
@@ -197,11 +197,11 @@ def test_the_loader_keeps_up(device: str, tmp_path: Path, record_property: Any) 
 @KERNELS
 @ON_GPU
 @OPEN_CLIP
-def test_a_locked_picture_tower_trains_at_the_speed_of_a_plain_frozen_one(tmp_path: Path, record_property: Any) -> None:
-    """LiT: pictures never repeat here, so a cache of features can only cost."""
+def test_a_locked_image_tower_trains_at_the_speed_of_a_plain_frozen_one(tmp_path: Path, record_property: Any) -> None:
+    """LiT: images never repeat here, so a cache of features can only cost."""
     frozen = vit("cuda", tmp_path)
     frozen.x_tower.requires_grad_(False)
-    several = [picture_pairs(512, "cuda") for _ in range(4)]
+    several = [image_pairs(512, "cuda") for _ in range(4)]
 
     def plain() -> Callable[[], object]:
         model, turn = frozen.cuda(), cycle(several)

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_further
+from dyad.data.batch import Batch, Extra, KnownPositives, Noise, with_auxiliary
 from dyad.data.config import AugmentConfig
 from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import NOISE_DRAWS, ImageSpec, uniforms
@@ -54,7 +54,7 @@ FURTHER = {"dpr", "epr", "cross_entropy", "listwise_ce"}  # trained with hard ne
 @dataclass(frozen=True)
 class Case:
     """One objective and how it is trained. further: with hard negatives; known: and with listed positives. views:
-    "alone" of two views of pictures with noise, "also": beside them a further loss of pictures and texts."""
+    "alone" of two views of images with noise, "also": beside them an auxiliary loss of images and texts."""
 
     objective: str
     precision: str = "fp32"
@@ -98,7 +98,7 @@ def table_cases(world_size: int) -> list[Case]:
     return [*(Case(name, further=name in FURTHER, **how) for name in PAIRED), known, *keyed]
 
 
-class Picture(nn.Module):
+class Image(nn.Module):
     """uint8 (b, 3, S, S) → (b, 16): patches of 4 × 4 pixels, of which half are dropped, and a projection."""
 
     def __init__(self, size: int = 8) -> None:
@@ -140,7 +140,7 @@ def batch(further: bool, known: bool) -> Batch:
 
 
 def views() -> Batch:
-    """Two views of pictures, whose noise has all parts, and is still to be added."""
+    """Two views of images, whose noise has all parts, and is still to be added."""
     generator, ids = torch.Generator().manual_seed(1), torch.arange(PAIRS)
     x, y = torch.randint(256, (2, PAIRS, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
     draws = np.stack([uniforms(0, 0, i, 2 * NOISE_DRAWS) for i in range(PAIRS)])
@@ -151,7 +151,7 @@ def views() -> Batch:
 
 def batch_of(case: Case) -> Batch:
     if case.views == "also":
-        return with_further(views(), batch(False, False))
+        return with_auxiliary(views(), batch(False, False))
     return views() if case.views else batch(case.further, case.known)
 
 
@@ -172,7 +172,7 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
         options["num_samples"] = SAMPLES
     if hasattr(OBJECTIVES[case.objective], "gamma_epochs"):
         options["gamma_epochs"] = 30
-    towers = moved(TwoTower(Picture(SIDE), Picture(SIDE)) if case.views else TwoTower(Picture(), Text()), device)
+    towers = moved(TwoTower(Image(SIDE), Image(SIDE)) if case.views else TwoTower(Image(), Text()), device)
     objective = moved(build_objective(case.objective, **options), device)
     count = PAIRS * case.world_size
     chunks: dict[str, Any] = {"chunk_size": case.chunk_size, "keep_graphs": 1} if case.chunk_size else {}
@@ -182,7 +182,7 @@ def two_steps(case: Case, device: torch.device, precision: str, mode: Any = None
     term = partial(LossTerm, config=config, total_steps=100, world=world, pairs=pairs)
     terms = [term(towers, objective)]
     if case.views == "also":
-        towers, objective = moved(TwoTower(Picture(), Text()), device), moved(build_objective("clip"), device)
+        towers, objective = moved(TwoTower(Image(), Text()), device), moved(build_objective("clip"), device)
         terms.append(term(towers, objective, name="pairs"))
     step = TrainStep(terms)
     state = step.state_dict()

@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 import torch
 from helpers.step import train_step
-from helpers.towers import ARCHITECTURES, cnn, pictures, transformers_folder, transformers_tower, with_image, with_text
+from helpers.towers import (
+    ARCHITECTURES,
+    cnn,
+    random_images,
+    transformers_folder,
+    transformers_tower,
+    with_image,
+    with_text,
+)
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch
@@ -63,7 +71,7 @@ def tokens(rows: int, columns: int) -> Tensor:
 def watching() -> tuple[Callable[..., Any], list[tuple[bool, int]]]:
     """torch.compile for the arguments of our towers, whose graphs run as they are; and a list of what it compiled.
 
-    Of each graph: whether it takes pictures, and the width of what it gives.
+    Of each graph: whether it takes images, and the width of what it gives.
     """
     compiled: list[tuple[bool, int]] = []
 
@@ -92,10 +100,10 @@ def check(tower: nn.Module, batches: list[Tensor]) -> int:
 
 
 @pytest.mark.parametrize("options", [{}, {"grad_checkpointing": True, "patch_dropout": 0.5}], ids=str)
-def test_an_open_clip_picture_tower_is_one_graph(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_an_open_clip_image_tower_is_one_graph(tmp_path: Path, options: dict[str, Any]) -> None:
     """Once for the first size and once for all others; the same again for evaluation."""
     tower = open_clip_model(tmp_path, **options).x_tower
-    assert check(tower, [pictures(size, 32) for size in SIZES]) <= 4
+    assert check(tower, [random_images(size, 32) for size in SIZES]) <= 4
 
 
 def test_an_open_clip_text_tower_is_few_graphs_in_steps_of_mixed_lengths(
@@ -114,17 +122,17 @@ def test_an_open_clip_text_tower_is_few_graphs_in_steps_of_mixed_lengths(
 
 def test_a_small_cnn_is_one_graph(tmp_path: Path) -> None:
     tower = build_image_text(with_image(tmp_path, cnn())).towers.x_tower
-    assert check(tower, [pictures(size, 16) for size in SIZES]) <= 4
+    assert check(tower, [random_images(size, 16) for size in SIZES]) <= 4
 
 
 def test_sixty_steps_of_mixed_lengths_recompile_a_tower_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps of uneven chunks. A picture tower is one graph with preparation and projection, Pooled is another."""
+    """Steps of uneven chunks. An image tower is one graph with preparation and projection, Pooled is another."""
     text = transformers_tower(transformers_folder(tmp_path, "bert"), context_length=64)
     towers = build_image_text(with_text(text)).towers
     compile_, compiled = watching()
     monkeypatch.setattr(torch, "compile", compile_)
     step = train_step(towers, 37, chunk_size=19, compile=True)
-    ids, x = torch.arange(37), pictures(37, 16)
+    ids, x = torch.arange(37), random_images(37, 16)
     generator = torch.Generator().manual_seed(0)
     for index in range(60):
         columns = int(torch.randint(2, 65, (1,), generator=generator))

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 # _dynamo: the first step of an optimiser would import it
 HEAVY = """torch._dynamo open_clip transformers.models.auto transformers.models.bert.modeling_bert accelerate rich.table
 PIL.WebPImagePlugin PIL.GifImagePlugin PIL.PpmImagePlugin PIL.JpegImagePlugin rich.console faiss hydra._internal.hydra
-dyad.train.cli.compose dyad.run.run dyad.train.losses.objectives.softmax dyad.export.main dyad.evaluation.main
+dyad.train.cli.compose dyad.run.train_run dyad.train.losses.objectives.softmax dyad.export.main dyad.evaluation.main
 dyad.evaluation.mine dyad.eval.report.main dyad.evaluation.load_run dyad.eval.tasks.image_text_retrieval""".split()
 
 GLOO = re.compile(r"^\[Gloo\] Rank \d+ is connected to .*\n", re.MULTILINE)

@@ -1,6 +1,6 @@
 """Pairs (x, y) of a known density p(y|x) over a small catalogue, towers that are tables, and the density they learn.
 
-x is a picture of one colour, y a caption "item N". So log u(x, y) = s/τ + bias is a free table of low rank, and the sum
+x is an image of one colour, y a caption "item N". So log u(x, y) = s/τ + bias is a free table of low rank, and the sum
 over all y is log Z.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file
 
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 
 TABLES = """
 import torch
@@ -22,7 +22,7 @@ from dyad.train.towers.tower import Tower
 from torch import nn
 
 
-class OfPicture(nn.Embedding):
+class OfImage(nn.Embedding):
     def forward(self, pixels):
         return super().forward((pixels[:, 2, 0, 0] * 127.5 + 127.5).round().long())  # blue: see helpers/shards.py
 
@@ -42,15 +42,15 @@ def table(kind, rows, width):
     return made
 
 
-def pictures(context):
-    return table(OfPicture, 256, context.config.embed_dim), nn.Identity(), ImageSpec(4, (0.5,) * 3, (0.5,) * 3)
+def images(context):
+    return table(OfImage, 256, context.config.embed_dim), nn.Identity(), ImageSpec(4, (0.5,) * 3, (0.5,) * 3)
 
 
 def captions(context):
     return Tower(table(OfCaption, 1000, context.config.embed_dim), nn.Identity()), numbers
 
 
-register_image_tower("table", pictures)
+register_image_tower("table", images)
 register_text_tower("table", captions)
 """
 
@@ -70,7 +70,7 @@ class Density:
         pairs = [(x, y) for x in range(contexts) for y in range(items) for _ in range(counts[x, y])]
         members = []
         for n, (x, y) in enumerate(pairs):
-            members += [(f"{n:06d}.png", picture(x, (4, 4))), (f"{n:06d}.txt", f"item {y}".encode())]
+            members += [(f"{n:06d}.png", image(x, (4, 4))), (f"{n:06d}.txt", f"item {y}".encode())]
         write_tar(folder / "pairs.tar", members)
         (folder / "tables.py").write_text(TABLES)
         return Density(counts / counts.sum(1, keepdims=True), folder)

@@ -34,13 +34,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Shown(Rows):
-    """Pictures as `data.image_text.Pictures` has them."""
+    """Images as `data.image_text.Images` has them."""
 
     def decoded(self, i: int) -> Tensor:
         return self.rows[i]
 
     def key(self, i: int) -> str:
-        return f"picture {i}"
+        return f"image {i}"
 
 
 class Words(nn.Module):
@@ -55,7 +55,7 @@ class Words(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Pictures (b, 3, H, W) uint8 → (b, D), with dropout, so that train and eval mode differ."""
+    """Images (b, 3, H, W) uint8 → (b, D), with dropout, so that train and eval mode differ."""
 
     def __init__(self, side: int = 4, width: int = 8) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def encoder(seed: int = 0, **options: object) -> Encoder:
     return Encoder(towers(seed), **{"world": LOCAL, "block": 16, **options})  # type: ignore[arg-type]
 
 
-def pictures(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (count, 3, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
@@ -116,7 +116,7 @@ def check_ranking(evaluator: Evaluator, report: Report) -> None:
 
 
 def some_captions() -> Keys:
-    """owner, image_keys, text_keys of 40 pictures with 1 to 4 captions, some pictures and captions alike."""
+    """owner, image_keys, text_keys of 40 images with 1 to 4 captions, some images and captions alike."""
     rng = np.random.default_rng(0)
     owner = np.sort(np.concatenate([np.arange(40), rng.integers(0, 40, 50)]))
     return owner, rng.integers(0, 30, 40), rng.integers(-5, 60, 90)

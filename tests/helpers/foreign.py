@@ -38,13 +38,13 @@ Embed = Callable[[Tensor], Tensor]  # pixels, uint8 (n, 3, S, S), or token ids (
 
 @dataclass(frozen=True)
 class Foreign:
-    """A model of another library. words: how a run names it. name: how `dyad.load` does. pictures, texts: what the
+    """A model of another library. words: how a run names it. name: how `dyad.load` does. images, texts: what the
     library computes from pixels and from texts. scale, bias: of its logits. image: size, interpolation, resize, mean
-    and std of its pictures. length: tokens of its texts."""
+    and std of its images. length: tokens of its texts."""
 
     words: list[str]
     name: str
-    pictures: Embed
+    images: Embed
     texts: Callable[[list[str]], Tensor]
     scale: float
     bias: float | None

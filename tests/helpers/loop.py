@@ -26,8 +26,8 @@ from dyad.train.run_folder.checkpoint_state import capture, restore
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState, locked
 from dyad.train.run_folder.saving import CheckpointWriter
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.loop import fit
-from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import build_logger
 
 STEPS, BATCH, WIDTH = 20, 8, 64
@@ -83,13 +83,13 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
         state = None if found is None else Checkpoint(found).read()
         if state:
             restore(state, toy.modules, toy.optimizer)
-        first, owed = (state.step, state.facts["owed"]) if state else (0, False)
-        plan = Plan(
+        first, owed = (state.step, state.metadata["owed"]) if state else (0, False)
+        schedule = RunSchedule(
             first, STEPS, BATCH, 1, 1, evaluate_every=5, save_every=3, evaluation_owed=owed, steps_per_epoch=STEPS
         )
-        logger = build_logger(run_dir, TrackingConfig(wandb=Wandb.disabled), plan, {})
+        logger = build_logger(run_dir, TrackingConfig(wandb=Wandb.disabled), schedule, {})
 
-        writer = CheckpointWriter(run_dir, 2, logger.flush, plan, logger.print)
+        writer = CheckpointWriter(run_dir, 2, logger.flush, schedule, logger.print)
 
         def write(step: int, evaluation_owed: bool, last: bool) -> None:
             writer.wait()
@@ -98,7 +98,7 @@ def run(run_dir: Path, pause: float = 0.0, toy: Toy | None = None) -> tuple[str,
 
         with logger, RunState(run_dir, first, STEPS) as record, writer:
             status, step = fit(
-                plan,
+                schedule,
                 toy.batches(first, STEPS),
                 step=toy.step,
                 monitor=quiet_monitor(),

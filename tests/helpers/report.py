@@ -90,8 +90,8 @@ def records(**changed: Any) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: line["step"])
 
 
-def item(i: int, picture: bool = False, **more: Any) -> dict[str, Any]:
-    seen = {"picture": f"{i}.webp"} if picture else {}
+def item(i: int, image: bool = False, **more: Any) -> dict[str, Any]:
+    seen = {"picture": f"{i}.webp"} if image else {}
     return {"id": f"id-{i}", "text": WORDS[i % len(WORDS)], **seen, **more}
 
 
@@ -99,8 +99,8 @@ def case(kind: str, query: dict[str, Any], answers: Mapping[str, Sequence[dict[s
     return {"kind": kind, "query": query, "value": value, "systems": answers, "right": [item(4)]}
 
 
-def found(picture: bool, right: int, **more: Any) -> list[dict[str, Any]]:
-    return [item(i, picture, score=0.9 - i / 10, right=i == right, **more) for i in range(5)]
+def found(image: bool, right: int, **more: Any) -> list[dict[str, Any]]:
+    return [item(i, image, score=0.9 - i / 10, right=i == right, **more) for i in range(5)]
 
 
 def retrieval() -> dict[str, Any]:
@@ -212,20 +212,20 @@ def write_run(
     (folder / "log.txt").write_text(log)
     for result in [retrieval(), zero_shot(), passages()] if results is None else results:
         (folder / "eval" / f"{result['dataset']}.json").write_text(json.dumps(result))
-        write_pictures(folder / "eval" / f"{result['dataset']}.pictures")
+        write_images(folder / "eval" / f"{result['dataset']}.pictures")
     return folder
 
 
 def finished(run: Path) -> tuple[list[dict[str, Any]], Path]:
-    """What a run ends with: its results, their pictures in its folder, and a page."""
+    """What a run ends with: its results, their images in its folder, and a page."""
     results, report = [retrieval(), zero_shot(), passages()], run / "report.html"
     for result in results:
-        write_pictures(run / "eval" / f"{result['dataset']}.pictures")
+        write_images(run / "eval" / f"{result['dataset']}.pictures")
     report.write_text("<!doctype html><html><head><title>toy</title></head><body>the report</body></html>")
     return results, report
 
 
-def write_pictures(folder: Path, size: int = 48, noise: bool = False) -> None:
+def write_images(folder: Path, size: int = 48, noise: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for i in range(6):

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig
 from dyad.train.losses import build_objective
@@ -65,11 +65,11 @@ def save_checkpoint(run: Path, config: TrainConfig, seed: int = 0, step: int = 7
 
 def quick_fit(model: ImageTextModel, emoji: list[Emoji], steps: int) -> None:
     """A few dense steps on half of the emoji, against their names and their groups in turn."""
-    pictures = torch.stack([decode(e.picture, 10_000) for e in emoji[::2]])
+    images = torch.stack([decode(e.image, 10_000) for e in emoji[::2]])
     texts = [model.tokenize([e.label for e in emoji[::2]]), model.tokenize([e.group for e in emoji[::2]])]
     optimizer = torch.optim.AdamW(model.towers.parameters(), lr=1e-3)
     for step in range(steps):
-        x, y = (normalize(e, dim=-1) for e in (model.towers.x_tower(pictures), model.towers.y_tower(texts[step % 2])))
+        x, y = (normalize(e, dim=-1) for e in (model.towers.x_tower(images), model.towers.y_tower(texts[step % 2])))
         same = (texts[step % 2][:, None] == texts[step % 2]).all(-1).float()
         cross_entropy(20 * x @ y.T, same / same.sum(1, keepdim=True)).backward()
         optimizer.step()
@@ -79,18 +79,18 @@ def quick_fit(model: ImageTextModel, emoji: list[Emoji], steps: int) -> None:
 @dataclass(frozen=True)
 class Emoji:
     key: str
-    picture: bytes
+    image: bytes
     label: str
     group: str
 
 
 def distinct_emoji(count: int) -> list[Emoji]:
-    """Emoji of which no two have the same picture or text."""
+    """Emoji of which no two have the same image or text."""
     found: dict[bytes, Emoji] = {}
     texts: set[str] = set()
     for emoji in _emoji(EMOJI / "twemoji-unseen.tar"):
-        if emoji.picture not in found and emoji.label not in texts:
-            found[emoji.picture] = emoji
+        if emoji.image not in found and emoji.label not in texts:
+            found[emoji.image] = emoji
             texts.add(emoji.label)
     assert len(found) >= count
     return list(found.values())[:count]
@@ -99,10 +99,10 @@ def distinct_emoji(count: int) -> list[Emoji]:
 def _emoji(shard: Path) -> Iterator[Emoji]:
     with tarfile.open(shard) as tar:
         members = {m.name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]
-    for name, picture in members.items():
+    for name, image in members.items():
         if name.endswith(".webp"):
             facts = json.loads(members[name.replace(".webp", ".json")])
-            yield Emoji(name, picture, facts["caption"], facts["group"])
+            yield Emoji(name, image, facts["caption"], facts["group"])
 
 
 def write_wds(folder: Path, emoji: list[Emoji], shards: int = 2) -> list[str]:
@@ -111,13 +111,13 @@ def write_wds(folder: Path, emoji: list[Emoji], shards: int = 2) -> list[str]:
     (folder / "test").mkdir(parents=True)
     (folder / "test" / "nshards.txt").write_text(str(shards))
     (folder / "classnames.txt").write_text("\n".join(groups))
-    (folder / "zeroshot_classification_templates.txt").write_text("{c}\na picture of {c}\nemoji: {c}")
+    (folder / "zeroshot_classification_templates.txt").write_text("{c}\na image of {c}\nemoji: {c}")
     size = -(-len(emoji) // shards)
     for number in range(shards):
         with tarfile.open(folder / "test" / f"{number}.tar", "w") as tar:
             for i, e in enumerate(emoji[number * size : (number + 1) * size], number * size):
                 for suffix, content in (
-                    ("webp", e.picture),
+                    ("webp", e.image),
                     ("txt", e.label.encode()),
                     ("cls", str(groups.index(e.group)).encode()),
                 ):

@@ -18,8 +18,8 @@ BLOCK = 512
 Member = tuple[str, bytes]
 
 
-def picture(number: int = 0, size: tuple[int, int] = (8, 6), kind: str = "PNG", mode: str = "RGB") -> bytes:
-    """Encoded bytes of a picture of one colour that depends on `number`."""
+def image(number: int = 0, size: tuple[int, int] = (8, 6), kind: str = "PNG", mode: str = "RGB") -> bytes:
+    """Encoded bytes of an image of one colour that depends on `number`."""
     colour = (number * 37 % 256, number * 101 % 256, number % 256) if mode == "RGB" else number % 256
     buffer = io.BytesIO()
     Image.new(mode, size, colour).save(buffer, kind)
@@ -41,7 +41,7 @@ def pairs(count: int, first: int = 0) -> list[Member]:
     return [
         member
         for n in range(first, first + count)
-        for member in ((f"{n:06d}.png", picture(n)), (f"{n:06d}.txt", f"caption {n}".encode()))
+        for member in ((f"{n:06d}.png", image(n)), (f"{n:06d}.txt", f"caption {n}".encode()))
     ]
 
 

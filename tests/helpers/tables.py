@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from helpers.rows import write_lines
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 
 Row = dict[str, Any]
 Keys = dict[str, Any]  # of the configuration, without "data."
@@ -31,8 +31,8 @@ TEXTS: list[Row] = [
     }
     for i in range(60)
 ]
-PICTURES = [(picture(i, size=(20, 16)), f"colour {i}") for i in range(60)]
-LABELS = ("red_thing", "blue")  # of odd and even pictures, in a folder each: PICTURES in the order of folders
+IMAGES = [(image(i, size=(20, 16)), f"colour {i}") for i in range(60)]
+LABELS = ("red_thing", "blue")  # of odd and even images, in a folder each: IMAGES in the order of folders
 TEMPLATE = "a photo of a {}"
 
 
@@ -49,14 +49,14 @@ def features(**kinds: Row) -> dict[str, str]:
     return {"huggingface": json.dumps({"info": {"features": kinds}})}
 
 
-def hub_pictures(labels: bool = False) -> pa.Table:
+def hub_images(labels: bool = False) -> pa.Table:
     """What `Dataset.cast_column("image", Image())` writes; with labels `ClassLabel(names=…)`."""
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     other = ("label", pa.int64()) if labels else ("caption", pa.string())
     kind = {"names": LABELS, "_type": "ClassLabel"} if labels else {"dtype": "string", "_type": "Value"}
     schema = pa.schema([("image", image), other]).with_metadata(features(image={"_type": "Image"}, **{other[0]: kind}))
-    rows = [{"bytes": data, "path": f"{i}.png"} for i, (data, _) in enumerate(PICTURES)]
-    others = [i % 2 for i in range(60)] if labels else [caption for _, caption in PICTURES]
+    rows = [{"bytes": data, "path": f"{i}.png"} for i, (data, _) in enumerate(IMAGES)]
+    others = [i % 2 for i in range(60)] if labels else [caption for _, caption in IMAGES]
     return pa.Table.from_arrays([pa.array(rows, image), pa.array(others, other[1])], schema=schema)
 
 
@@ -112,49 +112,49 @@ TEXT_FORMATS: dict[str, Callable[[Path], Written]] = {
 }
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------------------------
 
 
-def pictures_in(folder: Path) -> Path:
+def images_in(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    for i, (data, _) in enumerate(PICTURES):
+    for i, (data, _) in enumerate(IMAGES):
         (folder / f"{i:02d}.png").write_bytes(data)
     return folder
 
 
 def with_texts(folder: Path) -> Path:
-    for i, (_, caption) in enumerate(PICTURES):
-        (pictures_in(folder) if i == 0 else folder).joinpath(f"{i:02d}.txt").write_text(caption)
+    for i, (_, caption) in enumerate(IMAGES):
+        (images_in(folder) if i == 0 else folder).joinpath(f"{i:02d}.txt").write_text(caption)
     return folder
 
 
 def class_folders(folder: Path) -> Path:
-    for i, (data, _) in enumerate(PICTURES):
+    for i, (data, _) in enumerate(IMAGES):
         (folder / LABELS[i % 2]).mkdir(parents=True, exist_ok=True)
         (folder / LABELS[i % 2] / f"{i:02d}.png").write_bytes(data)
     return folder
 
 
 def paths(column: str, caption: str, prefix: str = "") -> list[Row]:
-    return [{column: f"{prefix}{i:02d}.png", caption: text} for i, (_, text) in enumerate(PICTURES)]
+    return [{column: f"{prefix}{i:02d}.png", caption: text} for i, (_, text) in enumerate(IMAGES)]
 
 
 def imagefolder(folder: Path, write: Callable[[Path, Iterable[Row]], Path], name: str) -> Path:
-    write(pictures_in(folder) / name, paths("file_name", "text"))
+    write(images_in(folder) / name, paths("file_name", "text"))
     return folder
 
 
 def table_beside(folder: Path, name: str, separator: str) -> Path:
-    pictures_in(folder / "pictures")
-    return write_csv(folder / name, paths("filepath", "title", "pictures/"), separator)
+    images_in(folder / "images")
+    return write_csv(folder / name, paths("filepath", "title", "images/"), separator)
 
 
 def coco(folder: Path) -> Path:
     """coco/annotations/captions_train2017.json beside coco/train2017/."""
-    pictures_in(folder / "train2017")
+    images_in(folder / "train2017")
     (folder / "annotations").mkdir()
     images = [{"id": 7 + i, "file_name": f"{i:02d}.png", "width": 20, "height": 16} for i in range(60)]
-    said = [{"id": i, "image_id": 7 + i, "caption": caption} for i, (_, caption) in enumerate(PICTURES)]
+    said = [{"id": i, "image_id": 7 + i, "caption": caption} for i, (_, caption) in enumerate(IMAGES)]
     content = {"info": {"year": 2017}, "images": images, "licenses": [], "annotations": said[::-1]}
     (folder / "annotations" / "captions_train2017.json").write_text(json.dumps(content))
     return folder / "annotations" / "captions_train2017.json"
@@ -164,7 +164,7 @@ def img2dataset(folder: Path) -> Path:
     """Two shards, a table and a JSON beside each, as `img2dataset --output_format webdataset` leaves them."""
     folder.mkdir()
     for shard in range(2):
-        found = list(enumerate(PICTURES))[30 * shard : 30 * (shard + 1)]
+        found = list(enumerate(IMAGES))[30 * shard : 30 * (shard + 1)]
         members = [
             (f"{i:09d}.{suffix}", content)
             for i, (data, caption) in found
@@ -177,23 +177,23 @@ def img2dataset(folder: Path) -> Path:
     return folder
 
 
-BINARY = pa.table({"jpg": [data for data, _ in PICTURES], "txt": [caption for _, caption in PICTURES]})
-PICTURE_FORMATS: dict[str, Callable[[Path], Written]] = {
-    "hub parquet": lambda d: (_parquet(d / "hub.parquet", hub_pictures()), {}),
+BINARY = pa.table({"jpg": [data for data, _ in IMAGES], "txt": [caption for _, caption in IMAGES]})
+IMAGE_FORMATS: dict[str, Callable[[Path], Written]] = {
+    "hub parquet": lambda d: (_parquet(d / "hub.parquet", hub_images()), {}),
     "binary column": lambda d: (_parquet(d / "binary.parquet", BINARY), {}),
-    "save_to_disk": lambda d: (save_to_disk(d / "saved", hub_pictures()), {}),
-    "hub clone": lambda d: (hub_clone(d / "clone", hub_pictures()), {}),
+    "save_to_disk": lambda d: (save_to_disk(d / "saved", hub_images()), {}),
+    "hub clone": lambda d: (hub_clone(d / "clone", hub_images()), {}),
     "metadata.csv": lambda d: (imagefolder(d / "folder", write_csv, "metadata.csv"), {}),
     "metadata.jsonl": lambda d: (imagefolder(d / "folder", write_lines, "metadata.jsonl"), {}),
     "open_clip": lambda d: (table_beside(d / "t", "pairs.csv", "\t"), {}),
     "commas": lambda d: (table_beside(d / "t", "pairs.csv", ","), {}),
-    "jsonl of paths": lambda d: (write_lines(pictures_in(d / "j") / "p.jsonl", paths("image", "caption")), {}),
-    "named columns": lambda d: (write_csv(pictures_in(d / "n") / "n.csv", paths("a", "b")), {"columns": ["a", "b"]}),
+    "jsonl of paths": lambda d: (write_lines(images_in(d / "j") / "p.jsonl", paths("image", "caption")), {}),
+    "named columns": lambda d: (write_csv(images_in(d / "n") / "n.csv", paths("a", "b")), {"columns": ["a", "b"]}),
     "folder": lambda d: (with_texts(d / "folder"), {}),
     "COCO": lambda d: (coco(d / "coco"), {}),
     "img2dataset": lambda d: (img2dataset(d / "laion"), {}),
 }
 LABEL_FORMATS: dict[str, Callable[[Path], Written]] = {
     "class folders": lambda d: (class_folders(d / "classes"), {"template": TEMPLATE}),
-    "class labels": lambda d: (_parquet(d / "labels.parquet", hub_pictures(labels=True)), {"template": TEMPLATE}),
+    "class labels": lambda d: (_parquet(d / "labels.parquet", hub_images(labels=True)), {"template": TEMPLATE}),
 }

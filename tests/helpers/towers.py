@@ -38,7 +38,7 @@ def config_file(folder: Path, architecture: str = "vit") -> str:
     return str(path)
 
 
-def pictures(count: int, size: int) -> Tensor:
+def random_images(count: int, size: int) -> Tensor:
     return torch.randint(0, 256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 

@@ -26,15 +26,15 @@ from pathlib import Path
 from dyad.eval.results.panels import panels
 from tests.helpers.report import finished
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.logger import build_logger
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode
 folder, mode, wandb_id, first, how, _ = sys.argv[1:]
 folder, first = Path(folder), int(first)
 config = resolve_wandb_mode(TrackingConfig(wandb=Wandb[mode], project="toys"), folder, print)
 run_config = {"lr": 0.5, "login": {"api_token": "canary-7", "retries": 3}, "train": "https://me:canary-7@host/x.tar"}
-plan = Plan(first, 8, 100, 1, log_every=1, evaluate_every=0, save_every=9, steps_per_epoch=4)
-logger = build_logger(folder, config, plan, run_config, wandb_id or None)
+schedule = RunSchedule(first, 8, 100, 1, log_every=1, evaluate_every=0, save_every=9, steps_per_epoch=4)
+logger = build_logger(folder, config, schedule, run_config, wandb_id or None)
 print("id", logger.wandb_id)
 timing = {"train/data_time": 0.0, "train/batch_time": 0.1, "train/samples_per_second": 1e3,
           "train/samples_per_second_per_device": 1e3, "train/lr": 0.5}

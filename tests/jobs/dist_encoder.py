@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from helpers.eval import Rows, Shown, encoder, pictures, tokenize, unit_rows
+from helpers.eval import Rows, Shown, encoder, random_images, tokenize, unit_rows
 
 from dyad.data.image_text.items import Captions, LabelledSet, RetrievalSet
 from dyad.eval.search import ranks
@@ -27,7 +27,7 @@ def main() -> None:
     me = dist.get_rank()
     found: dict[int, list[Any]] = {}
     told: dict[int, list[Any]] = {}
-    shown: Any = Shown(pictures(100))
+    shown: Any = Shown(random_images(100))
     own = np.arange(100) % 40
     words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
     labels = LabelledSet(shown, [str(i % 4) for i in own], np.arange(100))
@@ -51,7 +51,7 @@ def main() -> None:
         encode = encoder(world=world, workers=size - 1)
         count: list[int] = []
         encode.towers["x"].register_forward_hook(lambda *_, count=count: count.append(1))
-        images = encode("x", Rows(pictures(97)[np.arange(100) % 97]))
+        images = encode("x", Rows(random_images(97)[np.arange(100) % 97]))
         assert np.array_equal(images[97:], images[:3])
         matches, _ = match_pairs(np.arange(100), own, own, Truth.keys)
         ranking = count_ranks(images, unit_rows(100, 8, 1), matches, world)

@@ -55,11 +55,11 @@ def steps(name: str, case: dict[str, str], sizes: list[tuple[int, ...]], rank: i
         if step == UNDONE:
             objective.undo()
         kept = state(objective)
-        assert objective.memory is not None
+        assert objective.sample_state is not None
         whole = [kept]
         if len(of_ranks) > 1:
             dist.broadcast_object_list(whole, src=0)
-            objective.memory.load(whole[0])
+            objective.sample_state.load(whole[0])
         results.append((scalars, {"x": dx, "y": dy, "further": of_further, "wrong": of_wrong}, whole[0]))
     return results
 

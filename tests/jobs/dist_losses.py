@@ -187,7 +187,7 @@ def run(case: Case, part: Part) -> Found:
     objective = build_objective(case.name, **case.options).double()
     values: dict[str, Tensor] = {}
     total = torch.zeros((), dtype=torch.float64)
-    for call in range(1 + (objective.memory is not None)):
+    for call in range(1 + (objective.sample_state is not None)):
         result = objective(part.leaves["x"], part.leaves["y"], **part.given)
         values |= {f"{name} {call}": v for name, v in [("loss", result.loss.detach()), *result.metrics.items()]}
         total = total + result.loss

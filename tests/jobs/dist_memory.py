@@ -15,7 +15,7 @@ from helpers.collectives import counted
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered import sample_state as memory
+from dyad.train.losses.gathered import sample_state
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.sums.all_gather import Layout
 
@@ -118,7 +118,7 @@ def main() -> None:
     for dtype in (torch.float32, torch.float64):
         for first in (0, 2):
             check_visits(dtype, first)
-    memory.BLOCK = 2  # a checkpoint is gathered in several blocks
+    sample_state.BLOCK = 2  # a checkpoint is gathered in several blocks
     check_visits(torch.float32, 0)
     check_a_bad_id_is_refused_alike(dist.get_world_size())
     check_what_is_sent()

@@ -99,7 +99,7 @@ def in_one_process(case: int) -> tuple[list[Found], Found]:
 
 
 def state_of(objective: Any) -> Found:
-    return objective.memory.gathered(torch.device("cpu")) if objective.memory else {}
+    return objective.sample_state.gathered(torch.device("cpu")) if objective.sample_state else {}
 
 
 def further_columns(inputs: str) -> Tensor | None:

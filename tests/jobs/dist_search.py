@@ -28,10 +28,10 @@ def main() -> None:
             continue
         world = World(rank=me, size=size, group=group)
         for spec in SPECS:
-            for memory in (2**30, 2**16):
-                hits = search(queries, corpus, 20, spec, memory=memory, world=world)
+            for size in (2**30, 2**16):
+                hits = search(queries, corpus, 20, spec, shard_bytes=size, world=world)
                 recall = recall_against_exact(hits, queries, corpus, sample=40, world=world)
-                found.setdefault((spec, memory), []).append((digest(hits), recall))
+                found.setdefault((spec, size), []).append((digest(hits), recall))
         again = Index(corpus, world=world)
         assert digest(again.search(queries, 20)) == digest(again.search(queries, 20))
         few = search(queries[:1], corpus[:2], 5, world=world)  # less work than ranks

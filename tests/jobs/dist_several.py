@@ -53,7 +53,7 @@ def main() -> None:
             for p, gradient in zip(named.values(), further, strict=True):
                 sums[id(p)] = sums.get(id(p), 0.0) + WEIGHT * gradient
             mine = own(whole, PAIRS[world.size], world.rank)
-            scalars = step(replace(mine, further=(own(second, VIEWS[world.size], world.rank),)), index)
+            scalars = step(replace(mine, auxiliary=(own(second, VIEWS[world.size], world.rank),)), index)
             for p in {*model.parameters(), *views.parameters()}:
                 torch.testing.assert_close(p.grad, sums[id(p)], rtol=1e-9, atol=1e-12)
             parts = loss.item(), loss_of_views.item()

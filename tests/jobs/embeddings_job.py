@@ -118,7 +118,7 @@ def main() -> None:
         world = World(rank=rank, size=size)
     vectors = encoded(folder, world, texts_of(corpus), float(sys.argv[5]))
     queries = vectors[::400].astype(np.float32)
-    found = search(queries, vectors, 10, memory=1 << 20, world=world)
+    found = search(queries, vectors, 10, shard_bytes=1 << 20, world=world)
     print(digest(vectors), digest(*found))
     if size > 1:
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Every objective trains by command on pictures and on questions, with hard negatives and without, or says why not.
+"""Every objective trains by command on images and on questions, with hard negatives and without, or says why not.
 
 A sweep trains the objectives of a case, one after the other, in one job.
 """
@@ -16,7 +16,7 @@ import pytest
 import yaml
 from helpers.cli import Commands
 from helpers.tiny_runs import losses, refused
-from test_negatives_of_pictures import PICTURES, with_negatives
+from test_negatives_of_images import IMAGES, with_negatives
 
 from dyad.train.losses import OBJECTIVES
 
@@ -29,7 +29,7 @@ ELSEWHERE = {
 }  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
-BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().without_x_negatives)  # take wrong pictures
+BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().without_x_negatives)  # take wrong images
 QUICK = [("image_text", 1, 2), ("question_passage", 1, 1)]  # task, hard negatives a row, processes
 EVERY = product(("image_text", "question_passage"), (0, 1), (1, 2))
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.soak) for case in EVERY]
@@ -42,7 +42,7 @@ def keys(models: Path, tmp_path: Path) -> Keys:
     def of(task: str, hard: int) -> dict[str, Any]:
         size = {"steps": 2, "global_batch_size": 10, "data.negatives.per_row": hard}
         if task == "image_text":
-            shard = with_negatives(tmp_path / "pictures.tar", count=24)
+            shard = with_negatives(tmp_path / "images.tar", count=24)
             return {"data": task, "data.captions": "[caption]", "data.train": shard, **size} | {
                 "data.negatives.fields": "[wrong]"
             }
@@ -73,7 +73,7 @@ def test_every_objective_trains(
 ) -> None:
     names, of_task = TAKERS if hard else PAIRS, keys(task, hard)
     both = BOTH_SIDES if hard and task == "image_text" else []
-    sweeps = [(of_task, sorted({*names} - {*both})), ({**of_task, **PICTURES}, both)]
+    sweeps = [(of_task, sorted({*names} - {*both})), ({**of_task, **IMAGES}, both)]
     for own, of_sweep in sweeps if both else [(of_task, names)]:
         done = commands.world(world, *arguments(tiny, own), "-m", f"objective={','.join(of_sweep)}")
         assert [ended.code for ended in done] == [0] * world, done[0].out[-3000:]
@@ -92,7 +92,7 @@ def test_the_others_leave_no_run_folder(commands: Commands, keys: Keys, tiny: Ti
 
 
 def arguments(tiny: Tiny, keys: dict[str, Any]) -> list[str]:
-    """Without the keys of a model of pictures where the task has none."""
-    of_pictures = "model.image.", "model.embed_dim", "model.text.context", "data.captions"
+    """Without the keys of a model of images where the task has none."""
+    of_images = "model.image.", "model.embed_dim", "model.text.context", "data.captions"
     words = tiny(keys)
-    return words if keys["data"] == "image_text" else [w for w in words if not w.startswith(of_pictures)]
+    return words if keys["data"] == "image_text" else [w for w in words if not w.startswith(of_images)]

@@ -17,7 +17,7 @@ from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_f
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
 
 # kind: what is typed, and what the answer names: the key, the value, the fix
-MINED_PICTURES = ["data.negatives.lists=[mined]", "data.negatives.pictures=1"]
+MINED_IMAGES = ["data.negatives.lists=[mined]", "data.negatives.pictures=1"]
 MISTAKES = {
     "unknown key": ([EMOJI, "stepz=3"], ["stepz", "'steps'"]),
     "unknown group": ([EMOJI, "objectve=clip"], ["objectve", "'objective'?"]),
@@ -34,15 +34,15 @@ MISTAKES = {
     "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
     "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "model.name=ViT-B-32"]),
     "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
-    "pictures of the other task": (
+    "images of the other task": (
         ["experiment=topics", "data.negatives.pictures=1"],
         ["data.negatives.pictures=1", "task=question_passage"],
     ),
-    "mined pictures of a stream": (
-        [EMOJI, "steps=1", "epochs=null", "data.mode=stream", "data.negatives.picture_file=a", *MINED_PICTURES],
+    "mined images of a stream": (
+        [EMOJI, "steps=1", "epochs=null", "data.mode=stream", "data.negatives.picture_file=a", *MINED_IMAGES],
         ["data.negatives.picture_file=a", "data.mode=indexed"],
     ),
-    "where pictures are, and none drawn": (
+    "where images are, and none drawn": (
         [EMOJI, "data.negatives.picture_fields=[a.jpg]"],
         ["data.negatives.picture_fields", "data.negatives.pictures above 0"],
     ),
@@ -97,7 +97,7 @@ MISTAKES = {
         ["objective=epr", "data.negatives.per_row=1", "objective=dpr"],
     ),
     "index": (["experiment=topics", "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
-    "index of pictures": ([EMOJI, "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
+    "index of images": ([EMOJI, "eval.index=HNWS32"], ["'HNWS32'", "HNSW32;efSearch=128"]),
     "index of one score": (["experiment=rare_class", "eval.index=HNSW32"], ["eval.index=HNSW32", "data.rare=null"]),
     "key without its service": ([EMOJI, "tracking.wandb=online"], ["tracking.wandb=online", "WANDB_API_KEY"]),
 }

@@ -18,7 +18,7 @@ from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.question_passage.formats import QuestionFormat
 from dyad.data.question_passage.passages import Passage
 from dyad.eval.encode.encoder import Evaluator, Report
-from dyad.evaluation.kinds.pictures import images
+from dyad.evaluation.kinds.images import images
 from dyad.plugins import register_evaluator, register_format, register_image_tower, register_objective
 from dyad.train.losses.options.common import number
 from dyad.train.losses.options.spectral import SpectralFamilyOptions
@@ -96,7 +96,7 @@ def without_widths(tiny, **keys: object) -> list[str]:
     return [word for word in tiny({**KEYS, **keys}) if not word.startswith("model.image.widths")]
 
 
-def test_pictures_are_trained_and_evaluated_with_it_and_not_without_it(commands, tiny, tmp_path: Path, plugin) -> None:
+def test_images_are_trained_and_evaluated_with_it_and_not_without_it(commands, tiny, tmp_path: Path, plugin) -> None:
     words = without_widths(tiny, **{"run.name": "one"})
     run = tmp_path / "runs" / "one"
     trained = commands.run(*words, plugin)

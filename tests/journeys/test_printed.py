@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.cli import Commands, Ended
-from helpers.shards import picture
+from helpers.shards import image
 from helpers.topics import arguments, write_topics
 
 from dyad.data.base.command_line import parse_options
@@ -50,20 +50,20 @@ def finished(ended: Ended) -> None:
     assert ended.code == 0 and "finished at step" in ended.out, ended.out
 
 
-def pictures(folder: Path) -> Path:
+def images(folder: Path) -> Path:
     """Twelve of them with captions, as a table of open_clip's."""
     folder.mkdir()
     with (folder / "a table.csv").open("w") as file:
         rows = csv.writer(file, delimiter="\t")
         rows.writerow(["filepath", "title"])
         for number in range(12):
-            (folder / f"{number}.png").write_bytes(picture(number))
-            rows.writerow([f"{number}.png", f"picture {number}"])
+            (folder / f"{number}.png").write_bytes(image(number))
+            rows.writerow([f"{number}.png", f"image {number}"])
     return folder / "a table.csv"
 
 
-def test_what_pack_prints_trains_on_the_pictures(commands: Commands, small, tmp_path: Path) -> None:
-    packed = commands.run("data", "pack", str(pictures(tmp_path / "in")), f"out={tmp_path / 'a {b}'}")
+def test_what_pack_prints_trains_on_the_images(commands: Commands, small, tmp_path: Path) -> None:
+    packed = commands.run("data", "pack", str(images(tmp_path / "in")), f"out={tmp_path / 'a {b}'}")
     (train,) = printed(packed.out)
     finished(commands.run(*instead(train, small["pictures"])))
 
@@ -103,7 +103,7 @@ def test_what_mine_prints_trains_on_the_passages_of_a_table(commands: Commands, 
 
 def test_what_translate_prints_trains(commands: Commands, small, tmp_path: Path) -> None:
     line = (
-        f"python -m open_clip_train.main --train-data '{pictures(tmp_path / 'in')}' --batch-size 8 --epochs 1 "
+        f"python -m open_clip_train.main --train-data '{images(tmp_path / 'in')}' --batch-size 8 --epochs 1 "
         f"--precision fp32 --model {small['pictures']['model.name']} --csv-caption-key title"
     )
     (train,) = printed(commands.run("train.doctor", "translate", line).out)

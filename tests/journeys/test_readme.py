@@ -52,12 +52,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
     from dyad.data.shards.shards import open_shards
     from dyad.data.shards.sources import parse_sources
 
-    pictures = folder / "my_pictures"
-    pictures.mkdir()
+    images = folder / "my_pictures"
+    images.mkdir()
     shards = open_shards(parse_sources(str(ROOT / "data/samples/emoji/fxemoji-trained.tar")))
     for sample_id in range(48):
-        (pictures / f"{sample_id}.webp").write_bytes(shards.read(sample_id)["webp"])
-        (pictures / f"{sample_id}.txt").write_text(f"picture number {sample_id}")
+        (images / f"{sample_id}.webp").write_bytes(shards.read(sample_id)["webp"])
+        (images / f"{sample_id}.txt").write_text(f"image number {sample_id}")
     return folder
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.cli import ROOT, Commands
-from helpers.tables import LABEL_FORMATS, PICTURE_FORMATS, TEXT_FORMATS, Written
+from helpers.tables import IMAGE_FORMATS, LABEL_FORMATS, TEXT_FORMATS, Written
 from helpers.tiny_runs import QUIET, losses, only_run, refused
 from helpers.topics import arguments
 
@@ -53,12 +53,12 @@ def test_texts(commands: Commands, models: Path, tmp_path: Path, of_texts: list[
 
 
 @pytest.fixture(scope="module")
-def of_pictures(commands: Commands, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """The losses of packed pictures with captions, and with labels."""
+def of_images(commands: Commands, models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The losses of packed images with captions, and with labels."""
     from helpers.tiny_runs import tiny_arguments
 
     found = {}
-    for name, formats in (("folder", PICTURE_FORMATS), ("class folders", LABEL_FORMATS)):
+    for name, formats in (("folder", IMAGE_FORMATS), ("class folders", LABEL_FORMATS)):
         folder = tmp_path_factory.mktemp("pictures")
         keys = {
             **QUIET,
@@ -70,16 +70,16 @@ def of_pictures(commands: Commands, models: Path, tmp_path_factory: pytest.TempP
     return found
 
 
-@pytest.mark.parametrize("name", cases({**PICTURE_FORMATS, "class folders": LABEL_FORMATS["class folders"]}))
-def test_pictures(commands: Commands, tiny, tmp_path: Path, of_pictures: dict[str, list[float]], name: str) -> None:
-    source, keys = (PICTURE_FORMATS | LABEL_FORMATS)[name](tmp_path)
+@pytest.mark.parametrize("name", cases({**IMAGE_FORMATS, "class folders": LABEL_FORMATS["class folders"]}))
+def test_images(commands: Commands, tiny, tmp_path: Path, of_images: dict[str, list[float]], name: str) -> None:
+    source, keys = (IMAGE_FORMATS | LABEL_FORMATS)[name](tmp_path)
     more = {**QUIET, "data.captions": "[txt]", "steps": 20, "data.train": source, **words(keys)}
-    expected = of_pictures["class folders" if name == "class folders" else "folder"]
+    expected = of_images["class folders" if name == "class folders" else "folder"]
     assert trained(commands, tiny(more), tmp_path / "runs") == expected
 
 
 def test_a_run_on_a_table_is_evaluated_on_one_and_resumes(commands: Commands, tiny, tmp_path: Path) -> None:
-    source, _ = PICTURE_FORMATS["hub parquet"](tmp_path)
+    source, _ = IMAGE_FORMATS["hub parquet"](tmp_path)
     keys = {**QUIET, "data.captions": "[txt]", "data.train": source, "data.val": source, "checkpoint.every": 3}
     first = commands.run(*tiny({**keys, "steps": 6, "run.name": "r"}))
     assert first.code == 0 and "was converted once" in first.out and (tmp_path / "runs/r/eval/val.json").exists()
@@ -91,8 +91,8 @@ def test_data_of_the_other_task_are_named_before_anything_is_loaded(commands: Co
     texts, _ = TEXT_FORMATS["parquet"](tmp_path)
     train = f"python -m train 'data.train=\"{texts}\"' experiment=mnrl model.text.name=bert-base-uncased"
     refused(commands.run("train", f"data.train={texts}"), 2, "task=image_text", train)
-    pictures, _ = PICTURE_FORMATS["hub parquet"](tmp_path)
-    line = ["train", "experiment=mnrl", "model.text.name=x", f"data.train={pictures}"]
+    images, _ = IMAGE_FORMATS["hub parquet"](tmp_path)
+    line = ["train", "experiment=mnrl", "model.text.name=x", f"data.train={images}"]
     refused(commands.run(*line), 2, "task=question_passage", "model.name=ViT-B-32 epochs=10")
     shard = ROOT / "data/samples/emoji/fxemoji-trained.tar"
     refused(commands.run("train", "experiment=mnrl", "model.text.name=x", f"data.train={shard}"), 2, shard)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A journey of a stranger, by commands that stand in README.md or docs/ (tests/layout/test_documents.py looks them up), in a
-# folder of its own with 60 pictures and a table of texts, made smaller by other values of the same keys:
-#   bash tests/journeys/walk.sh own_pictures     one of tests/journeys/walks; without a name all of them
+# folder of its own with 60 images and a table of texts, made smaller by other values of the same keys:
+#   bash tests/journeys/walk.sh own_images     one of tests/journeys/walks; without a name all of them
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 if [ $# = 0 ]; then

@@ -26,7 +26,7 @@ from helpers.documents import (
     run_commands,
     spans,
 )
-from helpers.shards import picture
+from helpers.shards import image
 
 import dyad
 from docs.write_reference import pages
@@ -197,7 +197,7 @@ def test_the_samples_of_the_formats_are_read(tmp_path: Path, monkeypatch: pytest
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text)
     for number in range(2):
-        (tmp_path / f"{number}.png").write_bytes(picture(number))
+        (tmp_path / f"{number}.png").write_bytes(image(number))
     for file in dict.fromkeys(file.partition("/")[0] for file, _ in SAMPLES):
         is_log = file.startswith("log")
         words = ["sequences", f"out={tmp_path}/parts"] if is_log else ["check", "workers=1"]

@@ -1,4 +1,4 @@
-"""Further losses of a run (also.NAME): each with a task, data, objective and weight of its own, over the run's towers.
+"""Auxiliary losses of a run (also.NAME), over its towers: each with a task, data, objective and weight of its own.
 
 also.NAME is a text of arguments as on the command line: "task=views objective=simclr data.train=a.tar weight=0.5". Its
 configuration is that of the run with these arguments. Imports no torch.
@@ -16,17 +16,17 @@ from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import TargetConfig, TrainConfig
 
-# Keys, and sections of keys, that a further loss may have; all others are of the whole step or run
+# Keys, and sections of keys, that an auxiliary loss may have; all others are of the whole step or run
 OWN = "task objective data model weight global_batch_size chunk_size eval.suite".split()
 TAKEN = ("towers", "objective")  # names of weights of the run
 
 _last: list[tuple[TrainConfig, dict[str, TrainConfig]]] = []  # a start asks four times, and composing takes a second
 
 
-def further_configs(config: TrainConfig) -> dict[str, TrainConfig]:
-    """Return name → the configuration of each further loss of a run.
+def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
+    """Return name → the configuration of each auxiliary loss of a run.
 
-    Raises ConfigError, naming also.NAME, for arguments that a run would refuse, and for those that a further loss
+    Raises ConfigError, naming also.NAME, for arguments that a run would refuse, and for those that an auxiliary loss
     cannot have.
     """
     if not config.also:
@@ -40,27 +40,27 @@ def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
     found: dict[str, TrainConfig] = {}
     run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
     own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig()}
-    of_run = words_for(replace(config, run=run, eval=evaluation, **own))
+    run_words = words_for(replace(config, run=run, eval=evaluation, **own))
     for name, text in config.also.items():
         try:
-            found[name] = _further(config, of_run, name, shlex.split(str(text)))
+            found[name] = _auxiliary_config(config, run_words, name, shlex.split(str(text)))
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"also.{name}: {error}") from error
     return found
 
 
-def _further(config: TrainConfig, of_run: list[str], name: str, words: list[str]) -> TrainConfig:
+def _auxiliary_config(config: TrainConfig, run_words: list[str], name: str, words: list[str]) -> TrainConfig:
     own = [word.partition("=")[0] for word in words]
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in (*TAKEN, config.task):
         taken = " and ".join([*TAKEN, config.task])
         raise ConfigError(f"its name must be small letters, digits and '_'; {taken} are names of the run's own")
     if foreign := [key for key in own if not any(key == one or key.startswith(f"{one}.") for one in OWN)]:
-        raise ConfigError(f"{foreign[0]} is of the whole run. A further loss has keys of its own of {', '.join(OWN)}")
+        raise ConfigError(f"{foreign[0]} is of the whole run. An auxiliary loss has keys of its own: {', '.join(OWN)}")
     # what stands in a section that an argument chooses anew, such as objective=simclr, is not that of the run
     replaced = tuple(f"{key}." for key in own if key in ("objective", "data", "model"))
     if any(key.partition(".")[0] in ("objective", "model") for key in own):
         replaced += ("from_weights",)
-    kept = [word for word in of_run if word.partition("=")[0] not in own and not word.startswith(replaced)]
+    kept = [word for word in run_words if word.partition("=")[0] not in own and not word.startswith(replaced)]
     result = compose_config([*kept, *words])
     refuse_unread(words, [replace(result, also={name: ""})])  # its weight is read
     if result.objective.draws:

@@ -96,7 +96,7 @@ def words_for(config: TrainConfig) -> list[str]:
     """
     named = config.experiment or ""
     is_there = named in groups()["experiment"] or (named.endswith(SUFFIXES) and Path(named).expanduser().is_file())
-    recipe = written(named) if is_there else None
+    recipe = as_argument(named) if is_there else None
     words = [f"experiment={recipe}" if recipe else f"task={config.task.value}"]
     composed = compose_config(words)
     if composed.objective.name != config.objective.name:
@@ -111,15 +111,15 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
     """Return key=value for each key, but experiment, of which `composed` has another value than `config`."""
     there = {**all_keys(composed), "experiment": config.experiment}
     changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
-    return [f"{key}={written(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
+    return [f"{key}={as_argument(_prefixes(key, value, _escaped))}" for key, value in changed.items()]
 
 
-def written(value: Any) -> str:
+def as_argument(value: Any) -> str:
     """Write a value as Hydra parses it on the command line, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
+        return f"[{','.join(map(as_argument, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{name}:{written(item)}' for name, item in value.items())}}}"
+        return f"{{{','.join(f'{name}:{as_argument(item)}' for name, item in value.items())}}}"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     return text if UNQUOTED.fullmatch(text) else QuotedString(text, Quote.double).with_quotes()
 
@@ -153,7 +153,7 @@ def _unescaped(word: str) -> str:
     quoted = value.startswith(("'", '"', "[", "{"))  # else Hydra takes two backslashes for one
     typed_out = parsed(word if quoted else word.replace("\\\\", "\\" * 4)).value()
     text = _prefixes(key, typed_out, lambda text: re.sub(r"\\[nt\\]", lambda found: ESCAPES[found[0]], text))
-    return word if text == typed_out else f"{key}={written(text)}"
+    return word if text == typed_out else f"{key}={as_argument(text)}"
 
 
 def preview(overrides: Sequence[str]) -> str:
@@ -163,7 +163,7 @@ def preview(overrides: Sequence[str]) -> str:
     """
     config = _composed(overrides)
     refuse_resolvers(OmegaConf.to_container(config))
-    with _explained(overrides):
+    with _explain_errors(overrides):
         fill_defaults(config)
         if not OmegaConf.missing_keys(config):
             check_values(typed(config, overrides))
@@ -184,11 +184,11 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     words = [_unescaped(f"++{word}" if word.startswith(OPEN_SECTIONS) else word) for word in overrides]
     words = [f"experiment={OWN}" if recipe and word.startswith("experiment=") else word for word in words]
-    with _explained(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+    with _explain_errors(overrides), initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose("train", words)
     if config.plugins and not any(word.startswith("plugins=") for word in overrides):
         raise ConfigError(f"plugins={config.plugins}: a file names no code. Type it, if you trust these modules")
-    with _explained(overrides):
+    with _explain_errors(overrides):
         take_start_defaults(config, typed_keys(overrides, recipe))
     return config
 
@@ -201,7 +201,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     a message shows a value as it was typed.
     """
     refuse_resolvers(OmegaConf.to_container(config))
-    with _explained(overrides):
+    with _explain_errors(overrides):
         fill_defaults(config)
         result = OmegaConf.to_object(config)
     assert isinstance(result, TrainConfig)
@@ -210,7 +210,7 @@ def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 @contextmanager
-def _explained(overrides: Sequence[str]) -> Iterator[None]:
+def _explain_errors(overrides: Sequence[str]) -> Iterator[None]:
     """Turn errors of Hydra and OmegaConf inside the with block into ConfigErrors with clearer messages.
 
     overrides: the arguments of the command line, so that a message shows a value as it was typed.

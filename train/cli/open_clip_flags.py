@@ -100,10 +100,10 @@ LOST = by_name(
 
 # Part of a flag, a model's name or --dataset-type → why a command with it, of another kind of model, is refused
 OTHER_MODELS = {
-    "naflex": "pictures are squares of one size (model.image.image_size)",
+    "naflex": "images are squares of one size (model.image.image_size)",
     "audio": "there is no audio tower",
     "clap": "there is no audio tower",
-    "synthetic": "there are no made-up pictures; experiment=emoji runs on pictures that are here",
+    "synthetic": "there are no made-up images; experiment=emoji runs on images that are here",
     "coca": "no captions are generated; take a pair of towers, like ViT-B-32",
 }
 
@@ -118,7 +118,7 @@ ABSENT = by_name(
         "copy the run folder; every file in it is whole or absent": "remote-sync remote-sync-frequency "
         "remote-sync-protocol",
         "no 8-bit layers; precision=bf16": "use-bnb-linear",
-        "texts of pictures are filled up to one length": "length-bucketing bucket-pool bucket-chunk "
+        "texts of images are filled up to one length": "length-bucketing bucket-pool bucket-chunk "
         "bucket-prefetch-pools text-pad-multiple",
         "compile=true speeds a tower up, and exports are graphs (python -m train.export)": "torchscript trace",
     }

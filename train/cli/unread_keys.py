@@ -9,26 +9,26 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import raise_broken
 from dyad.train.config import OWN_IMAGE_TOWERS, OWN_TEXT_TOWERS, ImageTower, TextTower, TrainConfig
 from dyad.train.run_folder.folder import all_keys
 
-PICTURES = "task=image_text, or data.items=pictures of another task"
+IMAGES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text, question_passage or language_model, or data.items=texts"
-NO_PICTURES = "task=question_passage or language_model, or data.items=texts of another task"
+NO_IMAGES = "task=question_passage or language_model, or data.items=texts of another task"
 RANKS = "task=image_text or sequence, or data.items=pictures of another task"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
 SAMPLE_IDS = "objective.nu=state or objective.density=uniform"
 OF_TIMM = "an optim.name other than adamw"
-SEVERAL = "further losses, also.NAME=…"
+SEVERAL = "auxiliary losses, also.NAME=…"
 DRAWS = "data.negatives.per_row or data.negatives.pictures above 0"
 TEMPERATURE = "a learning or per-sample temperature"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
-    PICTURES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y",
+    IMAGES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y",
     RANKS: "eval.recall_k",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
@@ -48,7 +48,7 @@ READ_ONLY_WITH = {
     "task=question_passage": "model.shared data.negatives.refresh_every",
     "task=question_passage or language_model": "data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool",
-    NO_PICTURES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
+    NO_IMAGES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",
@@ -92,14 +92,13 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
     """
     typed = [word.partition("=")[0] for word in words]
     chosen = {key: value for config in configs for key, value in _chosen(config).items() if _is_typed(key, typed)}
-    if broken := [
+    raise_broken(
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
         for condition in _conditions(key)
         if not any(_holds(condition, config) for config in configs)
-    ]:
-        raise ConfigError("\n".join(broken[:5]))
+    )
 
 
 def _conditions(key: str) -> list[str]:
@@ -133,16 +132,16 @@ def _holds(condition: str, config: TrainConfig) -> bool:
 
 def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
     """Return two bools: whether the image tower is one of open_clip, and whether the text tower is one."""
-    image = config.has_pictures and config.model.image.kind is ImageTower.open_clip
+    image = config.has_images and config.model.image.kind is ImageTower.open_clip
     return image, config.has_texts and config.model.text.kind is TextTower.open_clip
 
 
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
-    PICTURES: lambda config: config.has_pictures,
-    RANKS: lambda config: config.has_pictures or config.task == "sequence",
+    IMAGES: lambda config: config.has_images,
+    RANKS: lambda config: config.has_images or config.task == "sequence",
     "objective=cpc": lambda config: getattr(config.objective, "context_width", ...) is not ...,
     TEXTS: lambda config: config.has_texts,
-    NO_PICTURES: lambda config: not config.has_pictures,
+    NO_IMAGES: lambda config: not config.has_images,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",

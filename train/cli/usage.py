@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dyad.train.cli.compose import groups, keys, written
+from dyad.train.cli.compose import as_argument, groups, keys
 from dyad.train.losses import OBJECTIVES
 
 PURPOSE = """\
@@ -63,7 +63,7 @@ def help_text() -> str:
             f"{name:<{width}}  {(options.__doc__ or '').splitlines()[0]}" for name, options in OBJECTIVES.items()
         ],
         "Keys people change (key, default, meaning):": [
-            f"{key:<{width}}  {written(described[key][0]):<10}  {described[key][1]}" for key in COMMON
+            f"{key:<{width}}  {as_argument(described[key][0]):<10}  {described[key][1]}" for key in COMMON
         ],
     }
     pages = ["\n".join([title, *(f"  {row}" for row in rows)]) for title, rows in sections.items()]

@@ -36,7 +36,7 @@ The route of one score, from embeddings to the loss and back, by file:
    the towers.
 
 A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7. gathered/further_rows.py adds x items of no
-pair, such as wrong pictures, to the sums of columns.
+pair, such as wrong images, to the sums of columns.
 
 The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by
 sums/pair_sum.py in place of step 5; oce.py and robust.py use them, and sums/row_select.py, which selects thresholds.

@@ -15,9 +15,9 @@ from dyad.train.config import Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.towers.batch_norm import batch_norms
-from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.text.rows import Grouped, padded_length
 from dyad.train.towers.tower import TwoTower
+from dyad.train.towers.trial import features_on_meta, on_meta
 
 # Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
 # NVIDIA's data sheets, whose figures "with sparsity" are halved; of GPUs without TF32 in FP32, and in FP16 alone. The

@@ -40,10 +40,10 @@ from dyad.train.run_folder.checkpoint_state import (
     AVERAGE,
     BEST,
     MANIFEST,
-    MEMORY,
     MODEL,
     OPTIMIZER,
     OPTIONAL,
+    SAMPLE_STATE,
     SCALARS,
     STATE,
     TARGET,
@@ -107,11 +107,12 @@ class Checkpoint:
     def read(self) -> CheckpointState:
         """Read all of it, with tensors on the CPU."""
         with self._verified(*FILES):
-            facts = dict(self._state)
-            step, scalars = whole_number("step", facts.pop("step")), dict(facts.pop(SCALARS))
-            names = {"model": MODEL, "optimizer": OPTIMIZER, "memory": MEMORY, "average": AVERAGE, "target": TARGET}
+            metadata = dict(self._state)
+            step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
+            names = {"model": MODEL, "optimizer": OPTIMIZER, "sample_state": SAMPLE_STATE}
+            names |= {"average": AVERAGE, "target": TARGET}
             tensors: dict[str, Any] = {part: self._tensors(name) for part, name in names.items()}
-            return CheckpointState(step=step, facts=facts, scalars=scalars, **tensors)
+            return CheckpointState(step=step, metadata=metadata, scalars=scalars, **tensors)
 
     def verify(self, *names: str) -> None:
         """Compare the files `names`, of FILES, with the sizes and SHA-256 in the manifest; without names all of them.

@@ -14,9 +14,9 @@ from dyad.train.distributed.sharding import local, own_rows
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 from dyad.train.run_folder.parts import Part
 
-MODEL, OPTIMIZER, MEMORY = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
+MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"
-OPTIONAL = (MEMORY, AVERAGE, TARGET)
+OPTIONAL = (SAMPLE_STATE, AVERAGE, TARGET)
 SCALARS, BEST = "optimizer_scalars", "best"  # keys of state.json
 # entries of an optimiser's groups that follow from the configuration
 OF_CONFIG = {"params", "lr", "lr_scale", "initial_lr", "weight_decay"}
@@ -27,19 +27,20 @@ class CheckpointState:
     """The content of a checkpoint.
 
     step: the number of finished optimiser steps. model: parameters and buffers by name. optimizer: the optimiser's
-    state tensors by "<parameter name>/<key>". facts: further entries of state.json, chosen by the caller. memory: the
-    objective's per-sample state, one entry per training sample; empty if it has none. scalars: numbers of the optimiser
-    that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average: the moving average of
-    the trained weights by name; empty if there is none. target: the weights of the target network, likewise.
-    part: of sharded towers, which of how many parts this rank writes, counted from 0, and a name of the attempt that
-    all ranks share; None: everything is here. rows: of each sharded weight, by name, which of its rows are.
+    state tensors by "<parameter name>/<key>". metadata: further entries of state.json, chosen by the caller.
+    sample_state: the objective's per-sample state, one entry per training sample; empty if it has none. scalars:
+    numbers of the optimiser that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average:
+    the moving average of the trained weights by name; empty if there is none. target: the weights of the target
+    network, likewise. part: of sharded towers, which of how many parts this rank writes, counted from 0, and a name of
+    the attempt that all ranks share; None: everything is here. rows: of each sharded weight, by name, which of its rows
+    are.
     """
 
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    facts: dict[str, Any]
-    memory: Mapping[str, Tensor]
+    metadata: dict[str, Any]
+    sample_state: Mapping[str, Tensor]
     scalars: dict[str, float | None] = field(default_factory=dict)
     average: Mapping[str, Tensor] = field(default_factory=dict)
     target: Mapping[str, Tensor] = field(default_factory=dict)
@@ -50,7 +51,7 @@ class CheckpointState:
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """The tensors of each file that is written, by the name of the file."""
         found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
-        found |= {MEMORY: self.memory, AVERAGE: self.average, TARGET: self.target}
+        found |= {SAMPLE_STATE: self.sample_state, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
 
 
@@ -58,8 +59,8 @@ def capture(
     modules: Mapping[str, nn.Module],
     optimizer: Optimizer,
     step: int,
-    facts: dict[str, Any],
-    memory: Mapping[str, Tensor] | None = None,
+    metadata: dict[str, Any],
+    sample_state: Mapping[str, Tensor] | None = None,
     average: Mapping[nn.Parameter, Tensor] | None = None,
     target: Mapping[nn.Parameter, Tensor] | None = None,
     part: Part | None = None,
@@ -67,12 +68,12 @@ def capture(
     """Collect the tensors and entries that `save` writes, as a CheckpointState.
 
     The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
-    weights, by the prefix of its names. facts: further entries of state.json. memory: the objective's per-sample state,
-    one entry per training sample; None if it has none. average: the moving average of the weights by parameter. target:
-    the weights of the target network by parameter. part: as in CheckpointState.
-    Raises TypeError for an optimiser whose state is neither tensors nor numbers.
+    weights, by the prefix of its names. metadata: further entries of state.json. sample_state: the objective's
+    per-sample state, one entry per training sample; None if it has none. average: the moving average of the weights by
+    parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises TypeError for
+    an optimiser whose state is neither tensors nor numbers.
     """
-    assert not {"step", SCALARS} & set(facts), "these keys of state.json are the checkpoint's own"
+    assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
     slots = {  # of AdamW they all are tensors, the step count too
@@ -92,14 +93,16 @@ def capture(
     copies = ({name_of[id(p)]: local(tensor) for p, tensor in (copy or {}).items()} for copy in (average, target))
     rows = {name: own for name, tensor in model.items() if (own := own_rows(tensor)) is not None}
     model = {name: local(tensor) for name, tensor in model.items()}
-    return CheckpointState(step, model, tensors, facts, dict(memory or {}), scalars, *copies, part=part, rows=rows)
+    per_sample = dict(sample_state or {})
+    return CheckpointState(step, model, tensors, metadata, per_sample, scalars, *copies, part=part, rows=rows)
 
 
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
     Returns the moving average and the target network's weights, by parameter, empty if the checkpoint has none; of
-    `state.memory` each rank loads its part elsewhere. Raises ConfigError, with nothing changed, for another model.
+    `state.sample_state` each rank loads its part elsewhere. Raises ConfigError, with nothing changed, for another
+    model.
     """
     refuse_another_model(state.model, modules)
     named = named_tensors(modules)

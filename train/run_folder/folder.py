@@ -21,7 +21,7 @@ from yaml import YAMLError
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent
 
 from dyad.data.base.errors import ConfigError, first_line
-from dyad.data.base.files import file_inside, open_foreign, writable, write_bytes
+from dyad.data.base.files import file_inside, open_foreign, raise_named, write_bytes
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import public_path, without_secrets
 from dyad.data.config import CaptionPer
@@ -263,7 +263,7 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 def put_other_checkpoints_aside(folder: Path, step: int) -> None:
     """Put all checkpoints aside but that of `step`, the oldest first. Raises HardwareError where that is impossible."""
-    with writable(folder):
+    with raise_named(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, s).name}" for s in reversed(steps(folder)) if s != step])
 
 

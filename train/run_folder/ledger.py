@@ -33,15 +33,15 @@ class Ledger(AbstractContextManager["Ledger"]):
             valid = [line.rstrip() + b"\n" for line, entry in read_lines(self.path, log) if entry["step"] <= step]
             write_bytes(self.path, b"".join(valid))
 
-    def write(self, step: int, kind: str, **facts: int | float | str | None) -> None:
+    def write(self, step: int, kind: str, **fields: int | float | str | None) -> None:
         """Append one event to the run's ledger.jsonl.
 
         step: number of finished optimiser steps. kind: such as "substitute" (a sample was replaced) or "nonfinite" (a
-        step was skipped). facts: further fields of the entry, see the module docstring.
+        step was skipped). fields: further fields of the entry, see the module docstring.
         """
         if self.path:
             self._file = self._file or LineFile(self.path, self._log)
-            self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(facts)}))
+            self._file.write(json.dumps({"step": step, "kind": kind, **without_secrets(fields)}))
 
     def sync(self) -> None:
         """Wait until every entry of ledger.jsonl is on the disk. Raises OSError when that fails."""

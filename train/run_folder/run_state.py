@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, HardwareError
-from dyad.data.base.files import writable, write_json
+from dyad.data.base.files import raise_named, write_json
 from dyad.data.base.secrets import without_secrets
 from dyad.train.run_folder.best import Best
 from dyad.train.run_folder.folder import FORMAT, STATE
@@ -57,18 +57,18 @@ class RunState:
         with suppress(HardwareError):  # the first error is the one to report
             self.write("failed", error=f"{type(error).__name__}: {error}", hosts=hosts)
 
-    def write(self, status: str, step: int | None = None, **facts: str | float | list[str] | Best | None) -> None:
+    def write(self, status: str, step: int | None = None, **entries: str | float | list[str] | Best | None) -> None:
         """Write run_state.json anew with this status ("running", "preempted", "finished" or "failed").
 
-        step: finished optimiser steps; None keeps the last value. facts: further entries. Raises HardwareError if
+        step: finished optimiser steps; None keeps the last value. entries: further entries. Raises HardwareError if
         writing fails.
         """
         self._step = self._step if step is None else step
         if self._path and self._writes:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             state = {"status": status, "step": self._step, "total_steps": self._total_steps, "time": now}
-            with writable(self._path):
-                write_json(self._path, {"format": FORMAT, **state, **without_secrets(facts)})
+            with raise_named(self._path):
+                write_json(self._path, {"format": FORMAT, **state, **without_secrets(entries)})
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
     holds the lock. other: the configuration key that the error message advises to change.
     """
-    with writable(run_dir):  # of a link there, the file that it leads to would be emptied
+    with raise_named(run_dir):  # of a link there, the file that it leads to would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         opened = os.fdopen(descriptor, "a+")  # an OSError of a pipe
     with opened as file:

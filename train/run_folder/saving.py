@@ -34,7 +34,7 @@ from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.parts import collect, give_up, parts_folder
 from dyad.train.run_folder.tensor_files import save_tensors
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 
 
 class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
@@ -43,14 +43,20 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     Leaving its `with` block waits for a checkpoint that is still being written.
 
     keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
-    logs. plan: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
+    logs. schedule: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
     so far, in the background or not.
     """
 
     def __init__(
-        self, run_dir: Path, keep: int, before_save: Callable[[], None], plan: Plan, log: Callable[[str], None]
+        self,
+        folder: Path,
+        keep: int,
+        before_save: Callable[[], None],
+        schedule: RunSchedule,
+        log: Callable[[str], None],
     ) -> None:
-        self._run_dir, self._keep, self._before_save, self._plan, self._log = run_dir, keep, before_save, plan, log
+        self._run_dir, self._keep, self._before_save = folder, keep, before_save
+        self._schedule, self._log = schedule, log
         # copies in host memory, by field of CheckpointState
         self._copies: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "average": {}, "target": {}}
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -66,10 +72,10 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     def save_in_background(self, state: CheckpointState) -> None:
         """Copy weights and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
 
-        Call `wait` first. state.memory (per-sample state) is not copied: do not change it before the next `wait`.
+        Call `wait` first. state.sample_state (per-sample state) is not copied: do not change it before the next `wait`.
         """
         assert self._in_flight is None
-        copied = {part: host_copies(getattr(state, part), memory) for part, memory in self._copies.items()}
+        copied = {name: host_copies(getattr(state, name), buffers) for name, buffers in self._copies.items()}
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # the copies are asynchronous, and the next step changes the weights
         self._in_flight = self._thread.submit(self._try, replace(state, **copied))
@@ -92,7 +98,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         try:
             self.save(state)
         except HardwareError as error:
-            self._log(f"{error}. The run goes on; the next is due at step {self._plan.next_save(state.step)}")
+            self._log(f"{error}. The run goes on; the next is due at step {self._schedule.next_save(state.step)}")
 
 
 def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
@@ -110,18 +116,18 @@ def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer:
         )
 
 
-def host_copies(tensors: Mapping[str, Tensor], memory: dict[str, Tensor]) -> dict[str, Tensor]:
+def host_copies(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to host memory and return the copies by name.
 
-    memory: buffers of an earlier call by name; they are reused where shape and dtype are equal, and new ones are added.
+    buffers: those of an earlier call by name; they are reused where shape and dtype are equal, and new ones are added.
     Copies from a GPU are asynchronous: synchronise before you read them.
     """
     for name, tensor in tensors.items():
-        copy = memory.get(name)
+        copy = buffers.get(name)
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
-            memory[name] = copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[name] = copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         copy.copy_(tensor.detach(), non_blocking=True)
-    return {name: memory[name] for name in tensors}
+    return {name: buffers[name] for name in tensors}
 
 
 def write_checkpoint(
@@ -134,10 +140,10 @@ def write_checkpoint(
     """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0,
     and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
 
-    Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of `state.facts`
-    names; the others are deleted. before_save: called first; it flushes the logs, so that the logs on the disk never
-    end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older
-    checkpoints then stay as they are.
+    Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of
+    `state.metadata` names; the others are deleted. before_save: called first; it flushes the logs, so that the logs on
+    the disk never end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written;
+    older checkpoints then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
@@ -185,8 +191,8 @@ def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
             file = name if state.part is None else f"{Path(name).stem}-{number + 1:05}-of-{count:05}.safetensors"
             written(file, save_tensors(folder / file, own, cut))
         if number == 0:
-            facts = {"step": state.step, **state.facts, SCALARS: state.scalars}
-            (folder / STATE).write_text(json.dumps(facts, indent=1))
+            metadata = {"step": state.step, **state.metadata, SCALARS: state.scalars}
+            (folder / STATE).write_text(json.dumps(metadata, indent=1))
             written(STATE, sha256_of(folder / STATE))
     for done in synced:
         done.result()
@@ -201,7 +207,7 @@ def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
 
 def _delete_old(run_dir: Path, state: CheckpointState, keep: int) -> None:
     """Delete the checkpoints that are older than the newest `keep`, but for the best, which `state` names."""
-    best = state.facts.get(BEST) or {}
+    best = state.metadata.get(BEST) or {}
     older = [step for step in steps(run_dir) if step <= state.step][keep:]
     for folder in (folder_of(run_dir, step) for step in older if step != best.get("step")):
         with suppress(OSError):  # a folder that cannot be deleted is no reason to stop

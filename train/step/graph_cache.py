@@ -27,12 +27,12 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 class GraphCache:
     """A stack of the embeddings of one step's chunks, with their autograd graphs.
 
-    A full cache drops its oldest entries. most: how many chunks to keep; None: as many as fit into `memory`.
+    A full cache drops its oldest entries. most: how many chunks to keep; None: as many as fit into `budget`.
     """
 
-    def __init__(self, most: int | None, memory: MemoryBudget) -> None:
-        self._most, self._memory = most, memory
-        self._budget = memory.for_graphs() if most is None else math.inf
+    def __init__(self, most: int | None, budget: MemoryBudget) -> None:
+        self._most, self._budget = most, budget
+        self._free = budget.for_graphs() if most is None else math.inf
         self._cached: deque[TensorPair] = deque()
         self._sizes: list[int] = []  # bytes of the graphs of this step: texts of other lengths make other graphs
 
@@ -48,7 +48,7 @@ class GraphCache:
         while self._cached and len(self._cached) >= self._capacity():
             self._cached.popleft()
         if self._most is None:
-            embeddings, size = self._memory.measured(embed, inputs)
+            embeddings, size = self._budget.measured(embed, inputs)
             self._sizes.append(size)
         else:
             embeddings = embed()
@@ -68,7 +68,7 @@ class GraphCache:
         if self._most is not None:
             return self._most
         largest = max(1, *(self._sizes[1:] or self._sizes))
-        return int((self._budget - max(self._sizes[0] - largest, 0)) // largest) - 1
+        return int((self._free - max(self._sizes[0] - largest, 0)) // largest) - 1
 
 
 class MemoryBudget:

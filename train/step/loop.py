@@ -7,12 +7,12 @@ from time import perf_counter
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.monitor.monitor import Monitor
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.logger import Logger
 
 
 def fit(
-    plan: Plan,
+    schedule: RunSchedule,
     batches: Iterable[Batch],
     *,
     step: Callable[[Batch, int], Mapping[str, float]],
@@ -25,7 +25,7 @@ def fit(
     telemetry: Callable[[Batch, int, float], Mapping[str, float]] = lambda *_: {},
     is_best: Callable[[int, Mapping[str, float]], bool] = lambda *_: False,
 ) -> tuple[str, int]:
-    """Run the optimiser steps first_step … total_steps - 1 of the plan. Every rank must call it.
+    """Run the optimiser steps first_step … total_steps - 1 of the schedule. Every rank must call it.
 
     Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
 
@@ -41,12 +41,12 @@ def fit(
     evaluate and batches may raise Stopped (a stop was requested), on all ranks. The scalars of a step are logged before
     its checkpoint is written, so each step is logged once over restarts.
     """
-    done, owed = plan.first_step, plan.evaluation_owed
+    done, owed = schedule.first_step, schedule.evaluation_owed
     save_due = owed  # so that a start which is stopped right after this evaluation does not owe it
-    stopwatch, batches = Stopwatch(plan), iter(batches)
+    stopwatch, batches = Stopwatch(schedule), iter(batches)
     try:
         while True:
-            if done > plan.first_step and should_stop():  # before an evaluation: it may outlast a preempted job
+            if done > schedule.first_step and should_stop():  # before an evaluation: it may outlast a preempted job
                 raise Stopped
             if owed:
                 results = evaluate(done)  # if it raises Stopped, the checkpoint says that the evaluation is still due
@@ -56,25 +56,25 @@ def fit(
                 save_due |= is_best(done, results)
             if save_due:
                 start = perf_counter()
-                save(done, owed, done == plan.total_steps)
+                save(done, owed, done == schedule.total_steps)
                 stopwatch.saving += perf_counter() - start
-            asked = perf_counter()
-            batch = next(batches, None) if plan.first_step < plan.total_steps else None
-            if (batch is None) != (done == plan.total_steps):
-                raise ValueError(f"{done} steps are done of {plan.total_steps}, and the batches end elsewhere")
+            requested = perf_counter()
+            batch = next(batches, None) if schedule.first_step < schedule.total_steps else None
+            if (batch is None) != (done == schedule.total_steps):
+                raise ValueError(f"{done} steps are done of {schedule.total_steps}, and the batches end elsewhere")
             if batch is None:
                 return "finished", done
             start = perf_counter()
             scalars = step(batch, done)
             done += 1
-            monitor.observe(batch, start - asked, done)
-            stopwatch.add(start - asked, perf_counter() - start)
-            if plan.logs(done):
+            monitor.observe(batch, start - requested, done)
+            stopwatch.add(start - requested, perf_counter() - start)
+            if schedule.logs(done):
                 steps, times = stopwatch.steps, stopwatch.read()
                 of_device = telemetry(batch, steps, times["batch_time"])
                 everything = {**scalars, **diagnose(), **monitor.check(), **times, **of_device}
                 logger.log(done, {f"train/{name}": value for name, value in everything.items()})
-            owed, save_due = plan.due(done, plan.evaluate_every), plan.due(done, plan.save_every)
+            owed, save_due = schedule.due(done, schedule.evaluate_every), schedule.due(done, schedule.save_every)
     except Stopped:
         save(done, owed, True)
         logger.print(f"Stopped on request at step {done}; the same command goes on from there")
@@ -89,7 +89,7 @@ class Stopwatch:
     were added.
     """
 
-    plan: Plan
+    schedule: RunSchedule
     steps: int = 0
     waited: float = 0.0
     worked: float = 0.0
@@ -107,12 +107,12 @@ class Stopwatch:
         checkpoint_seconds: seconds spent on saving since the last call.
         """
         batch_time = (self.waited + self.worked) / self.steps
-        rate = self.plan.global_batch_size / batch_time
+        rate = self.schedule.global_batch_size / batch_time
         times = {
             "data_time": self.waited / self.steps,
             "batch_time": batch_time,
             "samples_per_second": rate,
-            "samples_per_second_per_device": rate / self.plan.world_size,
+            "samples_per_second_per_device": rate / self.schedule.world_size,
             "checkpoint_seconds": self.saving,
         }
         self.steps, self.waited, self.worked, self.saving = 0, 0.0, 0.0, 0.0

@@ -6,14 +6,12 @@ al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The new
 first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
 the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of a further
-loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator state in the
-checkpoint.
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of an
+auxiliary loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator
+state in the checkpoint.
 """
 
-import hashlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -30,10 +28,11 @@ from dyad.train.distributed.devices import chosen_precision
 from dyad.train.distributed.sharding import shard, shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective, TemperatureObjective
-from dyad.train.losses.sums.conditions import Checks, Sizes, checked
+from dyad.train.losses.sums.conditions import Checks, Sizes, collect_checks
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.chunks import Chunk, TensorPair, chunk_count, in_chunks, separated, separated_x
 from dyad.train.step.graph_cache import GraphCache, MemoryBudget
+from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.target import Target
 from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.text.rows import sizes_of
@@ -47,12 +46,12 @@ RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_sca
 class StepRun:
     """How a step runs one of its losses.
 
-    towers: those of x and y, as they are run: wrapped for data parallelism, say. memory: the budget of kept graphs.
-    scaled: scales the loss before backward. timer: stopped when the embeddings are there.
+    towers: those of x and y, as they are run: wrapped for data parallelism, say. graph_budget: for the
+    graphs that are kept. scaled: scales the loss before backward. timer: stopped when the embeddings are there.
     """
 
     towers: Sequence[nn.Module]
-    memory: MemoryBudget
+    graph_budget: MemoryBudget
     scaled: Callable[[Tensor], Tensor]
     timer: LocalTimer
 
@@ -74,10 +73,10 @@ class TermResult:
 class LossTerm:
     """One loss of a step: an objective of the embeddings of a batch by two towers.
 
-    config: of the run, or of a further loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank has,
-    if in every step; None: side y has items of its own, or the numbers change. name: of a further loss. Attributes:
-    modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x and of y in
-    the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
+    config: of the run, or of an auxiliary loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank
+    has, if in every step; None: side y has items of its own, or the numbers change. name: of an auxiliary loss.
+    Attributes: modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x
+    and of y in the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -101,14 +100,14 @@ class LossTerm:
         }
         self._dtype = AUTOCAST[chosen_precision(config.precision, world.device)]
         copy = towers.frozen_copy() if config.target.kind is not TargetKind.none else None
-        every = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
-        shard(every, config.dist, self._dtype, config.compile, world)
+        all_towers = [tower for pair in (towers, copy) if pair for tower in (pair.x_tower, pair.y_tower)]
+        shard(all_towers, config.dist, self._dtype, config.compile, world)
         self.target = Target(towers, copy, config, total_steps, world)
         self.statistics = RunningStatistics(nn.ModuleList([towers, *self.target.towers]))
         self.chunks = chunk_count(config.global_batch_size, world.size, config.chunk_size)
         # sharded towers run equally often on all ranks, whose memory may differ
-        whole = shard_size(config.dist, world.size) == 1
-        self._keep_graphs = (config.keep_graphs if whole else 1) if self.chunks > 1 else 1
+        unsharded = shard_size(config.dist, world.size) == 1
+        self._keep_graphs = (config.keep_graphs if unsharded else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
         """Get ready for optimiser step `step` (from 0); return the batch on the device, with its noise."""
@@ -129,7 +128,7 @@ class LossTerm:
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return metrics by the names under which they are logged: those of a further loss begin with its name."""
+        """Return metrics by the names under which they are logged: those of an auxiliary loss begin with its name."""
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
@@ -152,7 +151,7 @@ class LossTerm:
         """
         self.statistics.begin(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)
-        graphs = GraphCache(self._keep_graphs, run.memory)
+        graphs = GraphCache(self._keep_graphs, run.graph_budget)
         # with a graph even where the cache drops it: some kernels are chosen by whether there is one
         embed = partial(self._embed, step=step)
         pairs = [[e.detach() for e in graphs.add(partial(embed, c, run.towers), c.inputs)] for c in chunks]
@@ -180,12 +179,12 @@ class LossTerm:
         related |= self.target.embeddings(chunks, sides, len(batch), embed)
         run.timer.stop()  # the objective begins with a collective
         with record_function("objective"):
-            with checked(speculative, wait_for_sizes(), logged) as checks:
+            with collect_checks(speculative, wait_for_sizes(), logged) as checks:
                 result = self.objective(x_pairs, y_pairs, batch.sample_ids, negatives=columns, **related)
             run.scaled(self.config.weight * result.loss).backward()
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
-        whole = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
-        gradients = list(zip(*(side.split(g) for side, g in zip(sides, whole, strict=True)), strict=True))
+        of_sides = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
+        gradients = list(zip(*(side.split(g) for side, g in zip(sides, of_sides, strict=True)), strict=True))
         for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
             embeddings = graphs.pop() if graphs else embed(chunk, run.towers)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
@@ -207,33 +206,17 @@ class LossTerm:
     def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
         """Run `towers` (x and y) on a chunk, with the noise of step `step`; return x and y embeddings, (b, D) each.
 
-        Dummy rows are left out. key: further numbers of the noise's seed.
+        Dummy rows are left out. key: further numbers of the seed.
         """
         device, embeddings = self.world.device, []
         for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):
             with (
-                noise(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
+                seeded_rng(device, self.config.seed, step, self.world.rank, side, chunk.index, *key, *self._key),
                 tf32_products(device),
                 torch.autocast(device.type, dtype=self._dtype, enabled=self._dtype is not None),
             ):
                 embeddings.append(tower(rows, **arguments))
         return [e[:size] for e, size in zip(to_score_dtype(embeddings, device), chunk.sizes, strict=True)]
-
-
-@contextmanager
-def noise(device: torch.device, *key: Hashable) -> Iterator[None]:
-    """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
-
-    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
-    generators are restored.
-    """
-    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        # torch.manual_seed would also format a stack trace for each kind of device that is not in use
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            torch.cuda.manual_seed_all(seed)
-        yield
 
 
 def to_score_dtype(embeddings: TensorPair, device: torch.device) -> TensorPair:

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 
 from dyad.train.config import TrainConfig
 from dyad.train.losses.options.estimators import EstimatorOptions
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.optim import learning_rate, warmup_steps
 from dyad.train.step.target import describe_target
-from dyad.train.step_plan import Plan
 
 
-def describe_schedule(config: TrainConfig, plan: Plan, options: object, total_before: object) -> Iterator[str]:
+def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
     """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights.
 
     options: of the objective. total_before: the number of steps that the run had before it was resumed, if it is known.
     """
-    optim, first, total = config.optim, plan.first_step, plan.total_steps
+    optim, first, total = config.optim, run.first_step, run.total_steps
     warmup = warmup_steps(total, optim)
     if 2 * warmup > total:
         peak = learning_rate(min(warmup, total) - 1, total, optim)

@@ -31,12 +31,12 @@ class TrainStep:
     """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
     The scalars are equal on all ranks. terms: the losses, whose weighted sum is trained. The first is the run's own,
-    with the run's configuration; further ones have objectives, batches (Batch.further) and towers of their own, which
-    may share weights. Attributes that describe the last step: scalars: as returned. skip_reason: "nonfinite" or "spike"
-    if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes: towers,
+    with the run's configuration; auxiliary ones have objectives, batches (Batch.auxiliary) and towers of their own,
+    which may share weights. Attributes that describe the last step: scalars: as returned. skip_reason: "nonfinite" or
+    "spike" if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes: towers,
     objective, target: those of the run's own loss. local_timer: measures the time from a step's start to this rank's
-    first communication with other ranks.
-    stopping: whether a rank was asked to stop when its last step ended. average: the moving average of the weights.
+    first communication with other ranks. stopping: whether a rank was asked to stop when its last step ended. average:
+    the moving average of the weights.
     """
 
     scalars: Mapping[str, float]
@@ -88,7 +88,7 @@ class TrainStep:
         """
         self.stage = f"step {step + 1}"
         self.local_timer.start()
-        terms = list(zip(self.terms, (batch, *batch.further), strict=True))
+        terms = list(zip(self.terms, (batch, *batch.auxiliary), strict=True))
         sizes = [exchange_sizes(own, self.world, term.pairs) for term, own in terms]
         lr = learning_rate(step, self._total_steps, self._config.optim)
         for group in self.optimizer.param_groups:
@@ -148,8 +148,8 @@ class TrainStep:
             tensors |= result.metrics
         later = [(term, *of_term) for term, r in zip(self.terms, results, strict=True) for of_term in r.checks.later]
         tensors, sums = self._averaged(tensors, [values for _, values, _ in later])
-        for (term, _, finish), of_all in zip(later, sums, strict=True):
-            tensors |= term.named(finish(of_all))
+        for (term, _, finish), total in zip(later, sums, strict=True):
+            tensors |= term.named(finish(total))
         self._scaler.unscale_(self.optimizer)
         norm = total_norm([p.grad for p in self._parameters if p.grad is not None])
         values = torch.stack([*tensors.values(), norm]).tolist()  # one reading: the host waits for the GPU at each

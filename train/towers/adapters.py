@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTowerConfig, TextTowerConfig
-from dyad.train.towers.libraries.published import explained
+from dyad.train.towers.libraries.published import explain_errors
 
 
 class AdaptedAttention(nn.MultiheadAttention):
@@ -52,7 +52,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     """Add LoRA adapters, in place, to the modules of `trunk` that `options` names in lora_targets; freeze all else.
 
     options: also gives the rank and the scale (alpha). Without names, texts get adapters where peft's table of models
-    says, pictures in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
+    says, images in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
     adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist,
     and for a frozen tower.
     """
@@ -72,7 +72,7 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     choices = ", ".join(sorted({name.rpartition(".")[2] for name in (*layers, *packed)}))
     advice = f"Choose of {choices}" if choices else "This tower has no layer for adapters: leave lora_rank out"
     trunk.requires_grad_(False)
-    with explained(f"{key}.lora_targets={options.lora_targets}", advice), _as_float32(trunk):
+    with explain_errors(f"{key}.lora_targets={options.lora_targets}", advice), _as_float32(trunk):
         if others != [] or not own:
             lora = LoraConfig(
                 r=options.lora_rank,

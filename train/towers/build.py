@@ -12,7 +12,7 @@ from torch import nn
 from dyad.data.base.errors import ConfigError
 from dyad.data.config import ItemKind
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.train.config import Classes, Head, ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.towers.batch_norm import set_batch_norms
 from dyad.train.towers.heads import Representation, build_head
@@ -21,19 +21,19 @@ from dyad.train.towers.libraries.calibration import Calibration, exported
 from dyad.train.towers.libraries.open_clip import BuildContext
 from dyad.train.towers.libraries.published import may_download, offline_without_hub
 from dyad.train.towers.models import (
+    ImageModel,
     ImageTextModel,
     LanguageModel,
-    PictureModel,
     SequenceModel,
     TextPairModel,
     TwoTowerModel,
 )
-from dyad.train.towers.probe import probe, probe_pictures
 from dyad.train.towers.sequence import ContextNetwork, FrameEncoder, SequenceTower
 from dyad.train.towers.text.likelihood import One
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.text_tower import TextTokenizer, build_likelihood, build_text_encoder, build_text_tower
 from dyad.train.towers.tower import Tower, TwoTower
+from dyad.train.towers.trial import probe, probe_images
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
 # (ModelConfig, load_pretrained), of task=labelled also names of classes, of task=sequence run.inputs → a model
@@ -63,10 +63,10 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
     context = BuildContext(config, load_pretrained)
     image, spec = build_image_tower(context)
     text, tokenize = build_text_tower(context)
-    widths = [probe_pictures(image, spec), probe(text, tokenize(["a"]), TOKENS_REFUSED)]
+    widths = [probe_images(image, spec), probe(text, tokenize(["a"]), TOKENS_REFUSED)]
     if widths[0] != widths[1]:
         raise ConfigError(
-            f"the picture tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
+            f"the image tower gives embeddings of width {widths[0]}, the text tower {widths[1]}: set model.embed_dim "
             "to the width of the tower that comes with its own projection, or take both towers from one model"
         )
     towers, model_cfg = _pair(image, text, config), context.open_clip_config()
@@ -89,10 +89,10 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
     return TextPairModel(_pair(tower, other, config), tokenize, calibration=_exported(config, load_pretrained))
 
 
-def build_picture_views(config: ModelConfig, load_pretrained: bool = True) -> PictureModel:
+def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
     """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
-    return PictureModel(_one_tower(tower, config, partial(probe_pictures, tower, spec)), None, spec)
+    return ImageModel(_one_tower(tower, config, partial(probe_images, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
@@ -115,13 +115,13 @@ def build_labelled(
         return build_prompted(config, load_pretrained)
     model = build_views(replace(config, embed_dim=1) if single else config, load_pretrained)
     tower = cast(Tower, model.towers.x_tower)
-    if isinstance(model, PictureModel):
-        width = probe_pictures(tower, model.image)
+    if isinstance(model, ImageModel):
+        width = probe_images(tower, model.image)
     else:
         width = probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
     if single and width != 1:
         problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
-        raise ConfigError(f"{problem}. Take a picture tower of kind cnn, timm or transformers, or model.embed_dim")
+        raise ConfigError(f"{problem}. Take an image tower of kind cnn, timm or transformers, or model.embed_dim")
     if single:
         return model
     vectors = nn.Embedding(len(classes), width)
@@ -143,7 +143,7 @@ def build_sequence(
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
-        width = probe_pictures(items, prepared)
+        width = probe_images(items, prepared)
     elif prepared is None:
         width = config.embed_dim or 0
     else:
@@ -185,9 +185,9 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
     Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
     Task.language_model: dict.fromkeys(ItemKind, build_language_model),
-    Task.views: {ItemKind.pictures: build_picture_views, ItemKind.texts: build_text_views},
+    Task.views: {ItemKind.pictures: build_image_views, ItemKind.texts: build_text_views},
     Task.labelled: {
-        ItemKind.pictures: partial(build_labelled, build_picture_views, build_image_text),
+        ItemKind.pictures: partial(build_labelled, build_image_views, build_image_text),
         ItemKind.texts: partial(build_labelled, build_text_views, build_text_views),
     },
     Task.sequence: {
@@ -234,8 +234,8 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
     return towers
 
 
-def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = True) -> None:
-    """Let `towers` use, in place of their own, what `of_run` has of equal architecture: whole towers, or trunks.
+def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
+    """Let `towers` use, in place of their own, what `main_towers` has of equal architecture: whole towers, or trunks.
 
     A trunk is shared with what prepares its inputs; the projections of two losses may differ. Vectors of classes are
     never shared: two losses may have as many, and others. name: what the message names. whole=False: share trunks only.
@@ -247,7 +247,7 @@ def share_towers(towers: TwoTower, of_run: TwoTower, name: str, whole: bool = Tr
 
     shared = False
     for side in ("x_tower", "y_tower"):
-        for own in (of_run.x_tower, of_run.y_tower):
+        for own in (main_towers.x_tower, main_towers.y_tower):
             tower = getattr(towers, side)
             if type(tower) is Tower and isinstance(tower.trunk, nn.Embedding):
                 continue

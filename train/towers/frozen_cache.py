@@ -4,7 +4,7 @@ A frozen text tower would otherwise take two thirds of each step. The bits of a 
 other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
 fixed shape.
 
-The key of a row is a hash of its bytes. The content keys of a batch would not do: a picture is augmented anew each
+The key of a row is a hash of its bytes. The content keys of a batch would not do: an image is augmented anew each
 time, and captions of different words may share a key (data.text_key). On a GPU the hash needs a copy of the rows on the
 host, so the cache is off there unless asked for.
 """

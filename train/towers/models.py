@@ -23,15 +23,15 @@ class TwoTowerModel:
 
 
 @dataclass(frozen=True)
-class PictureModel(TwoTowerModel):
-    """A model whose x_tower takes pictures. image: size and normalisation of its input. tokenize: None if no texts."""
+class ImageModel(TwoTowerModel):
+    """A model whose x_tower takes images. image: size and normalisation of its input. tokenize: None if no texts."""
 
     image: ImageSpec
 
 
 @dataclass(frozen=True)
-class ImageTextModel(PictureModel):
-    """A model whose x_tower takes pictures and y_tower texts.
+class ImageTextModel(ImageModel):
+    """A model whose x_tower takes images and y_tower texts.
 
     open_clip_config: open_clip's model_cfg if both towers come from one open_clip model, else None.
     """
@@ -59,7 +59,7 @@ class LanguageModel(TwoTowerModel):
 class SequenceModel(TwoTowerModel):
     """A model whose one tower embeds items, and steps of sequences as contexts.
 
-    image: of items that are pictures. width: of the embedding of an item. names: the ids of the items, of an export;
+    image: of items that are images. width: of the embedding of an item. names: the ids of the items, of an export;
     else the log has them.
     """
 

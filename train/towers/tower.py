@@ -15,7 +15,7 @@ from dyad.data.batch import Lengths
 from dyad.train.towers.frozen_cache import FrozenCache
 from dyad.train.towers.text.rows import Grouped
 
-COLOURS = 3  # channels of a picture
+COLOURS = 3  # channels of an image
 
 
 class Tower(nn.Module):
@@ -26,12 +26,7 @@ class Tower(nn.Module):
     """
 
     def __init__(
-        self,
-        trunk: nn.Module,
-        projection: nn.Module,
-        *,
-        prepare: nn.Module | None = None,
-        cache_mb: int | None = 0,
+        self, trunk: nn.Module, projection: nn.Module, *, prepare: nn.Module | None = None, cache_mb: int | None = 0
     ) -> None:
         super().__init__()
         self.prepare, self.trunk, self.projection = prepare or nn.Identity(), trunk, projection
@@ -40,7 +35,7 @@ class Tower(nn.Module):
         self._frozen_cache = FrozenCache(capacity, texts) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
-        """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for pictures, or to count them."""
+        """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for images, or to count them."""
         if self._frozen_cache is None:
             return self.projection(self._features(inputs, lengths))
         return self.projection(self._frozen_cache(self._features, inputs, partial(self._state, inputs.device), lengths))
@@ -139,7 +134,7 @@ def tf32_products(device: torch.device) -> Iterator[None]:
 
 
 def convolves(trunk: nn.Module) -> bool:
-    """Whether a trunk has convolutions of feature maps, and not just one that cuts the picture into patches."""
+    """Whether a trunk has convolutions of feature maps, and not just one that cuts the image into patches."""
     return any(isinstance(module, nn.Conv2d) and module.in_channels > COLOURS for module in trunk.modules())
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from dyad.data.base.errors import first_line
 from dyad.train.config import TrackingConfig
-from dyad.train.panels import Panels
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.progress import Record, RecordPosition, Sink
 
 TIMEOUT = 24.0  # seconds that a run waits for the start and the close of a tracker, together

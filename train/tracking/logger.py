@@ -13,9 +13,9 @@ from typing import Any
 from dyad.data.base.errors import printable
 from dyad.data.base.files import LineFile, read_lines, whole_file
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Panels
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.background import BackgroundTracker, TrackedRun
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.progress import Lines, LogFile, Record, RecordPosition, Sink, build_console, position
 from dyad.train.tracking.trackers import TRACKERS
 
@@ -86,29 +86,33 @@ class JsonLines(Sink):
 
 
 def build_logger(
-    run_dir: Path, config: TrackingConfig, plan: Plan, run_config: Mapping[str, Any], wandb_id: str | None = None
+    folder: Path,
+    config: TrackingConfig,
+    schedule: RunSchedule,
+    run_config: Mapping[str, Any],
+    wandb_id: str | None = None,
 ) -> Logger:
-    """Create the logger of rank 0 for a run from plan.first_step on; remove later records from metrics.jsonl.
+    """Create the logger of rank 0 for a run from schedule.first_step on; remove later records from metrics.jsonl.
 
-    config: tracking settings, with W&B's mode already resolved (`resolve_wandb_mode`). plan: an evaluation that is owed
-    will run again, so its record is removed as well. run_config: the run's configuration as plain values, for the
+    config: tracking settings, with W&B's mode already resolved (`resolve_wandb_mode`). schedule: an evaluation that is
+    owed will run again, so its record is removed as well. run_config: the run's configuration as plain values, for the
     trackers, which redact secrets in it. wandb_id: id of the W&B run, from the checkpoint; None for a new run.
     """
-    path = run_dir / "metrics.jsonl"
-    console = build_console(plan)
-    text = [LogFile(run_dir / "log.txt", Lines(plan), console.print), console]
+    path = folder / "metrics.jsonl"
+    console = build_console(schedule)
+    text = [LogFile(folder / "log.txt", Lines(schedule), console.print), console]
 
     log = Logger(text).print
-    taken_back = cut(path, plan.first_step, log, plan.evaluation_owed)
+    taken_back = cut(path, schedule.first_step, log, schedule.evaluation_owed)
     sinks: list[Sink] = [JsonLines(path, log)]
     if config.wandb is not Wandb.disabled:
         wandb_id = wandb_id or secrets.token_hex(4)
-    run = TrackedRun(run_dir, config, run_config, plan.first_step, taken_back, wandb_id)
+    run = TrackedRun(folder, config, run_config, schedule.first_step, taken_back, wandb_id)
     for name, tracker in TRACKERS.items():
         if tracker.is_on(config):
-            sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, run_dir)))
+            sinks.append(BackgroundTracker(name, partial(tracker, run), log, partial(tracker.clean_up, folder)))
     # Text last: the other sinks may print while they close.
-    return Logger([*sinks, *text], plan.global_batch_size, wandb_id, plan.steps_per_epoch)
+    return Logger([*sinks, *text], schedule.global_batch_size, wandb_id, schedule.steps_per_epoch)
 
 
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:

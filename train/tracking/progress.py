@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dyad.data.base.files import LineFile
 from dyad.data.base.progress import on_terminal, progress_bar
-from dyad.train.panels import Panels
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
+from dyad.train.tracking.panel_types import Panels
 
 Record = Mapping[str, float]
 WHEN = ("step", "samples_seen", "epoch", "time")  # entries of every record; all others are metrics
@@ -67,16 +67,16 @@ class Lines:
     "Loss: 3.21 (3.30)" shows the loss, and its mean over this epoch's lines so far.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, schedule: RunSchedule) -> None:
+        self.schedule = schedule
         self._epoch, self._losses = -1, [0.0]
 
     def epoch(self, step: int) -> int:
         """Return the epoch, counted from 0, of the optimiser step number `step`, counted from 1."""
-        return (step - 1) // self.plan.steps_per_epoch
+        return (step - 1) // self.schedule.steps_per_epoch
 
     def remaining(self, record: Record) -> timedelta:
-        return timedelta(seconds=round((self.plan.total_steps - record["step"]) * record["train/batch_time"]))
+        return timedelta(seconds=round((self.schedule.total_steps - record["step"]) * record["train/batch_time"]))
 
     def __call__(self, record: Record) -> str:
         step = int(record["step"])
@@ -88,7 +88,7 @@ class Lines:
             self._epoch, self._losses = epoch, []
         loss = record["train/loss"]
         self._losses.append(loss)
-        of_epoch, batch = self.plan.steps_per_epoch, self.plan.global_batch_size
+        of_epoch, batch = self.schedule.steps_per_epoch, self.schedule.global_batch_size
         samples, total = (step - epoch * of_epoch) * batch, of_epoch * batch
         parts = [
             f"Train Epoch: {epoch} [{samples:>{len(str(total))}}/{total} ({100 * samples / total:.0f}%)]",
@@ -142,7 +142,7 @@ class PlainConsole(TextSink):
     """
 
     def log(self, record: Record) -> None:
-        if is_training(record) or record["step"] < self._lines.plan.total_steps:
+        if is_training(record) or record["step"] < self._lines.schedule.total_steps:
             super().log(record)
 
     def print(self, line: str) -> None:
@@ -156,8 +156,8 @@ class BarConsole(PlainConsole):
     def __init__(self, lines: Lines) -> None:
         super().__init__(lines)
         self._bar = progress_bar(sys.stdout)
-        plan = lines.plan
-        self._task = self._bar.add_task("Train", total=plan.total_steps, completed=plan.first_step, facts="")
+        schedule = lines.schedule
+        self._task = self._bar.add_task("Train", total=schedule.total_steps, completed=schedule.first_step, facts="")
         self._bar.start()
 
     def log(self, record: Record) -> None:
@@ -175,6 +175,6 @@ class BarConsole(PlainConsole):
         self._bar.stop()
 
 
-def build_console(plan: Plan) -> Sink:
+def build_console(schedule: RunSchedule) -> Sink:
     """Return the Sink for the console: a progress bar if standard output is a terminal, plain lines otherwise."""
-    return (BarConsole if on_terminal(sys.stdout) else PlainConsole)(Lines(plan))
+    return (BarConsole if on_terminal(sys.stdout) else PlainConsole)(Lines(schedule))

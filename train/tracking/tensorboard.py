@@ -12,8 +12,8 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, printable
 from dyad.data.base.files import open_foreign
 from dyad.train.config import TrackingConfig
-from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import TrackedRun, Tracker
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.progress import Record
 
 LARGEST = 1 << 20  # pixels of a thumbnail
@@ -60,13 +60,13 @@ class TensorBoard(Tracker):
                     )
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
-        """Write a table as text, and each of its pictures as an image under the number of its row and its column."""
-        from dyad.data.image_text.transforms import decode
+        """Write a table as text, and each of its images as an image under the number of its row and its column."""
+        from dyad.data.image_text.decode import decode
 
         self._writer.add_text(tag, markdown(grid), self._step)
         for number, row in enumerate(grid.rows, start=1):
             for column, cell in zip(grid.columns, row, strict=True):
-                if isinstance(cell, Picture):
+                if isinstance(cell, Thumbnail):
                     with open_foreign(cell.path) as file:
                         pixels = decode(file.read(), LARGEST)
                     self._writer.add_image(f"{tag}/{number} {column}", pixels, self._step)
@@ -76,10 +76,10 @@ class TensorBoard(Tracker):
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table in Markdown, in which texts of others are no HTML; of a picture its caption."""
+    """Return a table in Markdown, in which texts of others are no HTML; of an image its caption."""
 
     def shown(cell: Cell) -> str:
-        text = cell.caption if isinstance(cell, Picture) else "" if cell is None else str(cell)
+        text = cell.caption if isinstance(cell, Thumbnail) else "" if cell is None else str(cell)
         return escape(printable(" ".join(text.split()))).replace("|", r"\|")
 
     rows = [[*grid.columns], ["---"] * len(grid.columns), *grid.rows]

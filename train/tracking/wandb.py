@@ -16,8 +16,8 @@ from dyad.data.base.files import open_foreign, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.secrets import known_secrets, without_credentials, without_secrets
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Cell, Grid, Panels, Picture
 from dyad.train.tracking.background import CLEAN_UP, TrackedRun, Tracker
+from dyad.train.tracking.panel_types import Cell, Grid, Panels, Thumbnail
 from dyad.train.tracking.progress import WHEN, Record, RecordPosition, position
 from dyad.train.tracking.wandb_mode import PROBE, answers, server, set_up_wandb, wandb_mode
 
@@ -133,7 +133,7 @@ class WandbRun(Tracker):
         return self._wandb.Table(columns=list(table.columns), data=rows, allow_mixed_types=True)
 
     def _cell(self, cell: Cell) -> Any:
-        return self._wandb.Image(str(cell.path), caption=cell.caption) if isinstance(cell, Picture) else cell
+        return self._wandb.Image(str(cell.path), caption=cell.caption) if isinstance(cell, Thumbnail) else cell
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

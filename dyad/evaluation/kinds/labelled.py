@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 def _labelled(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.items import labelled_set
-    from dyad.data.question_passage.views import labelled_texts, text_tokens, titled_text
+    from dyad.data.question_passage.text_views import labelled_texts, text_tokens, titled_text
     from dyad.eval.tasks.labelled import RareClass, TrainedClasses
-    from dyad.run.classes import class_inputs, open_labelled
+    from dyad.run.class_names import class_inputs, open_labelled
 
     config, model, rare = inputs.config, cast("ImageTextModel", inputs.model), inputs.config.data.rare
     found = open_labelled(entry.target, config)
@@ -43,14 +43,14 @@ def _check_labelled(entry: SuiteEntry) -> None:
     if entry.data.items is ItemKind.pictures:
         parse_sources(entry.target, entry.key, tables=checked_tables(table_options(entry.data)))
     else:
-        from dyad.data.question_passage.views import text_sources
+        from dyad.data.question_passage.text_views import text_sources
 
         text_sources(entry.target, entry.data, checked_tables)
 
 
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
     """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
-    ones. tables: gives the shards of tables of pictures.
+    ones. tables: gives the shards of tables of images.
     """
     named, label = read_probe(entry.path)
     found = tables(table_options(entry.data))
@@ -59,22 +59,22 @@ def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[lis
 
 def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.image_text.items import labelled_set
-    from dyad.data.question_passage.views import labelled_texts, text_tokens
+    from dyad.data.question_passage.text_views import labelled_texts, text_tokens
     from dyad.data.shards.shards import open_shards
     from dyad.eval.tasks.probe import Probe
 
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
-    picture = cast("Any", getattr(model, "image", None))  # of a model that takes some
-    has_texts = not picture or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
+    image = cast("Any", getattr(model, "image", None))  # of a model that takes some
+    has_texts = not image or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
         questions = inputs.config.task is Task.question_passage  # other tasks take texts as passages
         kind, lengths = (partial(Question, ""), data.question) if questions else (Passage, data.passage)
-        tokenize = model.tokenize if picture else partial(text_tokens, kind, model.tokenize, lengths)
+        tokenize = model.tokenize if image else partial(text_tokens, kind, model.tokenize, lengths)
         train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)
     else:
-        train, test = (labelled_set(open_shards(sources), picture, data, label) for sources in parts)
-    side, names = "y" if has_texts and picture else "x", sorted(set(train.labels))
+        train, test = (labelled_set(open_shards(sources), image, data, label) for sources in parts)
+    side, names = "y" if has_texts and image else "x", sorted(set(train.labels))
     return Probe(entry.name, entry.spec, test, names, train, side, options.probe_features, options.probe_k)
 
 

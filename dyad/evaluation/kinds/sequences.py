@@ -20,7 +20,7 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     from dyad.data.sequence.histories import next_items
     from dyad.data.sequence.log import read_log
     from dyad.data.sequence.open import items_of
-    from dyad.eval.tasks.next_item import NextItem
+    from dyad.eval.tasks.sequence.next_item import NextItem
 
     config = inputs.config
     data, options, model = config.data, config.eval, cast("SequenceModel", inputs.model)

@@ -12,7 +12,7 @@ import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import raises
 from helpers.rows import write_beir, write_lines
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.build import negatives
@@ -201,9 +201,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with raises(ConfigError, *named):
             here(monkeypatch, "negatives", str(asked), *words)
     assert not (tmp_path / ".out.jsonl.build").exists()
-    pictures = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", b"x")])
-    with raises(ConfigError, "QUESTIONS", pictures):
-        here(monkeypatch, "negatives", str(pictures), out, f"corpus={corpus}")
+    images = write_tar(tmp_path / "a.tar", [("0.png", image()), ("0.txt", b"x")])
+    with raises(ConfigError, "QUESTIONS", images):
+        here(monkeypatch, "negatives", str(images), out, f"corpus={corpus}")
     with raises(ConfigError, "QUESTIONS"):
         here(monkeypatch, "negatives", str(asked), str(asked), out)
     none = write_lines(tmp_path / "none.jsonl", [{"question": "red", "answers": ["zebra"]}])

@@ -11,7 +11,7 @@ import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import raises
 from helpers.rows import write_lines
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.log_weights import ZETA, LogWeights, read_log_weights
@@ -96,9 +96,9 @@ def test_questions_and_weights_of_sources(tmp_path: Path, monkeypatch: pytest.Mo
     equal(found, {Question("", text).key: count for text, count in (("a", 4.0), ("b", 2.5), ("c", 2.0))})
 
 
-def test_captions_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captions_and_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     captions = [["a dog", "a cat"], ["a dog"], ["a dog", "a dog", "a cow"]]
-    members = [(f"{n}.png", picture(n % 2)) for n in range(3)]
+    members = [(f"{n}.png", image(n % 2)) for n in range(3)]
     members += [(f"{n}.json", json.dumps({"c": texts, "d": f"d{n}"}).encode()) for n, texts in enumerate(captions)]
     tar = write_tar(tmp_path / "a.tar", sorted(members))
     counts = defaultdict[str, float](float)
@@ -108,7 +108,7 @@ def test_captions_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             counts[text] += 0.75 / len(texts)
     of_y = made(monkeypatch, tmp_path, tar, "captions=[c,d]", "caption_weights=[3,1]")
     equal(of_y, {content_key(text.encode()): count for text, count in counts.items()})
-    equal(made(monkeypatch, tmp_path, tar, "side=x"), {content_key(picture(0)): 2.0, content_key(picture(1)): 1.0})
+    equal(made(monkeypatch, tmp_path, tar, "side=x"), {content_key(image(0)): 2.0, content_key(image(1)): 1.0})
 
 
 def test_bad_samples_are_left_out_and_many_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

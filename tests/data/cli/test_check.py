@@ -13,12 +13,12 @@ import pytest
 from helpers.data_cli import code_of, command, ended, here
 from helpers.messages import raises
 from helpers.rows import write_beir
-from helpers.shards import Member, index_shard, pairs, picture, write_pairs, write_tar
+from helpers.shards import Member, image, index_shard, pairs, write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.cli import outputs
-from dyad.data.cli.check import PictureFindings, examine
+from dyad.data.cli.check import ImageFindings, examine
 from dyad.data.cli.main import VERBS, parse_verb
 from dyad.data.cli.options import CheckOptions, OnError
 from dyad.data.shards.shards import open_shards
@@ -89,25 +89,24 @@ def test_manifest_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     members: list[Member] = [
-        ("0.png", picture(1, (10, 20))),
+        ("0.png", image(1, (10, 20))),
         ("0.json", b'{"caption": ["one two", "three"]}'),
-        ("1.jpg", picture(2, (30, 60), "JPEG", "L")),
+        ("1.jpg", image(2, (30, 60), "JPEG", "L")),
         ("1.json", b'{"caption": "one two"}'),
-        ("2.png", picture(1, (10, 20))),
+        ("2.png", image(1, (10, 20))),
         ("2.json", b'{"caption": "three"}'),
     ]
     here(monkeypatch, "check", write_tar(tmp_path / "a.tar", members))
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [
         ["samples", "3 in 1 shards, 0.0 MB"],
-        ["pictures", "png 2, jpg 1; modes RGB 2, L 1"],
+        ["images", "png 2, jpg 1; modes RGB 2, L 1"],
         ["width", "min 10, median 10, 95th percentile 30, max 30"],
         ["height", "min 20, median 20, 95th percentile 60, max 60"],
         [
             "captions",
-            "4; of a picture min 1, median 1, 95th percentile 2, max 2; "
-            "words min 1, median 2, 95th percentile 2, max 2",
+            "4; of an image min 1, median 1, 95th percentile 2, max 2; words min 1, median 2, 95th percentile 2, max 2",
         ],
-        ["duplicates", "1 pictures, 2 texts"],
+        ["duplicates", "1 images, 2 texts"],
         ["damage", "0"],
         ["fine:", "train with"],
         [
@@ -121,9 +120,9 @@ def test_check_summarises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 def test_check_finds_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A flipped bit, a picture cut before it was packed, a picture under a foreign name, a broken and a sound shard."""
+    """A flipped bit, an image cut before it was packed, an image under a foreign name, a broken and a sound shard."""
     flipped = write_pairs(tmp_path / "a.tar", 3)
-    cut, text = picture(5, (60, 60), "JPEG")[:-200], ("1.txt", b"x")
+    cut, text = image(5, (60, 60), "JPEG")[:-200], ("1.txt", b"x")
     bad = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", cut), text, ("2.webp", b"GIF"), ("2.txt", b"x")])
     write_pairs(tmp_path / "c.tar", 2)
     broken = write_pairs(tmp_path / "d.tar", 3)
@@ -158,18 +157,18 @@ def test_check_says_no_to_what_training_refuses(
         with raises(DataError):
             here(monkeypatch, "check", tmp_path / empty)
     odd: list[Member] = [
-        *(("0.png", picture()), ("0.json", b'{"caption": " "}'), ("1.png", picture()), ("1.json", b'{"caption": 3}')),
+        *(("0.png", image()), ("0.json", b'{"caption": " "}'), ("1.png", image()), ("1.json", b'{"caption": 3}')),
         *(
-            ("2.png", picture()),
+            ("2.png", image()),
             ("2.json", b'{"words": "x"}'),
-            ("3.png", picture()),
+            ("3.png", image()),
             ("3.cls", b"7"),
             ("3.json", b"{}"),
         ),
     ]
     with raises(DataError, "3 findings", "4 samples"):
         here(monkeypatch, "check", write_tar(tmp_path / "odd.tar", odd))
-    texts = write_tar(tmp_path / "texts.tar", [("0.txt", b"no picture")])
+    texts = write_tar(tmp_path / "texts.tar", [("0.txt", b"no image")])
     with raises(DataError, "1 findings"):
         here(monkeypatch, "check", texts, write_tar(tmp_path / "none.tar", []))
 
@@ -177,21 +176,21 @@ def test_check_says_no_to_what_training_refuses(
 def test_check_of_captions_and_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    members = [(f"{n}.{s}", picture() if s == "png" else b"{") for n in range(30) for s in ("png", "json")]
+    members = [(f"{n}.{s}", image() if s == "png" else b"{") for n in range(30) for s in ("png", "json")]
     path = write_tar(tmp_path / "a.tar", members)
     with raises(DataError, "30 findings", "30 samples"):
         here(monkeypatch, "check", path)
     (found,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("bad: "))
     assert "sample '0': its json member" in found and found.endswith(" … and 29 more like this")
-    mixed = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", picture(kind="JPEG")), ("1.txt", b"x")])
+    mixed = write_tar(tmp_path / "b.tar", [*pairs(1), ("1.jpg", image(kind="JPEG")), ("1.txt", b"x")])
     with raises(DataError, "1 findings"):
         here(monkeypatch, "check", mixed, "image_key=png")
-    assert "has no picture: data.image_key=png, its members are jpg, txt" in capsys.readouterr().out
+    assert "has no image: data.image_key=png, its members are jpg, txt" in capsys.readouterr().out
 
 
 def test_findings_of_parts_add_up_to_those_of_the_whole(tmp_path: Path) -> None:
     index = index_shard(str(write_pairs(tmp_path / "a.tar", 30)))
-    parts = PictureFindings()
+    parts = ImageFindings()
     for rows in (range(7), range(7, 8), range(8, 30)):
         parts += examine((index, rows, CheckOptions()))
     assert parts == examine((index, range(30), CheckOptions())) and parts.samples == 30
@@ -211,7 +210,7 @@ def test_work_is_spread_over_processes_when_there_is_enough(tmp_path: Path) -> N
 
 def test_pack_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(3):
-        (tmp_path / f"{n}.png").write_bytes(picture(n))
+        (tmp_path / f"{n}.png").write_bytes(image(n))
     rows = "".join(f"{n}.png,{n}\n" for n in (0, 1, 2, 9))
     (tmp_path / "p.csv").write_text("file,words\n" + rows)
     keys = ["columns=[file,words]", "maxcount=2"]
@@ -328,13 +327,13 @@ def test_what_to_do_with_sound_data(
     here(monkeypatch, "check", beir, "split=dev", f"val={beir}@dev")
     last = capsys.readouterr().out.splitlines()[-1]
     assert f"'data.val=\"{beir}@dev\"' data.question.split=dev global_batch_size=6" in last
-    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.cls", b"7")]))
+    here(monkeypatch, "check", write_tar(tmp_path / "a.tar", [("0.png", image()), ("0.cls", b"7")]))
     assert "nothing: class numbers alone" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_a_table_without_known_columns_is_named_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.csv").write_text("file,description\n0.jpg,one\n")
-    (tmp_path / "0.jpg").write_bytes(picture(0))
+    (tmp_path / "0.jpg").write_bytes(image(0))
     with raises(ConfigError, "t.csv", "file, description", "columns=[…]"):
         here(monkeypatch, "check", tmp_path / "t.csv")
 
@@ -343,7 +342,7 @@ def test_the_relevance_of_pairs_is_checked(tmp_path: Path, monkeypatch: pytest.M
     members: list[Member] = []
     for n, similarity in enumerate((0.3, 2)):
         fields = {"caption": f"thing {n}", "similarity": similarity, "one": 1}
-        members += [(f"{n}.png", picture(n)), (f"{n}.json", json.dumps(fields).encode())]
+        members += [(f"{n}.png", image(n)), (f"{n}.json", json.dumps(fields).encode())]
     shard = write_tar(tmp_path / "a.tar", members)
     done = ended(monkeypatch, "check", shard, "relevance=similarity")
     assert done.returncode == 3 and "sample '1': no relevance: 'similarity' is 2" in done.stdout

@@ -179,5 +179,5 @@ def test_pack_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     refused = ended(monkeypatch, "pack", tmp_path / "flag.jsonl", f"out={tmp_path}/out", "to=bier")
     assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr
-    pictures = ended(monkeypatch, "pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
-    assert pictures.returncode == 2 and "to=beir: pictures and captions become shards" in pictures.stderr
+    images = ended(monkeypatch, "pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
+    assert images.returncode == 2 and "to=beir: images and captions become shards" in images.stderr

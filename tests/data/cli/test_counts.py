@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.messages import raises
 from helpers.passages import write_beir
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli import counts
@@ -42,11 +42,11 @@ def test_what_cannot_be_counted_is_unknown(tmp_path: Path) -> None:
     assert most_samples(["https://127.0.0.1:9/a.jsonl"], []) is None
 
 
-def test_pictures_and_judged_questions_are_counted(tmp_path: Path) -> None:
-    shard = write_tar(tmp_path / "a.tar", [(f"{i}.png", picture(i)) for i in range(3)])
+def test_images_and_judged_questions_are_counted(tmp_path: Path) -> None:
+    shard = write_tar(tmp_path / "a.tar", [(f"{i}.png", image(i)) for i in range(3)])
     (tmp_path / "folder").mkdir()
     for i in range(4):
-        (tmp_path / "folder" / f"{i}.png").write_bytes(picture(i))
+        (tmp_path / "folder" / f"{i}.png").write_bytes(image(i))
     assert most_samples([str(shard), str(tmp_path / "folder")], []) == 7
     assert most_samples([str(write_beir(tmp_path / "b") / "qrels" / "test.tsv")], []) == 11
 
@@ -54,7 +54,7 @@ def test_pictures_and_judged_questions_are_counted(tmp_path: Path) -> None:
 STARTS: dict[str, tuple[list[Any], list[str]]] = {
     "batch": (["global_batch_size=6", "data.train={0}/a.jsonl"], ["global_batch_size=6", "5 samples"]),
     "weights": (["global_batch_size=16", "data.train={0}/a.jsonl@3"], ["global_batch_size=16", "15 samples"]),
-    "pictures for questions": (
+    "images for questions": (
         ["data.train={0}/a.jsonl", "data.val={0}/p.csv"],
         ["data.val", "p.csv", "file_name, caption"],
     ),
@@ -84,7 +84,7 @@ def test_a_start_is_refused_before_torch_is_loaded(tmp_path: Path, name: str) ->
 )
 def test_what_was_recognised_is_said(tmp_path: Path, words: list[str], named: list[str]) -> None:
     (tmp_path / "p.csv").write_text("file_name,caption\n0.png,one\n")
-    (tmp_path / "0.png").write_bytes(picture(0))
+    (tmp_path / "0.png").write_bytes(image(0))
     (tmp_path / "x.tar.gz").write_bytes(b"\x1f\x8b")
     common = ["model.name=ViT-B-32", "steps=1", "global_batch_size=1", "tracking=local"]
     with raises(ConfigError, *named):

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers.messages import raises
-from helpers.shards import picture
+from helpers.shards import image
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli import outputs
 from dyad.data.cli.options import OnError, PackOptions
 from dyad.data.cli.pack import pack_pairs
-from dyad.data.image_text.pictures import read_header
+from dyad.data.image_text.image_files import read_header
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
 
@@ -32,13 +32,13 @@ def of_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Six pictures 0.png … 5.jpg in pictures/."""
-    folder = tmp_path / "pictures"
+def images(tmp_path: Path) -> Path:
+    """Six images 0.png … 5.jpg in images/."""
+    folder = tmp_path / "images"
     folder.mkdir()
     for n in range(6):
         kind = ("PNG", "JPEG", "WEBP")[n % 3]
-        (folder / f"{n}.{kind.lower()}").write_bytes(picture(n, kind=kind))
+        (folder / f"{n}.{kind.lower()}").write_bytes(image(n, kind=kind))
     return folder
 
 
@@ -61,19 +61,19 @@ def samples(shards: Shards) -> list[dict[str, bytes]]:
     return [shards.read(n) for n in range(len(shards))]
 
 
-def test_open_clip_csv(tmp_path: Path, pictures: Path) -> None:
-    rows = [["filepath", "title"], *([f"pictures/{name}", f" caption of {name} "] for name in names(pictures))]
+def test_open_clip_csv(tmp_path: Path, images: Path) -> None:
+    rows = [["filepath", "title"], *([f"images/{name}", f" caption of {name} "] for name in names(images))]
     shards = packed(write_csv(tmp_path / "pairs.csv", rows), tmp_path / "out")
     suffixes = ["png", "jpg", "webp"] * 2
     assert samples(shards) == [
-        {suffix: (pictures / name).read_bytes(), "txt": f"caption of {name}".encode()}
-        for name, suffix in zip(names(pictures), suffixes, strict=True)
+        {suffix: (images / name).read_bytes(), "txt": f"caption of {name}".encode()}
+        for name, suffix in zip(names(images), suffixes, strict=True)
     ]
     assert [shards.key(n) for n in (0, 5)] == ["000000000", "000000005"]
 
 
-def test_other_csv_keeps_further_columns(tmp_path: Path, pictures: Path) -> None:
-    rows = [["id", "img", "text"], ["7", str(pictures / "0.png"), "a,\nb"], ["8", str(pictures / "1.jpeg"), "ünï"]]
+def test_other_csv_keeps_further_columns(tmp_path: Path, images: Path) -> None:
+    rows = [["id", "img", "text"], ["7", str(images / "0.png"), "a,\nb"], ["8", str(images / "1.jpeg"), "ünï"]]
     source = write_csv(tmp_path / "pairs.csv", rows, ";")
     source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     shards = packed(source, tmp_path / "out", columns=["img", "text"])
@@ -81,41 +81,41 @@ def test_other_csv_keeps_further_columns(tmp_path: Path, pictures: Path) -> None
     assert json.loads(shards.read(1)["json"]) == {"id": "8"}
 
 
-def test_folder_of_pictures_and_texts(tmp_path: Path, pictures: Path) -> None:
-    deep = pictures / "deep" / "er"
+def test_folder_of_images_and_texts(tmp_path: Path, images: Path) -> None:
+    deep = images / "deep" / "er"
     deep.mkdir(parents=True)
-    (deep / "x.y.PNG").write_bytes(picture(9))
+    (deep / "x.y.PNG").write_bytes(image(9))
     (deep / "x.y.txt").write_text("deep\n\n er \n")
     (deep / ".DS_Store").touch()
-    for name in names(pictures):
-        (pictures / name).with_suffix(".txt").write_text(name)
-    shards = packed(pictures, tmp_path / "out")
+    for name in names(images):
+        (images / name).with_suffix(".txt").write_text(name)
+    shards = packed(images, tmp_path / "out")
     assert [members["txt"].decode() for members in samples(shards)] == [
         *["0.png", "1.jpeg", "2.webp", "3.png", "4.jpeg", "5.webp"],
         "deep\n\ner",
     ]
 
 
-def test_parquet_with_lists_of_captions(tmp_path: Path, pictures: Path) -> None:
-    found = names(pictures)
-    table = {"image": [f"pictures/{n}" for n in found], "captions": [[n, n * 2] for n in found], "width": range(6)}
+def test_parquet_with_lists_of_captions(tmp_path: Path, images: Path) -> None:
+    found = names(images)
+    table = {"image": [f"images/{n}" for n in found], "captions": [[n, n * 2] for n in found], "width": range(6)}
     pq.write_table(pa.table(table), tmp_path / "pairs.parquet")
     shards = packed(tmp_path / "pairs.parquet", tmp_path / "out")
     assert sorted(shards.read(0)) == ["json", "png", "txt"]
     assert shards.read(2)["txt"] == b"2.webp\n\n2.webp2.webp" and json.loads(shards.read(2)["json"]) == {"width": 2}
 
 
-def test_parquet_with_one_caption(tmp_path: Path, pictures: Path) -> None:
-    pq.write_table(pa.table({"p": ["pictures/0.png"], "c": ["x"]}), tmp_path / "pairs.parquet")
+def test_parquet_with_one_caption(tmp_path: Path, images: Path) -> None:
+    pq.write_table(pa.table({"p": ["images/0.png"], "c": ["x"]}), tmp_path / "pairs.parquet")
     shards = packed(tmp_path / "pairs.parquet", tmp_path / "out", columns=["p", "c"])
     assert shards.read(0)["txt"] == b"x" and "json" not in shards.read(0)
 
 
-def test_json_lines_of_different_shapes(tmp_path: Path, pictures: Path) -> None:
+def test_json_lines_of_different_shapes(tmp_path: Path, images: Path) -> None:
     """All samples get the same members although lines differ: one or several captions, further fields in json."""
     lines = [
-        {"filepath": "pictures/0.png", "caption": "one"},
-        {"filepath": "pictures/1.jpeg", "caption": ["one", "two"], "when": "today"},
+        {"filepath": "images/0.png", "caption": "one"},
+        {"filepath": "images/1.jpeg", "caption": ["one", "two"], "when": "today"},
     ]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     shards = packed(tmp_path / "pairs.jsonl", tmp_path / "out")
@@ -123,10 +123,10 @@ def test_json_lines_of_different_shapes(tmp_path: Path, pictures: Path) -> None:
     assert shards.read(1)["txt"] == b"one\n\ntwo" and json.loads(shards.read(1)["json"]) == {"when": "today"}
 
 
-def test_same_bytes_every_time_and_limits(tmp_path: Path, pictures: Path) -> None:
-    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"pictures/{n}", n] for n in names(pictures))])
+def test_same_bytes_every_time_and_limits(tmp_path: Path, images: Path) -> None:
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"images/{n}", n] for n in names(images))])
     packed(source, tmp_path / "a", maxcount=4)
-    os.utime(pictures / "0.png", (1, 1))
+    os.utime(images / "0.png", (1, 1))
     packed(source, tmp_path / "b", maxcount=4)
     digests = [[hashlib.sha256((tmp_path / x / n).read_bytes()).hexdigest() for n in names(tmp_path / x)] for x in "ab"]
     assert digests[0] == digests[1] and names(tmp_path / "a") == ["000000.tar", "000001.tar"]
@@ -138,10 +138,10 @@ def test_same_bytes_every_time_and_limits(tmp_path: Path, pictures: Path) -> Non
 @pytest.mark.parametrize("folder", ["out", "with space", 'quo"te', "it's", "100%", "back\\slash", "{brace}"])
 @pytest.mark.parametrize("maxcount", [2, 10])
 def test_printed_command_names_these_shards(
-    tmp_path: Path, pictures: Path, folder: str, maxcount: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, images: Path, folder: str, maxcount: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is printed goes through a shell, Hydra's grammar and our own, and comes out as the shards."""
-    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"pictures/{n}", n] for n in names(pictures))])
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], *([f"images/{n}", n] for n in names(images))])
     out = tmp_path / folder
     packed_shards = packed(source, out, maxcount=maxcount)
     command = next(line for line in capsys.readouterr().out.splitlines() if "python -m train" in line)
@@ -158,37 +158,37 @@ def test_printed_command_names_these_shards(
 
 
 BAD = {
-    "missing file": ({"image": "pictures/none.png", "caption": "x"}, "pictures/none.png"),
-    "undecodable picture": ({"image": "pictures/text.png", "caption": "x"}, "pictures/text.png"),
-    "too many pixels": ({"image": "pictures/big.png", "caption": "x"}, "110 x 100"),
-    "unreadable file": ({"image": "pictures", "caption": "x"}, "pictures"),
-    "empty caption": ({"image": "pictures/0.png", "caption": " \n"}, ""),
-    "one of the captions": ({"image": "pictures/0.png", "caption": ["x", ""]}, ""),
-    "no caption": ({"image": "pictures/0.png"}, ""),
-    "no captions": ({"image": "pictures/0.png", "caption": []}, ""),
-    "no text": ({"image": "pictures/0.png", "caption": 3}, "3"),
-    "long text": ({"image": "pictures/0.png", "caption": "x" * 1_100_000}, ""),
-    "no picture": ({"caption": "x"}, ""),
-    "picture of a wrong type": ({"image": 3, "caption": "x"}, "image = 3"),
-    "no number": ({"image": "pictures/0.png", "caption": "x", "score": float("nan")}, ""),
+    "missing file": ({"image": "images/none.png", "caption": "x"}, "images/none.png"),
+    "undecodable image": ({"image": "images/text.png", "caption": "x"}, "images/text.png"),
+    "too many pixels": ({"image": "images/big.png", "caption": "x"}, "110 x 100"),
+    "unreadable file": ({"image": "images", "caption": "x"}, "images"),
+    "empty caption": ({"image": "images/0.png", "caption": " \n"}, ""),
+    "one of the captions": ({"image": "images/0.png", "caption": ["x", ""]}, ""),
+    "no caption": ({"image": "images/0.png"}, ""),
+    "no captions": ({"image": "images/0.png", "caption": []}, ""),
+    "no text": ({"image": "images/0.png", "caption": 3}, "3"),
+    "long text": ({"image": "images/0.png", "caption": "x" * 1_100_000}, ""),
+    "no image": ({"caption": "x"}, ""),
+    "image of a wrong type": ({"image": 3, "caption": "x"}, "image = 3"),
+    "no number": ({"image": "images/0.png", "caption": "x", "score": float("nan")}, ""),
     "no JSON": ("{", ""),
     "no object": ("[]", ""),
 }
 
 
 @pytest.fixture
-def odd_pictures(pictures: Path) -> Path:
-    (pictures / "text.png").write_text("GIF89a is no PNG")
-    (pictures / "big.png").write_bytes(picture(size=(110, 100)))
-    return pictures
+def odd_images(images: Path) -> Path:
+    (images / "text.png").write_text("GIF89a is no PNG")
+    (images / "big.png").write_bytes(image(size=(110, 100)))
+    return images
 
 
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_rows_stop_with_their_number_or_are_counted(
-    tmp_path: Path, odd_pictures: Path, kind: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, odd_images: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line, named = BAD[kind]
-    good = json.dumps({"image": "pictures/1.jpeg", "caption": "fine"})
+    good = json.dumps({"image": "images/1.jpeg", "caption": "fine"})
     source = tmp_path / "pairs.jsonl"
     source.write_text("\n".join([good, line if isinstance(line, str) else json.dumps(line), good]))
     before = sorted(tmp_path.iterdir())
@@ -202,15 +202,15 @@ def test_bad_rows_stop_with_their_number_or_are_counted(
     assert "skipped 1 of 3 rows: 1 " in printed.out
 
 
-def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_files_of_a_folder(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for n in range(3):
-        (pictures / f"{n}.txt").write_text("x")
-    (pictures / "3.txt").write_bytes(b"\xff\xfe\xfa")
-    (pictures / "alone.txt").write_text("x")
-    assert len(packed(pictures, tmp_path / "out", on_error=OnError.skip)) == 3
+        (images / f"{n}.txt").write_text("x")
+    (images / "3.txt").write_bytes(b"\xff\xfe\xfa")
+    (images / "alone.txt").write_text("x")
+    assert len(packed(images, tmp_path / "out", on_error=OnError.skip)) == 3
     out = capsys.readouterr().out
     assert "skipped 4 of 7 rows" in out
-    assert "2 no caption" in out and "1 caption is no text" in out and "1 no picture beside the text" in out
+    assert "2 no caption" in out and "1 caption is no text" in out and "1 no image beside the text" in out
 
 
 @pytest.mark.parametrize(
@@ -224,31 +224,31 @@ def test_bad_files_of_a_folder(tmp_path: Path, pictures: Path, capsys: pytest.Ca
         ("filepath\ttitle\n", ""),
     ],
 )
-def test_damaged_csv(tmp_path: Path, pictures: Path, content: str, named: str) -> None:
-    (pictures / "p.csv").write_text(content)
-    (pictures / "1.png").write_bytes(picture())
+def test_damaged_csv(tmp_path: Path, images: Path, content: str, named: str) -> None:
+    (images / "p.csv").write_text(content)
+    (images / "1.png").write_bytes(image())
     with raises(DataError, "p.csv", named):
-        packed(pictures / "p.csv", tmp_path / "out")
+        packed(images / "p.csv", tmp_path / "out")
 
 
-def test_csv_that_is_not_utf8(tmp_path: Path, pictures: Path) -> None:
-    (pictures / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xc3\xa9\xff\n")
+def test_csv_that_is_not_utf8(tmp_path: Path, images: Path) -> None:
+    (images / "p.csv").write_bytes(b"filepath\ttitle\n" + b"\n" + b"0.png\ty\n" * 3 + b"0.png\t\xc3\xa9\xff\n")
     with raises(DataError, "row 4 (line 6)"):
-        packed(pictures / "p.csv", tmp_path / "out")
-    (pictures / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
+        packed(images / "p.csv", tmp_path / "out")
+    (images / "p.csv").write_bytes(b'"x"filepath\ttitle\n0.png\ty\n')
     with raises(DataError, "p.csv"):
-        packed(pictures / "p.csv", tmp_path / "out")
+        packed(images / "p.csv", tmp_path / "out")
 
 
-def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_bad_row_costs_no_other(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever is in it: of each kind of file the first and the last row are sound."""
     os.mkfifo(tmp_path / "pipe.png")
     deep, paths = "[" * 50_000, ["\0", "x" * 5_000, "\ud800", "pipe.png"]
-    odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "pictures/0.png", "title": "\ud800"}]
-    good = {"filepath": "pictures/0.png", "title": "é" * 9}
+    odd = [{"filepath": path, "title": "x"} for path in paths] + [{"filepath": "images/0.png", "title": "\ud800"}]
+    good = {"filepath": "images/0.png", "title": "é" * 9}
     lines = [*map(json.dumps, [good, *odd]), f'{{"title": {deep}', f'{{"x": {"9" * 5_000}}}', json.dumps(good)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "pictures/0.png\tx"]
+    rows = ["filepath\ttitle", *("\t".join(row.values()) for row in [good, *odd]), 'ab\t"c"d', "images/0.png\tx"]
     (tmp_path / "pairs.csv").write_bytes("\n".join(rows).encode(errors="surrogatepass"))
     for name, bad in (("pairs.jsonl", 7), ("pairs.csv", 6)):
         shards = packed(tmp_path / name, tmp_path / f"{name}.out", on_error=OnError.skip)
@@ -256,21 +256,21 @@ def test_one_bad_row_costs_no_other(tmp_path: Path, pictures: Path, capsys: pyte
         assert f"skipped {bad} of {bad + 2} rows" in capsys.readouterr().out
 
 
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, pictures: Path) -> None:
+def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path, images: Path) -> None:
     (tmp_path / "secret.txt").write_text("secret")
-    (tmp_path / "secret.png").write_bytes(picture(77))
-    for name in names(pictures):
-        (pictures / name).with_suffix(".txt").write_text(name)
-    (pictures / "0.txt").unlink()
-    (pictures / "0.txt").symlink_to(tmp_path / "secret.txt")
-    (pictures / "1.jpeg").unlink()
-    (pictures / "1.jpeg").symlink_to("../secret.png")
-    (pictures / "2.txt").unlink()
-    (pictures / "2.txt").symlink_to("3.txt")
-    (pictures / "outside").symlink_to(tmp_path)
+    (tmp_path / "secret.png").write_bytes(image(77))
+    for name in names(images):
+        (images / name).with_suffix(".txt").write_text(name)
+    (images / "0.txt").unlink()
+    (images / "0.txt").symlink_to(tmp_path / "secret.txt")
+    (images / "1.jpeg").unlink()
+    (images / "1.jpeg").symlink_to("../secret.png")
+    (images / "2.txt").unlink()
+    (images / "2.txt").symlink_to("3.txt")
+    (images / "outside").symlink_to(tmp_path)
     with raises(DataError, "0.png"):
-        packed(pictures, tmp_path / "out")
-    found = samples(packed(pictures, tmp_path / "out", on_error=OnError.skip))
+        packed(images, tmp_path / "out")
+    found = samples(packed(images, tmp_path / "out", on_error=OnError.skip))
     assert [members["txt"] for members in found] == [b"3.png", b"3.png", b"4.jpeg", b"5.webp"]
 
 
@@ -281,7 +281,7 @@ def test_all_rows_bad(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
+def test_commands_that_cannot_work(tmp_path: Path, images: Path) -> None:
     source = write_csv(tmp_path / "p.csv", [["filepath", "titel"], ["x", "y"]])
     (tmp_path / "pairs.jsonl").write_text('{"picture": "x", "caption": "y"}')
     (tmp_path / "broken.parquet").write_text("no")
@@ -290,29 +290,29 @@ def test_commands_that_cannot_work(tmp_path: Path, pictures: Path) -> None:
         (source, {"columns": ["filepath", "title"]}, "'titel'"),
         (tmp_path / "pairs.jsonl", {}, "columns=[picture,caption]"),
         (tmp_path / "p.cvs", {}, "'p.csv'"),
-        (pictures / "0.png", {}, "0.png"),
+        (images / "0.png", {}, "0.png"),
     ]
     for path, options, named in refused:
         with raises(ConfigError, named):
             packed(path, tmp_path / "out", **options)
-    with raises(ConfigError, pictures):
-        packed(source, pictures)
+    with raises(ConfigError, images):
+        packed(source, images)
     with raises(ConfigError, "out=FOLDER"):
         pack_pairs(str(source), PackOptions())
     with raises(DataError, "broken.parquet"):
         packed(tmp_path / "broken.parquet", tmp_path / "out")
     (tmp_path / "file").touch()
-    (tmp_path / "commas.csv").write_text("filepath\ttitle\npictures/0.png\ty\n")
+    (tmp_path / "commas.csv").write_text("filepath\ttitle\nimages/0.png\ty\n")
     with raises(ConfigError, tmp_path / "file"):
         packed(tmp_path / "commas.csv", tmp_path / "file" / "out")
 
 
-def test_headers_of_pictures() -> None:
-    assert read_header(picture(kind="JPEG", mode="L"), 100) == ("jpg", "L", 8, 6)
+def test_headers_of_images() -> None:
+    assert read_header(image(kind="JPEG", mode="L"), 100) == ("jpg", "L", 8, 6)
     with raises(DataError, "max_image_pixels=47"):
-        read_header(picture(), 47)
+        read_header(image(), 47)
     with raises(DataError, "GIF89a"):
         read_header(b"GIF89a..............", 100)
-    bomb = picture(size=(1, 1)).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0")
+    bomb = image(size=(1, 1)).replace(b"\0\0\0\1\0\0\0\1", b"\0\1\0\0\0\1\0\0")
     with raises(DataError):
         read_header(bomb, 25_000_000)

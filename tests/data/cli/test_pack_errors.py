@@ -256,7 +256,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
     assert int(done.stdout.splitlines()[-1]) < 8_000, "KiB"
 
 
-# ---- pictures, questions or passages? ------------------------------------------------------------------------------
+# ---- images, questions or passages? ------------------------------------------------------------------------------
 
 
 def test_kind_of_an_input(tmp_path: Path) -> None:
@@ -267,18 +267,18 @@ def test_kind_of_an_input(tmp_path: Path) -> None:
         (lines("a.jsonl", GOOD), InputKind.questions),
         (lines("b.jsonl", "{\n", GOOD), InputKind.questions),
         (lines("c.jsonl", {"docid": "1", "text": "x"}), InputKind.passages),
-        (lines("d.jsonl", {"image": "x.png", "text": "x"}), InputKind.pictures),
-        (lines("e.jsonl", {"filepath": "x.png", "title": "x", "id": 1}), InputKind.pictures),
+        (lines("d.jsonl", {"image": "x.png", "text": "x"}), InputKind.images),
+        (lines("e.jsonl", {"filepath": "x.png", "title": "x", "id": 1}), InputKind.images),
         (lines("f.tsv", "id\ttext\ttitle\n"), InputKind.passages),
-        (lines("g.tsv", "filepath\ttitle\n"), InputKind.pictures),
+        (lines("g.tsv", "filepath\ttitle\n"), InputKind.images),
         (str(write_dpr(tmp_path / "h.json", ROWS)), InputKind.questions),
         (str(write_dpr(tmp_path / "i.json", [{"id": 1, "text": "x"}])), InputKind.passages),
         (str(write_dpr(tmp_path / "j.json", [{"x": 1}])), InputKind.questions),
         (str(write_tar(tmp_path / "k.tar", [("0.json", b"{}")])), InputKind.questions),
-        (str(write_tar(tmp_path / "l.tar", [("0.json", b"{}"), ("0.png", b"x")])), InputKind.pictures),
+        (str(write_tar(tmp_path / "l.tar", [("0.json", b"{}"), ("0.png", b"x")])), InputKind.images),
         (str(write_beir(tmp_path / "m")), InputKind.questions),
-        (str(tmp_path / "none.csv"), InputKind.pictures),
-        ("http://127.0.0.1:9/none.jsonl?signature=x", InputKind.pictures),
+        (str(tmp_path / "none.csv"), InputKind.images),
+        ("http://127.0.0.1:9/none.jsonl?signature=x", InputKind.images),
         (str(tmp_path), InputKind.questions),
     ]
     for source, kind in found:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import check, raises
-from helpers.shards import BLOCK, Member, headers_of, opened, overwrite, pairs, picture, write_tar
+from helpers.shards import BLOCK, Member, headers_of, image, opened, overwrite, pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.shards.shards import Shards
@@ -71,9 +71,9 @@ def test_the_command_of_a_refusal_packs_the_sound_samples(
 
 
 LACKING = {
-    "no caption": [("7.png", picture(7))],
-    "no picture": [("7.txt", b"seven")],
-    "undecodable picture": [("7.png", picture(7)[:45]), ("7.txt", b"seven")],
+    "no caption": [("7.png", image(7))],
+    "no image": [("7.txt", b"seven")],
+    "undecodable image": [("7.png", image(7)[:45]), ("7.txt", b"seven")],
 }
 
 
@@ -89,7 +89,7 @@ def test_samples_that_training_would_replace_are_left_out(
     assert len(opened(tmp_path / "out" / "000000.tar")) == 12
 
 
-def test_tars_of_pictures_alone_keep_all_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tars_of_images_alone_keep_all_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tar = write_tar(tmp_path / "a.tar", [member for member in GOOD if member[0].endswith("png")])
     here(monkeypatch, "pack", tar, f"out={tmp_path / 'out'}")
     assert len(opened(tmp_path / "out" / "000000.tar")) == 12

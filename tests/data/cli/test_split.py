@@ -12,7 +12,7 @@ import pytest
 from helpers.data_cli import code_of, ended, here
 from helpers.messages import raises
 from helpers.rows import dpr_row, write_beir, write_lines
-from helpers.shards import Member, picture, write_tar
+from helpers.shards import Member, image, write_tar
 from hypothesis import given, settings, strategies as st
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -40,12 +40,12 @@ def no_leak(out: Path, rows: int, share: float, largest: int, names: tuple[str, 
 
 
 def copies(count: int, same: int = 3) -> list[Member]:
-    """Samples of which `same` in a row share a picture, and the last of them shares its caption with the next."""
+    """Samples of which `same` in a row share an image, and the last of them shares its caption with the next."""
     members: list[Member] = []
     for n in range(count):
         caption = f"caption {n + 1 if n % same == same - 1 and n % (2 * same) < same else n}"
         fields = json.dumps({"author": n // 10, "caption": caption}).encode()
-        members += [(f"k{n}.png", picture(n // same)), (f"k{n}.json", fields)]
+        members += [(f"k{n}.png", image(n // same)), (f"k{n}.json", fields)]
     return members
 
 
@@ -96,10 +96,10 @@ def test_more_rows_leave_most_where_they_were() -> None:
     assert before[:2000][after[:2000]].mean() > 0.9
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------------------------
 
 
-def test_split_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_split_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Members keep their bytes and samples their keys; equal runs give equal bytes; the printed command is accepted."""
     members = copies(200)
     source = write_tar(tmp_path / "a.tar", members[: len(members) // 2])
@@ -141,7 +141,7 @@ def test_split_by_one_content(
 
 def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     same = write_tar(
-        tmp_path / "a.tar", [(f"{n}.{s}", picture() if s == "png" else b"x") for n in range(9) for s in ("png", "txt")]
+        tmp_path / "a.tar", [(f"{n}.{s}", image() if s == "png" else b"x") for n in range(9) for s in ("png", "txt")]
     )
     wrong = [
         ([same], "9 rows"),
@@ -216,13 +216,13 @@ def test_split_of_a_beir_folder(
 # ---- pack ----------------------------------------------------------------------------------------------------------
 
 
-def test_pack_of_pictures_in_two_parts(
+def test_pack_of_images_in_two_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
-    rows = [{"image": f"{n}.png", "captions": [f"caption {n}", "a picture of nothing"[: n % 9 + 3]]} for n in range(60)]
+    rows = [{"image": f"{n}.png", "captions": [f"caption {n}", "an image of nothing"[: n % 9 + 3]]} for n in range(60)]
     for n in range(60):
-        (tmp_path / f"in/{n}.png").write_bytes(picture(n // 2))
+        (tmp_path / f"in/{n}.png").write_bytes(image(n // 2))
     table = write_lines(tmp_path / "in/table.jsonl", rows)
     here(monkeypatch, "pack", table, f"out={tmp_path}/out", "val=0.1", "by=picture")
     printed = capsys.readouterr().out
@@ -269,7 +269,7 @@ def test_passages_are_not_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # ---- leaks ---------------------------------------------------------------------------------------------------------
 
 
-def test_leaks_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaks_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted with examples; a warning, exit code 0."""
     members = copies(60)
     train, val = write_tar(tmp_path / "a.tar", members[:80]), write_tar(tmp_path / "b.tar", members[76:])

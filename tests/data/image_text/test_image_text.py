@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import AugmentConfig, BadSamples, CaptionPer, DataConfig, ResizeMode
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.decode import decode
 from dyad.data.image_text.items import labelled_set, retrieval_set
-from dyad.data.image_text.transforms import ImageSpec, decode
+from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -62,15 +63,15 @@ def texts_of(data: ImageText, sample: int, epochs: int = 400) -> Counter[str]:
     return Counter(read_back(data.__getitems__([(epoch, sample) for epoch in range(epochs)]).y))
 
 
-def test_a_batch_holds_pictures_tokens_ids_and_keys(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, *({"png": picture(n, (8, 8)), "txt": f"thing {n}"} for n in range(5)))
+def test_a_batch_holds_images_tokens_ids_and_keys(tmp_path: Path) -> None:
+    shards = shards_of(tmp_path, *({"png": image(n, (8, 8)), "txt": f"thing {n}"} for n in range(5)))
     batch = dataset(shards).__getitems__([(0, 3), (0, 0), (2, 4)])
     assert batch.x.dtype == torch.uint8 and batch.y.dtype == torch.int64
     for row, sample in enumerate((3, 0, 4)):
-        assert torch.equal(batch.x[row], decode(picture(sample, (8, 8)), 100))
+        assert torch.equal(batch.x[row], decode(image(sample, (8, 8)), 100))
     assert read_back(batch.y) == ["thing 3", "thing 0", "thing 4"]
     assert batch.sample_ids.tolist() == [3, 0, 4]
-    assert batch.x_keys.tolist() == [content_key(picture(n, (8, 8))) for n in (3, 0, 4)]
+    assert batch.x_keys.tolist() == [content_key(image(n, (8, 8))) for n in (3, 0, 4)]
     assert batch.y_keys.tolist() == [content_key(f"thing {n}".encode()) for n in (3, 0, 4)]
     assert {t.dtype for t in (batch.sample_ids, batch.x_keys, batch.y_keys)} == {torch.int64}
 
@@ -79,7 +80,7 @@ def test_the_relevance_of_a_pair_is_a_field(tmp_path: Path) -> None:
     """A sample without one is as other samples that cannot be used."""
     values = [0.25, "1", 0.0, None, 1.5, 1]
     shards = shards_of(
-        tmp_path, *({"png": picture(n), "txt": "x", "json": {"similarity": v}} for n, v in enumerate(values))
+        tmp_path, *({"png": image(n), "txt": "x", "json": {"similarity": v}} for n, v in enumerate(values))
     )
     data = dataset(shards, relevance="similarity")
     batch = data.__getitems__([(0, 1), (0, 0), (0, 5)])
@@ -96,8 +97,8 @@ def test_content_keys_are_64_bit_blake2b() -> None:
     assert -(2**63) <= content_key(b"x") < 2**63 and content_key(b"x") != content_key(b"y")
 
 
-def test_the_first_picture_member_in_the_order_of_the_key_is_taken(tmp_path: Path) -> None:
-    red, blue = picture(1, (8, 8)), picture(2, (8, 8))
+def test_the_first_image_member_in_the_order_of_the_key_is_taken(tmp_path: Path) -> None:
+    red, blue = image(1, (8, 8)), image(2, (8, 8))
     shards = shards_of(tmp_path, {"webp": red, "png": blue, "txt": "t"})
     for key, expected in (("webp;png", red), ("png;webp", blue), ("jpg;png", blue)):
         assert dataset(shards, image_key=key).__getitems__([(0, 0)]).x_keys.tolist() == [content_key(expected)]
@@ -107,13 +108,13 @@ def test_the_first_picture_member_in_the_order_of_the_key_is_taken(tmp_path: Pat
     "per, captions", {CaptionPer.paragraph: {"one\n two", "three"}, CaptionPer.line: {"one", "two", "three"}}.items()
 )
 def test_a_caption_in_txt_is_a_paragraph_or_a_line(per: CaptionPer, captions: set[str], tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, {"png": picture(), "txt": "one\n two \r\n\n three"})
+    shards = shards_of(tmp_path, {"png": image(), "txt": "one\n two \r\n\n three"})
     counts = texts_of(dataset(shards, caption_per=per), 0)
     assert set(counts) == captions and min(counts.values()) > 90
 
 
 def test_json_fields_may_be_texts_or_lists_and_are_drawn_by_weight(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, {"png": picture(), "json": {"caption": "a", "more": ["b", "c"]}})
+    shards = shards_of(tmp_path, {"png": image(), "json": {"caption": "a", "more": ["b", "c"]}})
     counts = texts_of(dataset(shards, captions=["caption", "more"], caption_weights=[3.0, 1.0]), 0, 1000)
     assert abs(counts["a"] - 750) < 70 and abs(counts["b"] - 125) < 55 and abs(counts["c"] - 125) < 55
     even = texts_of(dataset(shards, captions=["caption", "more"]), 0, 1000)
@@ -126,7 +127,7 @@ def test_what_a_sample_becomes_depends_on_seed_epoch_and_id_alone(tmp_path: Path
     augment = AugmentConfig(crop_scale=[0.5, 1.0], gain=[0.5, 1.5], flip=0.5)
     shards = shards_of(
         tmp_path,
-        *({"png": picture(n, (20, 10)), "json": {"caption": [f"{n} {k}" for k in range(9)]}} for n in range(6)),
+        *({"png": image(n, (20, 10)), "json": {"caption": [f"{n} {k}" for k in range(9)]}} for n in range(6)),
     )
     data = dataset(shards, captions=["caption"], augment=augment)
     whole = data.__getitems__([(1, n) for n in range(6)]).with_noise()
@@ -145,9 +146,9 @@ def test_what_a_sample_becomes_depends_on_seed_epoch_and_id_alone(tmp_path: Path
 def test_text_key_says_which_texts_mean_the_same(tmp_path: Path) -> None:
     shards = shards_of(
         tmp_path,
-        {"png": picture(0), "json": {"caption": "cat", "concept": 7}},
-        {"png": picture(1), "json": {"caption": "kitten", "concept": 7}},
-        {"png": picture(2), "json": {"caption": "cat", "concept": 8}},
+        {"png": image(0), "json": {"caption": "cat", "concept": 7}},
+        {"png": image(1), "json": {"caption": "kitten", "concept": 7}},
+        {"png": image(2), "json": {"caption": "cat", "concept": 8}},
     )
     by_concept = dataset(shards, captions=["caption"], text_key="concept").__getitems__([(0, n) for n in range(3)])
     by_text = dataset(shards, captions=["caption"]).__getitems__([(0, n) for n in range(3)])
@@ -156,7 +157,7 @@ def test_text_key_says_which_texts_mean_the_same(tmp_path: Path) -> None:
     assert torch.equal(by_text.y_keys[:, None] == by_text.y_keys, same[[0, 2, 1]][:, [0, 2, 1]])
 
 
-def test_the_configuration_decides_how_pictures_are_resized(tmp_path: Path) -> None:
+def test_the_configuration_decides_how_images_are_resized(tmp_path: Path) -> None:
     half = torch.zeros(8, 16, 3, dtype=torch.uint8)
     half[:, 8:] = 200
     from PIL import Image
@@ -174,19 +175,19 @@ def test_the_configuration_decides_how_pictures_are_resized(tmp_path: Path) -> N
 
 
 CANNOT_BE_USED = {
-    "no picture": ({"txt": "t"}, {}, "data.image_key=jpg;jpeg;png;webp"),
-    "no text": ({"png": picture(), "json": {"a": "t"}}, {}, "txt"),
-    "no json": ({"png": picture(), "txt": "t"}, {"captions": ["caption"]}, "'caption'"),
-    "wrong field": ({"png": picture(), "json": {"captoin": "t", "b": 1}}, {"captions": ["caption"]}, "'captoin'"),
-    "blank text": ({"png": picture(), "txt": " \n"}, {}, "'txt'"),
-    "blank field": ({"png": picture(), "json": {"a": ""}}, {"captions": ["a"]}, "'a'"),
-    "empty list": ({"png": picture(), "json": {"a": []}}, {"captions": ["a"]}, "'a'"),
-    "a number": ({"png": picture(), "json": {"a": 5}}, {"captions": ["a"]}, "'a' is 5"),
-    "null": ({"png": picture(), "json": {"a": None}}, {"captions": ["a"]}, "'a' is None"),
-    "not UTF-8": ({"png": picture(), "txt": b"\xff\xfe"}, {}, ""),
-    "broken json": ({"png": picture(), "json": "{"}, {"captions": ["a"]}, ""),
-    "a json list": ({"png": picture(), "json": "[1]"}, {"captions": ["a"]}, ""),
-    "no text key": ({"png": picture(), "txt": "t"}, {"text_key": "id"}, "'id'"),
+    "no image": ({"txt": "t"}, {}, "data.image_key=jpg;jpeg;png;webp"),
+    "no text": ({"png": image(), "json": {"a": "t"}}, {}, "txt"),
+    "no json": ({"png": image(), "txt": "t"}, {"captions": ["caption"]}, "'caption'"),
+    "wrong field": ({"png": image(), "json": {"captoin": "t", "b": 1}}, {"captions": ["caption"]}, "'captoin'"),
+    "blank text": ({"png": image(), "txt": " \n"}, {}, "'txt'"),
+    "blank field": ({"png": image(), "json": {"a": ""}}, {"captions": ["a"]}, "'a'"),
+    "empty list": ({"png": image(), "json": {"a": []}}, {"captions": ["a"]}, "'a'"),
+    "a number": ({"png": image(), "json": {"a": 5}}, {"captions": ["a"]}, "'a' is 5"),
+    "null": ({"png": image(), "json": {"a": None}}, {"captions": ["a"]}, "'a' is None"),
+    "not UTF-8": ({"png": image(), "txt": b"\xff\xfe"}, {}, ""),
+    "broken json": ({"png": image(), "json": "{"}, {"captions": ["a"]}, ""),
+    "a json list": ({"png": image(), "json": "[1]"}, {"captions": ["a"]}, ""),
+    "no text key": ({"png": image(), "txt": "t"}, {"text_key": "id"}, "'id'"),
 }
 
 
@@ -199,15 +200,15 @@ def test_a_sample_that_cannot_be_used_is_named_with_what_it_has(case: str, tmp_p
 
 
 def test_a_later_sample_that_cannot_be_used_is_named_when_it_is_read(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, {"png": picture(), "txt": "t"}, {"png": picture(), "txt": ""})
+    shards = shards_of(tmp_path, {"png": image(), "txt": "t"}, {"png": image(), "txt": ""})
     data = dataset(shards, bad_samples=BadSamples.stop)
     with raises(DataError, "shard.tar", "'0001'", "'txt'"):
         data.__getitems__([(0, 0), (0, 1)])
 
 
-def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
-    pictures = picture(), picture()[:40], picture(size=(40, 40))
-    shards = shards_of(tmp_path, *({"png": data, "txt": "t"} for data in pictures))
+def test_an_undecodable_image_is_named(tmp_path: Path) -> None:
+    images = image(), image()[:40], image(size=(40, 40))
+    shards = shards_of(tmp_path, *({"png": data, "txt": "t"} for data in images))
     data = dataset(shards, max_image_pixels=1500, bad_samples=BadSamples.stop)
     with raises(DataError, "shard.tar", "'0001'"):
         data.__getitems__([(0, 0), (0, 1)])
@@ -216,7 +217,7 @@ def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_caption_field_shows_before_training(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, {"png": picture(), "json": {"caption": "t"}})
+    shards = shards_of(tmp_path, {"png": image(), "json": {"caption": "t"}})
     with raises(DataError, "'captions'", "'caption'"):
         dataset(shards, captions=["caption", "captions"], caption_weights=[1.0, 1.0])
 
@@ -248,9 +249,9 @@ def test_noise_settings_must_be_possible(wrong: dict[str, Any]) -> None:
 def test_a_retrieval_set_holds_all_captions_of_the_first_place(tmp_path: Path) -> None:
     shards = shards_of(
         tmp_path,
-        {"png": picture(0, (9, 12)), "json": {"captions": ["a", "b", "c"], "other": "z"}},
-        {"png": picture(1, (9, 12)), "json": {"captions": "d", "other": "z"}},
-        {"png": picture(0, (9, 12)), "json": {"captions": ["a", "e"], "other": "z"}},
+        {"png": image(0, (9, 12)), "json": {"captions": ["a", "b", "c"], "other": "z"}},
+        {"png": image(1, (9, 12)), "json": {"captions": "d", "other": "z"}},
+        {"png": image(0, (9, 12)), "json": {"captions": ["a", "e"], "other": "z"}},
     )
     config = DataConfig(captions=["captions", "other"])
     found = pickle.loads(pickle.dumps(retrieval_set(shards, SPEC, tokenize, config)))
@@ -265,7 +266,7 @@ def test_a_retrieval_set_holds_all_captions_of_the_first_place(tmp_path: Path) -
 
 
 def test_an_evaluation_set_refuses_a_sample_without_caption(tmp_path: Path) -> None:
-    shards = shards_of(tmp_path, {"png": picture(), "txt": "t"}, {"png": picture(), "txt": ""})
+    shards = shards_of(tmp_path, {"png": image(), "txt": "t"}, {"png": image(), "txt": ""})
     with raises(DataError, "'0001'", "'txt'"):
         retrieval_set(shards, SPEC, tokenize, DataConfig())
 
@@ -273,8 +274,8 @@ def test_an_evaluation_set_refuses_a_sample_without_caption(tmp_path: Path) -> N
 def test_labels_come_from_a_field_or_the_cls_member(tmp_path: Path) -> None:
     shards = shards_of(
         tmp_path,
-        {"png": picture(0), "cls": "3\n", "json": {"group": "animals"}},
-        {"png": picture(1), "cls": "012", "json": {"group": 5}},
+        {"png": image(0), "cls": "3\n", "json": {"group": "animals"}},
+        {"png": image(1), "cls": "012", "json": {"group": 5}},
     )
     assert labelled_set(shards, SPEC, DataConfig(), "cls").labels == ["3", "12"]
     by_field = labelled_set(shards, SPEC, DataConfig(), "group")
@@ -286,7 +287,7 @@ def test_labels_come_from_a_field_or_the_cls_member(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", ["dog", "-1", "", "7" * 5000])
 def test_a_cls_member_must_be_a_class_number(bad: str, tmp_path: Path) -> None:
     with raises(DataError, "'0000'", "cls"):
-        labelled_set(shards_of(tmp_path, {"png": picture(), "cls": bad}), SPEC, DataConfig(), "cls")
+        labelled_set(shards_of(tmp_path, {"png": image(), "cls": bad}), SPEC, DataConfig(), "cls")
 
 
 def test_the_shipped_emoji_can_be_trained_on_and_evaluated() -> None:

@@ -1,4 +1,4 @@
-"""Every odd picture and text: what pictures.py and sample.py of data/image_text say becomes of it, in batches."""
+"""Every odd image and text: what images.py and sample.py of data/image_text say becomes of it, in batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.shards import Member, picture, problems, write_tar
+from helpers.shards import Member, image, problems, write_tar
 from PIL import Image
 from torch import Tensor
 
@@ -26,10 +26,11 @@ from dyad.data.base.errors import DataError, SampleError
 from dyad.data.base.json_text import MOST, parse_json
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import ImageText, PairMaker
+from dyad.data.image_text.decode import decode
+from dyad.data.image_text.image_files import read_header, refuse_many_scans
 from dyad.data.image_text.items import retrieval_set
-from dyad.data.image_text.pictures import read_header, refuse_many_scans
 from dyad.data.image_text.sample import MAX_LETTERS, ShardSample
-from dyad.data.image_text.transforms import ImageSpec, decode, evaluation_transform
+from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.results.thumbnails import thumbnail
@@ -63,7 +64,7 @@ def half(first: Any, second: Any, mode: str = "RGB") -> Image.Image:
 
 
 DEEP = np.full((16, 16), 200 << 8 | 255, np.uint16)
-ODD_PICTURES: dict[str, tuple[bytes, tuple[int, int, int]]] = {
+ODD_IMAGES: dict[str, tuple[bytes, tuple[int, int, int]]] = {
     "grey": (encoded("PNG", Image.new("L", (16, 16), 200)), (200, 200, 200)),
     "1 bit": (encoded("PNG", Image.new("1", (16, 16), 1)), (255, 255, 255)),
     "palette": (encoded("PNG", Image.new("RGB", (16, 16), (204, 0, 0)).convert("P")), (204, 0, 0)),
@@ -99,7 +100,7 @@ def png(width: int, height: int, content: bytes, depth: int = 8, colours: int = 
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
 
 
-ODD_PICTURES["16 bits of each colour"] = (sixteen_bit_rgb(), RED)
+ODD_IMAGES["16 bits of each colour"] = (sixteen_bit_rgb(), RED)
 
 
 def shard(path: Path, *samples: dict[str, bytes]) -> ImageText:
@@ -112,29 +113,29 @@ def fields(**values: Any) -> bytes:
     return json.dumps(values).encode()
 
 
-@pytest.mark.parametrize("kind", ODD_PICTURES)
-def test_an_odd_picture_becomes_rgb(kind: str, tmp_path: Path) -> None:
-    data, colour = ODD_PICTURES[kind]
+@pytest.mark.parametrize("kind", ODD_IMAGES)
+def test_an_odd_image_becomes_rgb(kind: str, tmp_path: Path) -> None:
+    data, colour = ODD_IMAGES[kind]
     made = shard(tmp_path, {"img.png": data, "png": data, "json": fields(caption="a")})
     batch = made.__getitems__([(0, 0)])
     assert batch.x.shape == (1, 3, 8, 8) and not batch.bad
     np.testing.assert_allclose(batch.x[0].permute(1, 2, 0).reshape(-1, 3), [colour] * 64, atol=1)
 
 
-def test_exif_does_not_turn_a_picture() -> None:
+def test_exif_does_not_turn_an_image() -> None:
     left = [decode(encoded("JPEG", half(RED, "blue"), exif=exif(n)), LIMIT)[:, :, :6] for n in (1, 3, 6)]
     assert torch.equal(left[0], left[1]) and torch.equal(left[0], left[2]) and left[0][0].min() > 150
 
 
-GOOD = {"png": picture(5, (16, 16)), "json": fields(caption="good")}
+GOOD = {"png": image(5, (16, 16)), "json": fields(caption="good")}
 CUT = encoded("JPEG", Image.effect_noise((64, 64), 80))[:-300]
 UNUSABLE: dict[str, tuple[dict[str, bytes], str]] = {
-    "cut": ({"png": CUT}, "no sound JPEG, PNG or WebP picture"),
-    "empty file": ({"png": b""}, "no sound JPEG, PNG or WebP picture"),
-    "a web page": ({"png": b"<html>404</html>"}, "no sound JPEG, PNG or WebP picture"),
-    "another format": ({"png": encoded("BMP", Image.new("RGB", (4, 4)))}, "no sound JPEG, PNG or WebP picture"),
+    "cut": ({"png": CUT}, "no sound JPEG, PNG or WebP image"),
+    "empty file": ({"png": b""}, "no sound JPEG, PNG or WebP image"),
+    "a web page": ({"png": b"<html>404</html>"}, "no sound JPEG, PNG or WebP image"),
+    "another format": ({"png": encoded("BMP", Image.new("RGB", (4, 4)))}, "no sound JPEG, PNG or WebP image"),
     "too many scans": ({"png": repeated_scan(64, 100)}, "a JPEG of more than 100 scans"),
-    "too many pixels": ({"png": picture(1, (101, 100))}, "101 x 100 pixels are more than data.max_image_pixels=10000"),
+    "too many pixels": ({"png": image(1, (101, 100))}, "101 x 100 pixels are more than data.max_image_pixels=10000"),
     "no field": ({"json": fields(captoin="x")}, "has no field 'caption'"),
     "null": ({"json": fields(caption=None)}, "'caption' is None, no text"),
     "a number": ({"json": fields(caption=3)}, "'caption' is 3, no text"),
@@ -193,11 +194,11 @@ def test_a_long_caption_is_read_as_far_as_a_tower_may_see(tmp_path: Path) -> Non
 
 
 def test_only_members_that_are_used_make_a_sample_incomplete(tmp_path: Path) -> None:
-    """A sample without its picture or caption is replaced as a damaged one; nobody misses the others."""
+    """A sample without its image or caption is replaced as a damaged one; nobody misses the others."""
     lacking = [{"png": GOOD["png"]}, {"json": GOOD["json"]}, GOOD, {**GOOD, "txt": b"a"}, {**GOOD, "cls": b"1"}]
     batch = shard(tmp_path, GOOD, *lacking).__getitems__([(0, i) for i in range(6)])
     assert {bad.key for bad in batch.bad} == {"1", "2"} and len(batch) == 6
-    assert all("has no picture" in bad.reason for bad in batch.bad if bad.key == "2")
+    assert all("has no image" in bad.reason for bad in batch.bad if bad.key == "2")
     assert batch.sample_ids.tolist()[3:] == [3, 4, 5]
 
 
@@ -285,7 +286,7 @@ def peak_of(*attempts: Callable[[], object]) -> tuple[float, list[str]]:
 
 @pytest.mark.parametrize("resize", ["shortest", "longest", "squash"])
 @pytest.mark.parametrize("size", [(1_000_000, 1), (1, 1_000_000), (1, 25_000_000)])
-def test_a_very_long_picture_is_brought_to_size_and_memory_stays_flat(resize: str, size: tuple[int, int]) -> None:
+def test_a_very_long_image_is_brought_to_size_and_memory_stays_flat(resize: str, size: tuple[int, int]) -> None:
     """In evaluation and training, which takes the same way where no part is cropped; and as a thumbnail."""
     long = torch.full((3, *size), 7, dtype=torch.uint8)
     spec = replace(SPEC, size=224, resize=resize)

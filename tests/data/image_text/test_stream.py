@@ -115,7 +115,7 @@ def test_noise_knows_neither_rank_nor_worker(tmp_path: Path) -> None:
     """A sample of a draw looks the same whoever reads it."""
     shards = uneven(tmp_path, [20, 20])
 
-    def pictures(world_size: int) -> dict[int, Tensor]:
+    def images(world_size: int) -> dict[int, Tensor]:
         found = {}
         for rank in range(world_size):
             stream = stream_of(*shards, batch=2 * world_size, buffer=1)
@@ -124,7 +124,7 @@ def test_noise_knows_neither_rank_nor_worker(tmp_path: Path) -> None:
                 found |= dict(zip(numbers(batch), batch.x, strict=True))
         return found
 
-    alone, shared = pictures(1), pictures(2)
+    alone, shared = images(1), images(2)
     assert len(alone) == 40 and alone.keys() == shared.keys()
     assert all(torch.equal(alone[n], shared[n]) for n in alone)
 

@@ -1,4 +1,4 @@
-"""Pictures are decoded as PIL does, brought to size as open_clip does; noise depends on (seed, epoch, id) alone."""
+"""Images are decoded as PIL does, brought to size as open_clip does; noise depends on (seed, epoch, id) alone."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import AugmentConfig
+from dyad.data.image_text.decode import decode
 from dyad.data.image_text.noise import add_noise
 from dyad.data.image_text.transforms import (
     CROP_DRAWS,
@@ -31,7 +32,6 @@ from dyad.data.image_text.transforms import (
     Floats,
     ImageSpec,
     crop_box,
-    decode,
     evaluation_transform,
     training_size,
     uniforms,
@@ -52,23 +52,23 @@ def photo(width: int = 90, height: int = 60, seed: int = 0) -> np.ndarray:
     return (wave + rng.normal(0, 10, (height, width, 3))).clip(0, 255).astype(np.uint8)
 
 
-def encoded(picture: Image.Image, kind: str, **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
-def hwc(picture: Tensor) -> np.ndarray:
-    return picture.permute(1, 2, 0).numpy()
+def hwc(image: Tensor) -> np.ndarray:
+    return image.permute(1, 2, 0).numpy()
 
 
 def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
     return np.stack([uniforms(seed, epoch, i, DRAWS) for i in ids])
 
 
-def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor], draws: Floats) -> Tensor:
-    """Pictures as a training batch holds them."""
-    sized = [training_size(picture, spec, augment, row) for picture, row in zip(pictures, draws, strict=True)]
+def trained(spec: ImageSpec, augment: AugmentConfig, images: Sequence[Tensor], draws: Floats) -> Tensor:
+    """Images as a training batch holds them."""
+    sized = [training_size(image, spec, augment, row) for image, row in zip(images, draws, strict=True)]
     return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 
@@ -76,7 +76,7 @@ def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor],
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_colour_pictures_are_what_pil_decodes(kind: str) -> None:
+def test_colour_images_are_what_pil_decodes(kind: str) -> None:
     data = encoded(Image.fromarray(photo()), kind)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     found = decode(data, LIMIT)
@@ -95,10 +95,10 @@ def test_other_modes_are_what_pil_converts(mode: str, kind: str) -> None:
 
 
 def transparent(mode: str) -> Image.Image:
-    picture = Image.new("RGBA", (4, 3), (200, 0, 0, 255))
-    picture.putpixel((1, 1), (0, 0, 0, 0))
-    picture.putpixel((2, 1), (0, 0, 0, 51))
-    return picture.convert(mode)
+    image = Image.new("RGBA", (4, 3), (200, 0, 0, 255))
+    image.putpixel((1, 1), (0, 0, 0, 0))
+    image.putpixel((2, 1), (0, 0, 0, 51))
+    return image.convert(mode)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
@@ -109,7 +109,7 @@ def test_transparency_becomes_white(kind: str) -> None:
     assert found[1, 2].tolist() == [204, 204, 204]
 
 
-def test_transparency_of_grey_and_palette_pictures_becomes_white() -> None:
+def test_transparency_of_grey_and_palette_images_becomes_white() -> None:
     grey = hwc(decode(encoded(transparent("LA"), "PNG"), LIMIT))
     assert grey[1, 1].tolist() == [255, 255, 255] and grey[1, 2].tolist() == [204, 204, 204]
     palette = Image.new("P", (4, 3), 1)
@@ -177,7 +177,7 @@ def test_a_decompression_bomb_is_refused() -> None:
     ],
     ids=["cut jpeg", "cut png", "cut webp", "gif", "no jpeg", "html", "empty"],
 )
-def test_what_is_no_sound_picture_is_a_data_error_with_a_reason(data: bytes) -> None:
+def test_what_is_no_sound_image_is_a_data_error_with_a_reason(data: bytes) -> None:
     with raises(DataError):
         decode(data, LIMIT)
 
@@ -211,7 +211,7 @@ def test_evaluation_agrees_with_open_clip(resize: str, interpolation: str, size:
     assert (found.float() - expected).abs().max() <= 2
 
 
-def test_a_picture_of_the_right_size_is_left_alone() -> None:
+def test_an_image_of_the_right_size_is_left_alone() -> None:
     pixels = torch.from_numpy(photo(48, 48)).permute(2, 0, 1)
     for resize in ("shortest", "longest", "squash"):
         assert evaluation_transform(pixels, ImageSpec(48, HALF, HALF, resize)) is pixels
@@ -221,9 +221,9 @@ def test_a_picture_of_the_right_size_is_left_alone() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 900), (700, 1)])
 def test_extreme_shapes_still_fill_the_square(size: tuple[int, int]) -> None:
-    picture = torch.zeros(3, *size, dtype=torch.uint8)
+    image = torch.zeros(3, *size, dtype=torch.uint8)
     for resize in ("shortest", "longest", "squash"):
-        assert evaluation_transform(picture, ImageSpec(16, HALF, HALF, resize)).shape == (3, 16, 16)
+        assert evaluation_transform(image, ImageSpec(16, HALF, HALF, resize)).shape == (3, 16, 16)
 
 
 # Random resized crop
@@ -236,7 +236,7 @@ def test_extreme_shapes_still_fill_the_square(size: tuple[int, int]) -> None:
     st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)).map(sorted),
     st.integers(0, 10**6),
 )
-def test_a_crop_lies_inside_the_picture(height: int, width: int, scale: list[float], sample: int) -> None:
+def test_a_crop_lies_inside_the_image(height: int, width: int, scale: list[float], sample: int) -> None:
     top, left, h, w = crop_box(height, width, scale, uniforms(0, 0, sample, CROP_DRAWS))
     assert top >= 0 and left >= 0 and h > 0 and w > 0 and top + h <= height and left + w <= width
 
@@ -246,10 +246,10 @@ def test_crops_are_distributed_as_torchvisions() -> None:
 
     height, width, scale, count = 300, 200, [0.3, 0.9], 3000
     ours = np.array([crop_box(height, width, scale, uniforms(1, 0, i, CROP_DRAWS)) for i in range(count)])
-    picture = torch.empty(3, height, width)
+    image = torch.empty(3, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        theirs = np.array([RandomResizedCrop.get_params(picture, scale, [3 / 4, 4 / 3]) for _ in range(count)])
+        theirs = np.array([RandomResizedCrop.get_params(image, scale, [3 / 4, 4 / 3]) for _ in range(count)])
     for column in range(4):
         spread = theirs[:, column].std() / count**0.5
         assert abs(ours[:, column].mean() - theirs[:, column].mean()) < 5 * 2**0.5 * spread
@@ -257,12 +257,12 @@ def test_crops_are_distributed_as_torchvisions() -> None:
     assert 0.29 < area.min() < 0.32 and 0.8 < area.max() < 0.91
 
 
-def test_a_picture_too_long_for_any_crop_gives_its_centre() -> None:
+def test_an_image_too_long_for_any_crop_gives_its_centre() -> None:
     top, left, height, width = crop_box(1000, 10, [0.9, 1.0], uniforms(0, 0, 0, CROP_DRAWS))
     assert (height, width, left) == (13, 10, 0) and top == (1000 - 13) // 2
 
 
-def test_cropped_pictures_are_resized_parts() -> None:
+def test_cropped_images_are_resized_parts() -> None:
     pixels = torch.from_numpy(photo(90, 60)).permute(2, 0, 1)
     row = draws([5])
     top, left, h, w = crop_box(60, 90, [0.5, 0.8], row[0])
@@ -274,14 +274,14 @@ def test_cropped_pictures_are_resized_parts() -> None:
 # Noise
 
 
-def pictures(count: int = 12, size: int = 32) -> Tensor:
+def images(count: int = 12, size: int = 32) -> Tensor:
     return torch.stack([torch.from_numpy(photo(size, size, i)).permute(2, 0, 1) for i in range(count)])
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_sample_has_the_same_pixels_in_any_batch(threads: int) -> None:
     transform = partial(trained, ImageSpec(32, HALF, HALF), AugmentConfig(**{**vars(NOISY), "crop_scale": [0.5, 1.0]}))
-    batch, ids, before = list(pictures(12, 40)), list(range(12)), torch.get_num_threads()
+    batch, ids, before = list(images(12, 40)), list(range(12)), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         whole = transform(batch, draws(ids))
@@ -302,13 +302,13 @@ def test_noise_differs_by_seed_epoch_and_id_and_repeats() -> None:
 
 
 def mirrored(count: int) -> Tensor:
-    """Which of the first pictures are mirrored where half of them are."""
+    """Which of the first images are mirrored where half of them are."""
     return torch.from_numpy(draws(list(range(count)))[:, CROP_DRAWS + 5] < 0.5)
 
 
 def test_noise_leaves_the_global_generators_alone() -> None:
     torch_state, numpy_state = torch.get_rng_state(), pickle.dumps(np.random.get_state())
-    trained(ImageSpec(32, HALF, HALF), NOISY, list(pictures()), draws(list(range(12))))
+    trained(ImageSpec(32, HALF, HALF), NOISY, list(images()), draws(list(range(12))))
     assert torch.equal(torch.get_rng_state(), torch_state) and pickle.dumps(np.random.get_state()) == numpy_state
 
 
@@ -326,13 +326,13 @@ def test_noise_leaves_the_global_generators_alone() -> None:
     ids=["none", "flip", "flip and zoom", "some flip", "darker", "brighter", "grey"],
 )
 def test_each_part_does_what_it_says(augment: AugmentConfig, expected: Callable[[Tensor], Tensor]) -> None:
-    batch = pictures(6)
+    batch = images(6)
     found = add_noise(augment, batch, draws(list(range(6)))[:, CROP_DRAWS:])
     assert (found.int() - expected(batch).int()).abs().max() <= (1 if augment.grey else 0)
 
 
 def test_motion_agrees_with_torchvisions_affine() -> None:
-    batch, row = pictures(1, 64), draws([9])[:, CROP_DRAWS:]
+    batch, row = images(1, 64), draws([9])[:, CROP_DRAWS:]
     augment = AugmentConfig(rotate=25, zoom=[0.7, 1.4], shift=0.1)
     angle, zoom = 25 * (2 * row[0, 0] - 1), 0.7 + 0.7 * row[0, 1]
     shift = 64 * 0.1 * (2 * row[0, 3:5] - 1)  # of the place a pixel comes from

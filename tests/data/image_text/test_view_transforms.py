@@ -57,17 +57,17 @@ def draws(ids: list[int], epoch: int = 3, seed: int = 7) -> np.ndarray:
     return np.stack([uniforms(seed, epoch, i, DRAWS) for i in ids])
 
 
-def trained(spec: ImageSpec, augment: AugmentConfig, pictures: Sequence[Tensor], draws: Floats) -> Tensor:
-    """Pictures as a training batch holds them."""
-    sized = [training_size(picture, spec, augment, row) for picture, row in zip(pictures, draws, strict=True)]
+def trained(spec: ImageSpec, augment: AugmentConfig, images: Sequence[Tensor], draws: Floats) -> Tensor:
+    """Images as a training batch holds them."""
+    sized = [training_size(image, spec, augment, row) for image, row in zip(images, draws, strict=True)]
     return add_noise(augment, torch.stack(sized), draws[:, CROP_DRAWS:])
 
 
-def by_torchvision(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, row: Floats) -> Tensor:
+def by_torchvision(image: Tensor, spec: ImageSpec, augment: AugmentConfig, row: Floats) -> Tensor:
     """uint8 (3, H, W) → float (3, S, S) in 0..255, each change by torchvision, with the same draws."""
     crop, noise = row[:CROP_DRAWS], row[CROP_DRAWS:]
-    top, left, height, width = crop_box(picture.shape[1], picture.shape[2], augment.crop_scale, crop)
-    x = F.resized_crop(picture, top, left, height, width, [spec.size] * 2, InterpolationMode.BICUBIC) / 255
+    top, left, height, width = crop_box(image.shape[1], image.shape[2], augment.crop_scale, crop)
+    x = F.resized_crop(image, top, left, height, width, [spec.size] * 2, InterpolationMode.BICUBIC) / 255
     x = F.horizontal_flip(x) if noise[5] < augment.flip else x
     changes = [F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue]
     if noise[11] < augment.jitter_prob:
@@ -86,55 +86,55 @@ def by_torchvision(picture: Tensor, spec: ImageSpec, augment: AugmentConfig, row
 @pytest.mark.parametrize("name", ALONE)
 def test_changes_of_simclr_and_byol_are_those_of_torchvision_with_the_same_draws(name: str) -> None:
     augment, spec = AugmentConfig(**ALONE[name]), ImageSpec(64, HALF, HALF)
-    pictures = [torch.from_numpy(photo(90, 90, seed)).permute(2, 0, 1) for seed in range(24)]
+    images = [torch.from_numpy(photo(90, 90, seed)).permute(2, 0, 1) for seed in range(24)]
     rows = draws(list(range(24)))
-    ours = trained(spec, augment, pictures, rows).float()
-    theirs = torch.stack([by_torchvision(p, spec, augment, row) for p, row in zip(pictures, rows, strict=True)])
+    ours = trained(spec, augment, images, rows).float()
+    theirs = torch.stack([by_torchvision(p, spec, augment, row) for p, row in zip(images, rows, strict=True)])
     distance = (ours - theirs).abs()
     assert distance.mean() < 0.3 and distance.max() <= 3, (distance.mean(), distance.max())  # of 255
-    assert (ours - trained(spec, AugmentConfig(crop_scale=augment.crop_scale), pictures, rows)).abs().mean() > 0.5
+    assert (ours - trained(spec, AugmentConfig(crop_scale=augment.crop_scale), images, rows)).abs().mean() > 0.5
 
 
 @pytest.mark.parametrize("augment", [BYOL, EVERYTHING], ids=["byol", "everything"])
 @pytest.mark.parametrize(("size", "count"), [(24, 300), (50, 200), (96, 100), (224, 32)])
-def test_a_whole_batch_has_the_bits_of_its_pictures_one_by_one(
+def test_a_whole_batch_has_the_bits_of_its_images_one_by_one(
     augment: AugmentConfig, size: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a GPU takes it, and as a loader process does at 224 pixels."""
     generator = torch.Generator().manual_seed(size)
-    pictures = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    images = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
     rows = draws(list(range(count)))[:, CROP_DRAWS:]
     found = []
     for pixels in (1, 1 << 30):
         monkeypatch.setitem(BLOCK_PIXELS, "cpu", pixels)
-        found.append(add_noise(augment, pictures, rows))
-    assert torch.equal(*found) and (found[0] != pictures).flatten(1).any(1).float().mean() > 0.9
+        found.append(add_noise(augment, images, rows))
+    assert torch.equal(*found) and (found[0] != images).flatten(1).any(1).float().mean() > 0.9
 
 
 @pytest.mark.parametrize("name", ["brightness", "saturation", "hue", "grey", "blur", "flip"])
 @pytest.mark.parametrize(("size", "count"), [(32, 300), (61, 150), (224, 24)])
-def test_a_change_of_random_pictures_is_that_of_torchvision_within_1_of_255(name: str, size: int, count: int) -> None:
+def test_a_change_of_random_images_is_that_of_torchvision_within_1_of_255(name: str, size: int, count: int) -> None:
     """What it rounds between two changes may differ by more."""
     augment, spec = AugmentConfig(**ALONE[name]), ImageSpec(size, HALF, HALF)
     generator = torch.Generator().manual_seed(0)
-    pictures = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
-    pictures[0], pictures[1, 1:] = 90, pictures[1, :1]  # one colour; grey
+    images = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=generator)
+    images[0], images[1, 1:] = 90, images[1, :1]  # one colour; grey
     rows = draws(list(range(count)))
-    ours = add_noise(augment, pictures, rows[:, CROP_DRAWS:]).float()
-    theirs = torch.stack([by_torchvision(p, spec, augment, row) for p, row in zip(pictures, rows, strict=True)])
+    ours = add_noise(augment, images, rows[:, CROP_DRAWS:]).float()
+    theirs = torch.stack([by_torchvision(p, spec, augment, row) for p, row in zip(images, rows, strict=True)])
     distance = (ours - theirs).abs()
     assert distance.max() <= 1 and distance.mean() < 0.02, (distance.max(), distance.mean())
 
 
 def test_a_view_has_the_same_bits_alone_and_in_a_batch_and_with_any_number_of_threads() -> None:
     spec, rows = ImageSpec(64, HALF, HALF), draws(list(range(40)))
-    pictures = [torch.from_numpy(photo(70, 90, seed)).permute(2, 0, 1) for seed in range(40)]
-    whole, threads = trained(spec, BYOL, pictures, rows), torch.get_num_threads()
-    alone = [trained(spec, BYOL, [p], row[None]) for p, row in zip(pictures, rows, strict=True)]
+    images = [torch.from_numpy(photo(70, 90, seed)).permute(2, 0, 1) for seed in range(40)]
+    whole, threads = trained(spec, BYOL, images, rows), torch.get_num_threads()
+    alone = [trained(spec, BYOL, [p], row[None]) for p, row in zip(images, rows, strict=True)]
     assert torch.equal(whole, torch.cat(alone))
     try:
         torch.set_num_threads(4)
-        assert torch.equal(whole, trained(spec, BYOL, pictures, rows))
+        assert torch.equal(whole, trained(spec, BYOL, images, rows))
     finally:
         torch.set_num_threads(threads)
 

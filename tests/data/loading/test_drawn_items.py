@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.messages import raises
 from helpers.rows import corpus_row, dpr_row, texts_of, tokenize, write_beir, write_lines
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -61,9 +61,9 @@ def write_captions(folder: Path) -> Path:
     members = []
     for i in range(9):
         fields = f'{{"name": "{"ab"[i // 5]} {i % 5}", "thing": {i % 5}}}'
-        payloads = {"png": picture(i), "txt": f"caption {i % 3}".encode(), "json": fields.encode()}
+        payloads = {"png": image(i), "txt": f"caption {i % 3}".encode(), "json": fields.encode()}
         members += [(f"{i:03d}.{suffix}", payload) for suffix, payload in payloads.items()]
-    return write_tar(folder / "a.tar", [*members, ("009.png", picture(9)), ("009.txt", b" "), ("009.json", b"{}")])
+    return write_tar(folder / "a.tar", [*members, ("009.png", image(9)), ("009.txt", b" "), ("009.json", b"{}")])
 
 
 def of_captions(folder: Path, **config: Any) -> tuple[ImageText, Catalogue]:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from helpers.tiny_runs import wait_for
 from torch import Tensor
 
@@ -48,7 +48,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ImageText:
             (f"{n:03d}.{suffix}", data)
             for n in range(first, last)
             for suffix, data in (
-                ("jpg", picture(n, (30, 20), "JPEG")),
+                ("jpg", image(n, (30, 20), "JPEG")),
                 ("txt", "\n\n".join(f"{n} {k}" for k in range(5)).encode()),
             )
         ]

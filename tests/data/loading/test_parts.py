@@ -41,8 +41,8 @@ class Numbers:
         return f"sample {sample_id}"
 
 
-class Pictures(Numbers):
-    """Pictures whose pixels are the sample id, and how large each part was."""
+class Images(Numbers):
+    """Images whose pixels are the sample id, and how large each part was."""
 
     side = 64
 
@@ -105,7 +105,7 @@ def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> No
     """While batches are taken slowly, fast, and put together."""
     order = Order([4 * batch], [1.0], seed=3, global_batch_size=batch)
     sizes = []
-    loader = build_loader(Pictures(), order, rank=0, world_size=1, first_step=0, last_step=8, workers=workers)
+    loader = build_loader(Images(), order, rank=0, world_size=1, first_step=0, last_step=8, workers=workers)
     with most_shared() as peak:
         for step, made in enumerate(loader):
             assert torch.equal(made.x[:, 0, 0, 0], torch.from_numpy(order.ids(step)).to(torch.uint8))
@@ -113,17 +113,17 @@ def test_shared_memory_holds_two_batches_at_most(workers: int, batch: int) -> No
             time.sleep(0.1 * (step % 2))
             if step == 1:  # parts of the next batches lie there now, or will soon
                 wait_for(lambda: peak[0] > 0, "nothing was ever shared")
-    picture = 3 * Pictures.side**2
-    assert 0 < peak[0] <= 2 * batch * picture + 4096 * 64, (peak[0] / batch / picture, "batches")
+    image = 3 * Images.side**2
+    assert 0 < peak[0] <= 2 * batch * image + 4096 * 64, (peak[0] / batch / image, "batches")
     assert 256 >= max(sizes) > batch // (workers + 2) // 2
 
 
-def brighter(pictures: Tensor, draws: np.ndarray) -> Tensor:
-    return pictures + torch.from_numpy(draws).to(torch.uint8)[:, :, None, None]
+def brighter(images: Tensor, draws: np.ndarray) -> Tensor:
+    return images + torch.from_numpy(draws).to(torch.uint8)[:, :, None, None]
 
 
 class Texts(Numbers):
-    """Tokens of another length in each part; hard negatives and known positives of every second row, and pictures that
+    """Tokens of another length in each part; hard negatives and known positives of every second row, and images that
     are wrong for it."""
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
@@ -134,8 +134,8 @@ class Texts(Numbers):
         batch.y = batch.x
         batch.extra = Extra(batch.y[rows], rows, batch.x_keys[rows], rows > 1)
         batch.known_positives = KnownPositives(rows, batch.x_keys[rows])
-        pictures = batch.x_keys[rows, None, None, None].to(torch.uint8).repeat(1, 3, 4, 4)
-        batch.extra_x = ExtraX(pictures, rows, batch.x_keys[rows], Noise(brighter, np.ones((len(rows), 1))))
+        images = batch.x_keys[rows, None, None, None].to(torch.uint8).repeat(1, 3, 4, 4)
+        batch.extra_x = ExtraX(images, rows, batch.x_keys[rows], Noise(brighter, np.ones((len(rows), 1))))
         batch.bad = (BadSample(1, 0, "shard", "key", "reason", 3),)
         return batch
 

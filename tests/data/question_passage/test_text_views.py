@@ -13,10 +13,10 @@ from helpers.rows import texts_of, tokenize, write_beir, write_lines
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.config import BadSamples, DataConfig, PassageConfig
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
-from dyad.data.question_passage.views import SingleTexts, open_texts
+from dyad.data.question_passage.text_views import SingleTexts, open_texts
 
 
 def views(path: Path | str, **config: Any) -> SingleTexts:

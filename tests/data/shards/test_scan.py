@@ -16,11 +16,11 @@ from helpers.messages import raises
 from helpers.shards import (
     BLOCK,
     headers_of,
+    image,
     index_shard,
     opened,
     overwrite,
     pairs,
-    picture,
     problems,
     write_pairs,
     write_tar,
@@ -57,7 +57,7 @@ def test_equals_webdataset(tmp_path: Path) -> None:
     path = tmp_path / "w.tar"
     with path.open("wb") as stream, TarWriter(stream) as writer:
         for n in range(20):
-            writer.write({"__key__": f"k/{n:05d}", "png": picture(n), "txt": f"text {n}", "json": {"n": n}})
+            writer.write({"__key__": f"k/{n:05d}", "png": image(n), "txt": f"text {n}", "json": {"n": n}})
     with path.open("rb") as stream:
         theirs = list(group_by_keys(tar_file_expander([{"url": "w.tar", "stream": stream}])))
     shards = opened(path)
@@ -159,7 +159,7 @@ def test_end_of_archive_must_be_whole(tmp_path: Path) -> None:
 def test_half_and_double_samples(tmp_path: Path) -> None:
     members = [
         *pairs(6),
-        ("000006.png", picture()),
+        ("000006.png", image()),
         ("000007.txt", b"x"),
         *pairs(1, 2),
         ("000008.jpg", b"1"),
@@ -194,7 +194,7 @@ def test_members_that_are_not_side_by_side(tmp_path: Path) -> None:
 
 
 def test_limits_and_refusals(tmp_path: Path) -> None:
-    long = write_tar(tmp_path / "long.tar", [("0.png", picture()), ("0.txt", bytes((1 << 20) + 1)), *pairs(3, 1)])
+    long = write_tar(tmp_path / "long.tar", [("0.png", image()), ("0.txt", bytes((1 << 20) + 1)), *pairs(3, 1)])
     assert "has 1048577 bytes, more than the limit of 1048576" in problems(long)[0]
     assert len(problems(long)) == 1 and index_shard(str(long)).samples == 4
     arrays = write_tar(tmp_path / "npy.tar", [("0.npy", b"1"), ("1.npy", b"1")])

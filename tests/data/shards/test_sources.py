@@ -50,7 +50,7 @@ def test_sources_written_as_mappings(folder: Path) -> None:
     told = {"path": a, "question_prefix": "q: ", "passage_prefix": ""}
     assert written_sources([told, b], "data.train") == [WrittenSource(a, 1.0, "q: ", ""), WrittenSource(b)]
     with raises(ConfigError, "data.train", "a.tar"):
-        parse_sources([told])  # pictures, and evaluations
+        parse_sources([told])  # images, and evaluations
 
 
 @pytest.mark.parametrize(

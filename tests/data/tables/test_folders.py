@@ -1,4 +1,4 @@
-"""Folders of pictures as people have them: captions in .txt files, names of other systems, links of a hub's cache,
+"""Folders of images as people have them: captions in .txt files, names of other systems, links of a hub's cache,
 formats that are not read, no captions at all."""
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from unicodedata import normalize
 import pytest
 from helpers.data_cli import ended, here
 from helpers.messages import raises
-from helpers.shards import opened, picture, write_tar
-from helpers.tables import LABELS, class_folders, hub_pictures, pictures_in, with_texts, write_csv
+from helpers.shards import image, opened, write_tar
+from helpers.tables import LABELS, class_folders, hub_images, images_in, with_texts, write_csv
 from pyarrow.parquet import write_table
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -45,25 +45,25 @@ def samples(source: Path, **keys: object) -> list[ShardSample]:
 def test_folders_and_shards_read_a_txt_alike(per: CaptionPer, expected: list[str], end: str, tmp_path: Path) -> None:
     text = TEXT.replace("\n", end).encode()
     (tmp_path / "in").mkdir()
-    (tmp_path / "in/0.png").write_bytes(picture())
+    (tmp_path / "in/0.png").write_bytes(image())
     (tmp_path / "in/0.txt").write_bytes(b"\xef\xbb\xbf" + text)
-    tar = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", text)])
+    tar = write_tar(tmp_path / "a.tar", [("0.png", image()), ("0.txt", text)])
     (of_folder,) = samples(tmp_path / "in", caption_per=per)
     of_shard = ShardSample.read(opened(tar), 0)
     assert of_folder.captions("txt", per) == expected
     assert [caption.replace("\r", "") for caption in of_shard.captions("txt", per)] == expected
 
 
-def test_check_says_how_many_captions_a_picture_has(
+def test_check_says_how_many_captions_an_image_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = pictures_in(tmp_path / "in")
+    folder = images_in(tmp_path / "in")
     for number in range(60):
         (folder / f"{number:02d}.txt").write_text(TEXT if number % 2 else ("nan", "NULL\n", "a bird")[number % 3])
     here(monkeypatch, "check", folder)
     lines = capsys.readouterr().out.splitlines()
-    assert any("captions    90; of a picture min 1, median 2, 95th percentile 2, max 2;" in line for line in lines)
-    assert any("30 pictures have a caption of several lines" in line and "caption_per=line" in line for line in lines)
+    assert any("captions    90; of an image min 1, median 2, 95th percentile 2, max 2;" in line for line in lines)
+    assert any("30 images have a caption of several lines" in line and "caption_per=line" in line for line in lines)
     assert any("warning: 20 captions are nan or null or none" in line for line in lines)
     here(monkeypatch, "check", folder, "caption_per=line")
     printed = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_names_that_unicode_holds_to_be_equal(step: int, tmp_path: Path) -> None
     """Linux keeps the names that a Mac has written, where é is two characters."""
     name, other = (normalize("NFC", "caf\u00e9"), normalize("NFD", "caf\u00e9"))[::step]
     (tmp_path / "in").mkdir()
-    (tmp_path / f"in/{name}.png").write_bytes(picture())
+    (tmp_path / f"in/{name}.png").write_bytes(image())
     (tmp_path / f"in/{other}.txt").write_text("coffee")
     assert [sample.captions("txt") for sample in samples(tmp_path / "in")] == [["coffee"]]
     write_csv(tmp_path / "pairs.csv", [{"filepath": f"in/{other}.png", "title": "coffee"}])
@@ -85,7 +85,7 @@ def test_names_that_unicode_holds_to_be_equal(step: int, tmp_path: Path) -> None
 def hub_cache(folder: Path, blobs: str = "blobs") -> Path:
     """A snapshot in the cache of the Hugging Face hub: links to files that are named by their hashes."""
     snapshot = folder / "datasets--a--b" / "snapshots" / "0123"
-    for number, (path, data) in enumerate({"0.png": picture(), "0.txt": b"zero", "deep/1.png": picture(1)}.items()):
+    for number, (path, data) in enumerate({"0.png": image(), "0.txt": b"zero", "deep/1.png": image(1)}.items()):
         blob = snapshot.parents[1] / blobs / f"{number:040x}"
         for file in (blob, snapshot / path):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def test_formats_that_are_not_read_are_counted(
     assert f"not read    {folder}: {said}" in capsys.readouterr().out
     here(monkeypatch, "pack", folder, f"out={tmp_path / 'out'}")
     assert f"not read: {said}" in capsys.readouterr().out
-    tar = write_tar(tmp_path / "a.tar", [("0.png", picture()), ("0.txt", b"a"), ("1.gif", b""), ("1.txt", b"b")])
+    tar = write_tar(tmp_path / "a.tar", [("0.png", image()), ("0.txt", b"a"), ("1.gif", b""), ("1.txt", b"b")])
     assert f"{tar}: 1 gif" in ended(monkeypatch, "check", tar).stdout
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone/a.gif").write_bytes(b"")
@@ -125,22 +125,22 @@ def test_formats_that_are_not_read_are_counted(
 
 
 def tar_of(folder: Path, *suffixes: str) -> Path:
-    contents = {"png": lambda i: picture(i, (20, 16)), "cls": lambda i: str(i % 2).encode()}
+    contents = {"png": lambda i: image(i, (20, 16)), "cls": lambda i: str(i % 2).encode()}
     contents["json"] = lambda i: json.dumps({"label": "ab"[i % 2]}).encode()
     members = [(f"{i:02d}.{suffix}", contents[suffix](i)) for i in range(60) for suffix in suffixes]
     return write_tar(folder / "a.tar", members)
 
 
 def parquet(path: Path, labels: bool) -> Path:
-    table = hub_pictures(labels)
+    table = hub_images(labels)
     write_table(table if labels else table.drop_columns(["caption"]), path)
     return path
 
 
 # what the source is, the task that takes it, and the classes that `data check` names
 CAPTIONLESS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
-    "a folder": (lambda d: pictures_in(d / "photos"), "views", ""),
-    "class folders as pictures": (lambda d: class_folders(d / "classes"), "views", ""),
+    "a folder": (lambda d: images_in(d / "photos"), "views", ""),
+    "class folders as images": (lambda d: class_folders(d / "classes"), "views", ""),
     "a folder with captions": (lambda d: with_texts(d / "pairs"), "views", ""),
     "a tar": (lambda d: tar_of(d, "png"), "views", ""),
     "a table": (lambda d: parquet(d / "hub.parquet", labels=False), "views", ""),
@@ -152,7 +152,7 @@ CAPTIONLESS: dict[str, tuple[Callable[[Path], Path], str, str]] = {
 
 
 @pytest.mark.parametrize("name", CAPTIONLESS)
-def test_pictures_without_captions_are_for_other_tasks(
+def test_images_without_captions_are_for_other_tasks(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`check` and `pack` know the task, and the commands that they print can work."""
@@ -171,10 +171,10 @@ def test_pictures_without_captions_are_for_other_tasks(
         check_arguments(shlex.split(command)[3:])
 
 
-def test_pictures_without_captions_are_refused_where_captions_are_needed(
+def test_images_without_captions_are_refused_where_captions_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    photos, classes = pictures_in(tmp_path / "photos"), class_folders(tmp_path / "classes")
+    photos, classes = images_in(tmp_path / "photos"), class_folders(tmp_path / "classes")
     options = table_options(DataConfig(), captioned=True)
     with raises(ConfigError, photos, "task=views"):
         parse_sources(str(photos), tables=checked_tables(options))
@@ -193,10 +193,10 @@ def test_a_class_is_a_field_with_and_without_a_template(keys: dict[str, str], tm
 
 
 def test_an_inner_folder_without_the_right_to_it_is_named(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Its pictures would be missing without a word. Root may list all, so the system's answer is put in."""
+    """Its images would be missing without a word. Root may list all, so the system's answer is put in."""
     for folder in (tmp_path, tmp_path / "inner"):
         folder.mkdir(exist_ok=True)
-        (folder / "a.png").write_bytes(picture(0))
+        (folder / "a.png").write_bytes(image(0))
     scan = os.scandir
 
     def denied(folder: str) -> Any:

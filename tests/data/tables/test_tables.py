@@ -19,18 +19,18 @@ from helpers.canary import Canary
 from helpers.data_cli import here
 from helpers.messages import raises
 from helpers.rows import write_lines
-from helpers.shards import picture
+from helpers.shards import image
 from helpers.tables import (
+    IMAGE_FORMATS,
+    IMAGES,
     LABEL_FORMATS,
     LABELS,
-    PICTURE_FORMATS,
-    PICTURES,
     TEMPLATE,
     TEXT_FORMATS,
     TEXT_TABLE,
     TEXTS,
     hub_clone,
-    hub_pictures,
+    hub_images,
     imagefolder,
     save_to_disk,
     write_csv,
@@ -49,7 +49,7 @@ from dyad.data.tables.prepare import checked_tables, prepared_tables, table_opti
 from dyad.data.tables.readers import open_table
 
 ROWS = [(row["anchor"], (row["positive"],), (row["negative"], row["negative_1"])) for row in TEXTS]
-BY_FOLDER = [(data, f"a photo of a {LABELS[i % 2].replace('_', ' ')}") for i, (data, _) in enumerate(PICTURES)]
+BY_FOLDER = [(data, f"a photo of a {LABELS[i % 2].replace('_', ' ')}") for i, (data, _) in enumerate(IMAGES)]
 
 
 def texts(source: Path, **keys: Any) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -69,10 +69,10 @@ def shards_of(source: Path | str, **keys: Any) -> Shards:
 
 
 def pairs(source: Path, **keys: Any) -> list[tuple[bytes, str]]:
-    """Picture and caption of each sample, as training reads them."""
+    """Image and caption of each sample, as training reads them."""
     shards = shards_of(source, **keys)
     samples = [ShardSample.read(shards, i) for i in range(len(shards))]
-    return [(sample.picture("png"), "|".join(sample.captions("txt"))) for sample in samples]
+    return [(sample.image("png"), "|".join(sample.captions("txt"))) for sample in samples]
 
 
 def words(keys: dict[str, Any]) -> list[str]:
@@ -91,10 +91,10 @@ def test_texts_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pytes
     assert "questions       60 of 60 rows" in printed and "hard negatives  120;" in printed
 
 
-@pytest.mark.parametrize("name", [*PICTURE_FORMATS, *LABEL_FORMATS])
-def test_pictures_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    source, keys = (PICTURE_FORMATS | LABEL_FORMATS)[name](tmp_path)
-    expected = PICTURES if name in PICTURE_FORMATS else BY_FOLDER
+@pytest.mark.parametrize("name", [*IMAGE_FORMATS, *LABEL_FORMATS])
+def test_images_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    source, keys = (IMAGE_FORMATS | LABEL_FORMATS)[name](tmp_path)
+    expected = IMAGES if name in IMAGE_FORMATS else BY_FOLDER
     if name == "class folders":
         expected = sorted(BY_FOLDER, key=lambda pair: pair[1])  # blue comes first
     found = pairs(source, **keys)
@@ -116,9 +116,9 @@ def test_a_table_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == ""
     os.utime(source / "metadata.csv", (1, 1))
     assert shards_of(source).fingerprint == first.fingerprint, "the same bytes, whatever their age"
-    (source / "07.png").write_bytes(picture(200, size=(20, 16)))
+    (source / "07.png").write_bytes(image(200, size=(20, 16)))
     changed = shards_of(source)
-    assert changed.fingerprint != first.fingerprint and ShardSample.read(changed, 7).picture("png") == picture(
+    assert changed.fingerprint != first.fingerprint and ShardSample.read(changed, 7).image("png") == image(
         200, size=(20, 16)
     )
     assert not Path(first.indexes[0].path).exists(), "the earlier one goes"
@@ -128,12 +128,12 @@ def test_a_shard_of_a_stranger_is_not_believed(tmp_path: Path) -> None:
     """A table comes with a prepared shard of another content, as a copy of somebody's folder has it."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    pq.write_table(hub_pictures(), theirs / "hub.parquet")
+    pq.write_table(hub_images(), theirs / "hub.parquet")
     made = Path(shards_of(theirs / "hub.parquet").indexes[0].path)
     made.write_bytes(made.read_bytes().replace(b"colour", b"poison"))
     shutil.copytree(theirs, tmp_path / "mine")
     os.utime(tmp_path / "mine/hub.parquet", ns=(0, (theirs / "hub.parquet").stat().st_mtime_ns))
-    assert pairs(tmp_path / "mine/hub.parquet") == PICTURES
+    assert pairs(tmp_path / "mine/hub.parquet") == IMAGES
 
 
 def test_a_private_table_stays_private(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_table_in_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_large_tables_are_packed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "hub table.parquet"
-    pq.write_table(hub_pictures(), source)
+    pq.write_table(hub_images(), source)
     monkeypatch.setattr(prepare, "LARGEST", 100)
     command = f"python -m data pack '{source}' 'out=hub table_shards'"
     with raises(ConfigError, command):
@@ -195,7 +195,7 @@ def test_a_bad_row_is_named_with_the_command_that_leaves_it_out(tmp_path: Path) 
     with raises(DataError, source, "row 8 (line 9)", "on_error=skip"):
         texts(source)
     table = imagefolder(tmp_path / "f", write_csv, "metadata.csv")
-    (table / "05.png").write_text("no picture")
+    (table / "05.png").write_text("no image")
     with raises(DataError, "metadata.csv", "row 6 (line 7)", "on_error=skip"):
         pairs(table)
 
@@ -237,13 +237,13 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
         DataConfig(template="a dog")
 
 
-def test_a_remote_table_names_no_picture_of_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_table_names_no_image_of_this_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fsspec.implementations.memory import MemoryFileSystem
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     files = MemoryFileSystem()
     for name, table in {
-        "hub.parquet": hub_pictures(),
+        "hub.parquet": hub_images(),
         "paths.parquet": pa.table({"image": ["/etc/x.png"], "text": ["x"]}),
     }.items():
         pq.write_table(table, tmp_path / name)
@@ -315,12 +315,12 @@ def test_ms_marco(marco: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "questions       10 of 10 rows" in capsys.readouterr().out
 
 
-def test_coco_captions_of_one_picture_stay_together(tmp_path: Path) -> None:
-    (tmp_path / "1.png").write_bytes(picture(1))
+def test_coco_captions_of_one_image_stay_together(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(image(1))
     said = [{"image_id": 5, "caption": text} for text in ("a\nb", "c")]
     content = {"images": [{"id": 5, "file_name": "1.png"}], "annotations": said}
     (tmp_path / "captions.json").write_text(json.dumps(content))
-    assert pairs(tmp_path / "captions.json") == [(picture(1), "a b|c")]
+    assert pairs(tmp_path / "captions.json") == [(image(1), "a b|c")]
 
 
 def test_quoted_column_names(tmp_path: Path) -> None:

@@ -17,12 +17,12 @@ import torch
 from helpers import tiny_bert
 from helpers.cli import ROOT, Commands
 from helpers.rows import dpr_row, write_lines
-from helpers.shards import index_shard, pairs, picture, write_tar
+from helpers.shards import image, index_shard, pairs, write_tar
 
 from dyad.data.base.errors import ExitCode
 from dyad.data.base.findings import Finding, Level, fail, ok, warn
 from dyad.data.shards.rows import open_rows
-from dyad.doctor import group, machine, main as doctor, run
+from dyad.doctor import configuration, group, machine, main as doctor
 from dyad.doctor.group import ProcessGroup
 from dyad.doctor.main import found
 from dyad.train.cli.compose import compose_config
@@ -51,7 +51,7 @@ def shard(tmp_path: Path) -> Path:
 
 def data(shard: Path, *words: str) -> list[Finding]:
     config = of(["experiment=emoji", f"data.train={shard}", *words])
-    return list(found("data", lambda: run.data(config)))
+    return list(found("data", lambda: configuration.data(config)))
 
 
 def is_told(finding: Finding, level: Level, *parts: str) -> bool:
@@ -73,7 +73,7 @@ def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
 @pytest.mark.parametrize("bad", [0, 2])
 def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
     members = pairs(3)
-    members[2 * bad] = (members[2 * bad][0], picture()[:40])
+    members[2 * bad] = (members[2 * bad][0], image()[:40])
     finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
     assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
 
@@ -112,11 +112,11 @@ def test_captions_that_are_not_there(shard: Path) -> None:
 
 
 def test_questions_of_a_folder_and_of_a_file(tmp_path: Path) -> None:
-    assert is_told(worst(run.data(of(["experiment=topics"]))), Level.ok, "queries.jsonl")
+    assert is_told(worst(configuration.data(of(["experiment=topics"]))), Level.ok, "queries.jsonl")
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"question": "a", "positive_ctxs": []}\n')
     other = of(["experiment=topics", f"data.train={rows}"])
-    finding = worst(found("data", lambda: run.data(other)))
+    finding = worst(found("data", lambda: configuration.data(other)))
     assert is_told(finding, Level.fail, "positive_ctxs is empty") and finding.code is ExitCode.DATA
 
 
@@ -124,10 +124,10 @@ def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
     none, some = (write_lines(tmp_path / f"{n}.jsonl", [dpr_row(i, hard=n) for i in range(5)]) for n in (0, 1))
     words = ["experiment=mnrl", "model.text.name=x"]
     for _ in range(2):  # the second time with an index
-        finding = worst(run.data(of([*words, f"data.train={none}"])))
+        finding = worst(configuration.data(of([*words, f"data.train={none}"])))
         assert is_told(finding, Level.warn, "data.negatives.per_row=1", "5 rows", "eval.mine", "per_row=0")
         open_rows([str(none)])
-    assert worst(run.data(of([*words, f"data.train={some}"]))).level is Level.ok
+    assert worst(configuration.data(of([*words, f"data.train={some}"]))).level is Level.ok
 
 
 # Model ----------------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_rows_without_the_hard_negatives_wanted(tmp_path: Path) -> None:
 
 def model(*words: str) -> list[Finding]:
     config = of(["experiment=topics", *words])
-    return list(found("model", lambda: run.model(config)))
+    return list(found("model", lambda: configuration.model(config)))
 
 
 def test_weights_and_tokenizer_of_a_folder(tmp_path: Path) -> None:
@@ -170,17 +170,17 @@ def test_online_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.setenv("WANDB_BASE_URL", "http://localhost:1")
     config = compose_config(["experiment=emoji", "tracking.wandb=online"])
-    assert is_told(worst(found("wandb", lambda: run.tracking(config))), Level.fail, "wandb login", "offline")
+    assert is_told(worst(found("wandb", lambda: configuration.tracking(config))), Level.fail, "wandb login", "offline")
 
 
 def test_where_a_run_stands(tmp_path: Path) -> None:
     words = ["experiment=emoji", f"run.dir={tmp_path}", "run.name=a"]
     config = of(words)
-    assert is_told(worst(run.run(words, config)), Level.ok, "is new; 1200 steps")
+    assert is_told(worst(configuration.run(words, config)), Level.ok, "is new; 1200 steps")
     (tmp_path / "a" / "checkpoints" / "step_00000400").mkdir(parents=True)
-    assert is_told(worst(run.run(words, config)), Level.ok, "goes on from step_00000400")
+    assert is_told(worst(configuration.run(words, config)), Level.ok, "goes on from step_00000400")
     unread = [*words, "eval.depth=200"]
-    refused = worst(found("run", lambda: run.run(unread, of(unread))))
+    refused = worst(found("run", lambda: configuration.run(unread, of(unread))))
     assert is_told(refused, Level.fail, "eval.depth=200", "Leave it out")
 
 
@@ -341,7 +341,7 @@ def test_credentials_stay_out_of_findings(as_json: bool, capsys: pytest.CaptureF
 
 def test_batch_norms_are_told_and_several_chunks_of_them_fail() -> None:
     def told(*words: str) -> Finding:
-        return list(found("model", lambda: run.model(of(["experiment=emoji_scratch", *words]))))[-1]
+        return list(found("model", lambda: configuration.model(of(["experiment=emoji_scratch", *words]))))[-1]
 
     assert is_told(told("model.name=RN50"), Level.ok, "55 batch norms", "statistics of the global batch")
     failed = told("model.name=RN50", "chunk_size=8")

@@ -83,8 +83,8 @@ def test_embeddings_of_an_open_clip_model_are_those_of_open_clip(here: Path) -> 
         texts, size = ["a frog", "two red flags"], TINY["vision_cfg"]["image_size"]
         pixels = np.random.default_rng(0).integers(0, 256, (3, size, size, 3), np.uint8)
         preprocess = library.image_transform(size, is_train=False)
-        pictures = torch.stack([preprocess(Image.fromarray(picture)) for picture in pixels])
-        x = normalize(theirs.encode_image(pictures)).numpy()
+        images = torch.stack([preprocess(Image.fromarray(image)) for image in pixels])
+        x = normalize(theirs.encode_image(images)).numpy()
         y = normalize(theirs.encode_text(library.get_tokenizer("tiny")(texts))).numpy()
     model = dyad.load("open_clip:tiny.json@theirs.pt", "cpu")
     np.testing.assert_allclose(model.encode_text(texts), y, atol=1e-6)

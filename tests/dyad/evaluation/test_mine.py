@@ -1,4 +1,4 @@
-"""python -m eval.mine of a run of pictures: what it writes, by its own embeddings; what it prints; what it refuses."""
+"""python -m eval.mine of a run of images: what it writes, by its own embeddings; what it prints; what it refuses."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def out(commands: Commands, run: Path) -> str:
 
 
 def samples() -> list[tuple[str, dict[str, Any]]]:
-    """Name of the content key of each picture, and its fields, read by tarfile."""
+    """Name of the content key of each image, and its fields, read by tarfile."""
     found: dict[str, dict[str, bytes]] = {}
     with tarfile.open(SHARD) as tar:
         for member in tar:
@@ -54,20 +54,20 @@ def listed(texts: str | list[str]) -> list[str]:
 
 
 def test_what_is_kept_follows_from_the_embeddings(run: Path, out: str) -> None:
-    """Each picture against all captions in float64; those of its concept are right."""
+    """Each image against all captions in float64; those of its concept are right."""
     folder = run / "mined"
     lines, captions = read_lines(folder / "mined.jsonl"), [row["text"] for row in read_lines(folder / "captions.jsonl")]
     x, y = (np.load(folder / "embeddings" / name / "embeddings.npy").astype(float) for name in ("pictures", "captions"))
     of_text: dict[str, set[str]] = {}
-    of_picture: dict[str, set[str]] = {}
+    of_image: dict[str, set[str]] = {}
     for name, fields in samples():
-        of_picture.setdefault(name, set()).add(fields["concept"])
+        of_image.setdefault(name, set()).add(fields["concept"])
         for text in [*listed(fields["caption"]), *listed(fields["tagged"])]:
             of_text.setdefault(text, set()).add(fields["concept"])
-    assert [line["query_id"] for line in lines] == [*of_picture] and captions == [*of_text]
+    assert [line["query_id"] for line in lines] == [*of_image] and captions == [*of_text]
     kept = 0
     for line, scores in zip(lines, x @ y.T, strict=True):
-        right = np.array([bool(of_text[text] & of_picture[line["query_id"]]) for text in captions])
+        right = np.array([bool(of_text[text] & of_image[line["query_id"]]) for text in captions])
         limit = scores[right].max() + 0.05
         found = np.argsort(-scores)[2:40]
         expected = [i for i in found if not right[i] and scores[i] <= limit][:4]
@@ -94,7 +94,7 @@ def test_two_ranks_write_the_same_bytes(commands: Commands, run: Path, out: str,
         assert (tmp_path / name).read_bytes() == (run / "mined" / name).read_bytes()
 
 
-def test_pictures_for_captions_and_the_printed_command(commands: Commands, run: Path) -> None:
+def test_images_for_captions_and_the_printed_command(commands: Commands, run: Path) -> None:
     ended = commands.run("eval.mine", f"run={run}", "mine=pictures", "first_rank=1", "keep=2", "image_key=webp")
     assert ended.code == 0, ended.out
     names, fields = zip(*samples(), strict=True)
@@ -109,7 +109,7 @@ def test_pictures_for_captions_and_the_printed_command(commands: Commands, run: 
     assert ended.code == 0 and "finished at step 8" in ended.out, ended.out
 
 
-def test_other_pictures_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:
+def test_other_images_and_their_captions(commands: Commands, run: Path, tmp_path: Path) -> None:
     ended = commands.run("eval.mine", f"run={run}", f"queries={VAL}", f"out={tmp_path / 'new'}", "first_rank=1")
     assert ended.code == 0 and f"data.train={VAL}" in ended.out, ended.out
 

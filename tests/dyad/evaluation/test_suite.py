@@ -11,11 +11,11 @@ import pytest
 from helpers.eval import ROOT
 from helpers.messages import raises
 from helpers.runs import EMOJI, distinct_emoji, make_run, save_checkpoint, write_wds
-from helpers.shards import picture
+from helpers.shards import image
 
 from dyad.data.base.command_line import help_text, parse_options
 from dyad.data.base.errors import ConfigError, DataError, HardwareError
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
@@ -155,7 +155,7 @@ def test_clip_benchmark_folders_of_both_kinds(run: Path, wds: Path, monkeypatch,
     assert not list((tmp_path / "out").glob("*.pictures"))
 
 
-def test_pictures_and_texts_are_probed(run: Path, monkeypatch, capsys, tmp_path: Path) -> None:
+def test_images_and_texts_are_probed(run: Path, monkeypatch, capsys, tmp_path: Path) -> None:
     part = {"train": str(EMOJI / "twemoji-unseen.tar"), "test": str(EMOJI / "noto-unseen.tar"), "label": "group"}
     (tmp_path / "look.json").write_text(json.dumps(part))
     rows = [{"text": ["a frog", "a red flag"][i % 2] + "!" * (i // 2), "kind": i % 2} for i in range(20)]
@@ -326,7 +326,7 @@ def test_a_table_with_columns_of_its_own_is_evaluated(tmp_path: Path, monkeypatc
     rows = "".join(f"{i}.png,emoji {i}\n" for i in range(4))
     (tmp_path / "t.csv").write_text(f"file,description\n{rows}")
     for i in range(4):
-        (tmp_path / f"{i}.png").write_bytes(picture(i))
+        (tmp_path / f"{i}.png").write_bytes(image(i))
     run = make_run(tmp_path, "data.text_key=null")
     words = [f"run={run}", f"val={tmp_path / 't.csv'}", f"out={tmp_path / 'out'}", "examples=0"]
     evaluate(monkeypatch, *words, "columns=[file,description]", "captions=[txt]")

@@ -34,7 +34,7 @@ def source(model: ModelConfig, items: ItemKind) -> ExportSource:
     return ExportSource("tiny", config, built)
 
 
-def test_pictures_become_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_become_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near(monkeypatch)
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     of = source(ModelConfig(name=None, embed_dim=4, image=image, head=Head.byol, head_width=8), ItemKind.pictures)

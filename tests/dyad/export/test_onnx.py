@@ -14,7 +14,7 @@ import torch
 from helpers import tiny_bert
 from helpers.export import near
 from helpers.messages import raises
-from helpers.towers import cnn, config_file, pictures, transformers_tower
+from helpers.towers import cnn, config_file, random_images, transformers_tower
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -84,7 +84,7 @@ def test_an_open_clip_pair_with_its_weights_beside(tmp_path: Path, monkeypatch: 
     names = {"image.onnx", "image.onnx.data", "text.onnx", "text.onnx.data"}
     assert {p.name for p in out.iterdir()} == {*names, "tokenizer.json", "config.json", "dyad.json", "README.md"}
     for rows in (1, 3):
-        x = pictures(rows, 32)
+        x = random_images(rows, 32)
         close(normalize(of.model.towers.x_tower(x), dim=-1), run(out / "image.onnx", x))
         tokens = of.model.tokenize(TEXTS[:rows])
         close(normalize(of.model.towers.y_tower(tokens), dim=-1), run(out / "text.onnx", tokens))
@@ -128,7 +128,7 @@ def test_questions_and_passages_by_one_file(bert: str, tmp_path: Path, monkeypat
 
 
 @torch.no_grad()
-def test_pictures_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Towers of two libraries, which no other format holds. A length that no example had."""
     near(monkeypatch)
     text = transformers_tower(bert, frozen=True, context_length=24)
@@ -139,11 +139,11 @@ def test_pictures_and_a_frozen_encoder(bert: str, tmp_path: Path, monkeypatch: p
         tokens = of.model.tokenize(texts)
         longest = int((tokens != 0).sum(1).max())
         close(normalize(of.model.towers.y_tower(tokens), dim=1), run(out / "text.onnx", tokens[:, :longest]))
-    Image.fromarray(pictures(1, 16)[0].permute(1, 2, 0).numpy()).save(tmp_path / "picture.png")
+    Image.fromarray(random_images(1, 16)[0].permute(1, 2, 0).numpy()).save(tmp_path / "image.png")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines.py").write_text(lines(export_onnx.LIBRARY.snippet(out, of)))
     found = runpy.run_path(str(tmp_path / "lines.py"))
-    close(normalize(of.model.towers.x_tower(pictures(1, 16)), dim=1), torch.from_numpy(found["images"]))
+    close(normalize(of.model.towers.x_tower(random_images(1, 16)), dim=1), torch.from_numpy(found["images"]))
     settings = json.loads((out / "config.json").read_text())
     assert settings["image"]["size"] == 16 and settings["text"]["length"] == 24
     assert settings["temperature"] == pytest.approx(0.1353, abs=1e-4)

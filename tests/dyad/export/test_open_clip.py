@@ -74,17 +74,17 @@ def export_open_clip(model: TwoTowerModel, known: Calibration | None, out: Path,
 
 def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, trained: LoadedRun) -> None:
     open_clip: Any = import_module("open_clip")
-    pictures = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8)
     texts = ["wheel of dharma", "glass of milk"]
     towers = trained.model.towers.eval()
     open_clip.add_model_config(str(exported))
     for name, weights in ((f"local-dir:{exported}", None), ("tiny", str(exported / CHECKPOINT))):
         model, _, preprocess = open_clip.create_model_and_transforms(name, pretrained=weights)
         model.eval()
-        images = torch.stack([preprocess(picture) for picture in _pil(pictures)])
+        images = torch.stack([preprocess(image) for image in _pil(pixels)])
         with torch.no_grad():
             for ours, theirs in (
-                (towers.x_tower(pictures), model.encode_image(images)),
+                (towers.x_tower(pixels), model.encode_image(images)),
                 (
                     towers.y_tower(trained.model.tokenize(texts)),
                     model.encode_text(open_clip.get_tokenizer(name)(texts)),
@@ -94,10 +94,10 @@ def test_open_clip_loads_the_folder_with_equal_embeddings(exported: Path, traine
         assert model.logit_scale.exp().item() == pytest.approx(1 / 0.05)
 
 
-def _pil(pictures: torch.Tensor):
+def _pil(pixels: torch.Tensor):
     from PIL import Image
 
-    return [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in pictures]
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in pixels]
 
 
 def test_what_the_folder_holds(exported: Path) -> None:
@@ -132,7 +132,7 @@ for task in ("zeroshot_retrieval", "zeroshot_classification"):
 
 
 def test_numbers_equal_those_of_clip_benchmark(exported: Path, run: Path, tmp_path: Path, monkeypatch) -> None:
-    """120 emoji of which no two have the same picture or text; its own loading, preprocessing and metrics."""
+    """120 emoji of which no two have the same image or text; its own loading, preprocessing and metrics."""
     import_module("clip_benchmark")
     folder = tmp_path / "emoji"
     write_wds(folder, distinct_emoji(120))

@@ -26,7 +26,7 @@ from dyad.plan.plan import RunPlan, counted_samples
 from dyad.plan.speed import published_mfu, seconds_sent
 from dyad.plan.summary import plan_lines
 from dyad.run.checks import check
-from dyad.run.main import run
+from dyad.run.main import train_or_plan
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
@@ -84,10 +84,10 @@ def test_hybrid_shards_send_what_is_planned_and_fill_up_rows() -> None:
     assert sent_by(plan) == {kind: sent[kind] for kind in sent_by(plan)}
 
 
-@pytest.mark.parametrize(("objective", "pictures"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
-def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, pictures: int) -> None:
-    """With pictures: wrong x beside each pair."""
-    config = config_of(f"objective={objective}", f"data.negatives.pictures={pictures}")
+@pytest.mark.parametrize(("objective", "images"), [("siglip", 0), ("sogclr", 0), ("clip", 2)])
+def test_the_formulas_of_an_objective_hold_for_larger_batches(objective: str, images: int) -> None:
+    """With images: wrong x beside each pair."""
+    config = config_of(f"objective={objective}", f"data.negatives.pictures={images}")
     cost, sizes = objective_cost(config, 16), (100, 16, 320)
     with nothing_kept():
         step = small_step(config, *sizes)
@@ -179,7 +179,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """What `python -m train` prints for these words, which name a plan."""
     config = config_of(*words)
     check(config)
-    run(config)
+    train_or_plan(config)
     return capsys.readouterr().out
 
 
@@ -222,7 +222,7 @@ def test_published_runs_are_in_the_range_of_the_plan(name: str) -> None:
 
 
 def test_the_run_measures_what_a_plan_takes(tmp_path: Path) -> None:
-    """MFU, if its metrics have it; and what a core decodes of its own pictures, larger ones in more time."""
+    """MFU, if its metrics have it; and what a core decodes of its own images, larger ones in more time."""
     words = ("model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=a", "plan.gpus=16", "plan.gpu=h100", "steps=9")
     plan = RunPlan(config_of(*words))
     least, most = plan.time()["MFU"][0]

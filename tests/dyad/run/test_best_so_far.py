@@ -9,9 +9,9 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
-from dyad.run.best import BestCheckpoint, choices, refuse_unknown_metric
+from dyad.run.best_checkpoint import BestCheckpoint, choices, refuse_unknown_metric
 from dyad.run.resume import RestoredState, ResumeSource, best_of_resumed
-from dyad.train.cli.also import further_configs
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import check_values
 from dyad.train.distributed.world import World
@@ -126,8 +126,8 @@ def test_a_best_of_nothing_is_refused_before_torch_is_loaded(named: str) -> None
         MISTAKES[named]()
 
 
-def test_further_losses_do_not_ask_for_evaluations_of_their_own() -> None:
+def test_auxiliary_losses_do_not_ask_for_evaluations_of_their_own() -> None:
     words = ["data.train=a.tar", "data.val=b.tar", "steps=4", "eval.every=2", "checkpoint.best=val/image_to_text_R@1"]
     views = "also.views='task=views data=simclr objective=simclr data.train=a.tar data.val=null'"
-    (further,) = further_configs(compose_config([*words, views])).values()
-    assert further.checkpoint.best is None
+    (auxiliary,) = auxiliary_configs(compose_config([*words, views])).values()
+    assert auxiliary.checkpoint.best is None

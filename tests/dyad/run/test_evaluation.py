@@ -10,8 +10,8 @@ from helpers.eval import encoder
 
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.run.evaluation import Evaluation, written_report
-from dyad.train.panels import Panels
 from dyad.train.tracking.logger import Logger
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.progress import Sink
 
 

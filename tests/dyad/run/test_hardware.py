@@ -7,7 +7,7 @@ import torch
 from helpers.messages import raises
 
 from dyad.data.base.errors import ExitCode, HardwareError
-from dyad.run.hardware import explained_device_errors
+from dyad.run.hardware import explain_device_errors
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.world import World
 
@@ -20,13 +20,13 @@ ADVICE = "\nCUDA kernel errors might be asynchronously reported at some other AP
 )
 def test_a_gpu_that_fails_is_a_hardware_error_in_one_line(text: str) -> None:
     named = ("rank 3", "GPU 1", socket.gethostname(), f"CUDA error: {text}")
-    with raises(HardwareError, *named) as caught, explained_device_errors(TrainConfig(), WORLD):
+    with raises(HardwareError, *named) as caught, explain_device_errors(TrainConfig(), WORLD):
         raise RuntimeError(f"CUDA error: {text}{ADVICE}")
     assert caught.value.exit_code == ExitCode.HARDWARE and len(str(caught.value).splitlines()) == 1
 
 
 def test_a_bug_stays_a_bug() -> None:
     bug = RuntimeError(f"CUDA error: device-side assert triggered{ADVICE}")
-    with pytest.raises(RuntimeError) as caught, explained_device_errors(TrainConfig(), WORLD):
+    with pytest.raises(RuntimeError) as caught, explain_device_errors(TrainConfig(), WORLD):
         raise bug
     assert caught.value is bug

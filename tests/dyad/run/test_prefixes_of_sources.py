@@ -14,7 +14,7 @@ from helpers.rows import dpr_row, write_beir, write_lines
 from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.dataset import QuestionPassage
 from dyad.data.shards.manifest import changes, summary
-from dyad.doctor import run as doctor
+from dyad.doctor import configuration as doctor
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TrainConfig

@@ -1,4 +1,4 @@
-"""Runs with the relevance of pairs, data.relevance: any number of processes, pictures and streams, clear refusals."""
+"""Runs with the relevance of pairs, data.relevance: any number of processes, images and streams, clear refusals."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 import torch
 from helpers.cli import Commands
 from helpers.messages import raises
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from helpers.tiny_runs import SHARD, losses, refused
 from helpers.topics import arguments, write_topics
 
 from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
-from dyad.run.components import build_parts
+from dyad.run.components import build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import validate
 from dyad.train.distributed.world import World
@@ -96,27 +96,27 @@ def test_what_has_no_place_for_it_is_refused_before_anything_is_read(words: str,
         check_arguments([*words.split(), "data.relevance=w", f"data.train={SHARD}", "steps=2"])
 
 
-PICTURES = """experiment=emoji_scratch model.image.image_size=16 model.image.widths=[8,8] model.embed_dim=8 steps=2
+IMAGES = """experiment=emoji_scratch model.image.image_size=16 model.image.widths=[8,8] model.embed_dim=8 steps=2
     global_batch_size=8 eval.suite=[] data.captions=[caption] data.caption_weights=null data.text_key=null""".split()
 FAMILIES = ["siglip", "coce", "spectral", "sogclr", "clip"]  # the others: tests/train/losses/objectives
 
 
 def test_a_step_of_every_family(tmp_path: Path) -> None:
-    """On pictures: weights of 1 give the bits of none, others another loss."""
+    """On images: weights of 1 give the bits of none, others another loss."""
     members: list[tuple[str, Any]] = []
     for n in range(8):
         fields = json.dumps({"caption": f"thing {n}", "similarity": (n + 1) / 8, "one": 1}).encode()
-        members += [(f"{n}.png", picture(n, (16, 16))), (f"{n}.json", fields)]
+        members += [(f"{n}.png", image(n, (16, 16))), (f"{n}.json", fields)]
     shard = write_tar(tmp_path / "a.tar", members)
-    run = [*PICTURES, f"data.train={shard}"]
+    run = [*IMAGES, f"data.train={shard}"]
 
     def loss(name: str, relevance: str) -> float:
         config = compose_config([*run, f"objective={name}", f"data.relevance={relevance}"])
         validate(config, 1)
-        parts = build_parts(config, World())
-        batch = parts.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
+        components = build_components(config, World())
+        batch = components.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
         assert (batch.relevance is None) == (relevance == "null")
-        return parts.step(batch, 0)["loss"]
+        return components.step(batch, 0)["loss"]
 
     found = {name: loss(name, "similarity") for name in FAMILIES}
     assert all(map(math.isfinite, found.values()))
@@ -127,11 +127,11 @@ def test_a_stream_has_it_too(tmp_path: Path) -> None:
     members: list[tuple[str, Any]] = []
     for n in range(12):
         fields = json.dumps({"caption": f"thing {n}", "similarity": 2.0 if n == 3 else (n + 1) / 16}).encode()
-        members += [(f"{n:02d}.png", picture(n, (16, 16))), (f"{n:02d}.json", fields)]
+        members += [(f"{n:02d}.png", image(n, (16, 16))), (f"{n:02d}.json", fields)]
     shard = write_tar(tmp_path / "a.tar", members)
-    run = [*PICTURES, f"data.train={shard}"]
-    parts = build_parts(compose_config([*run, "data.mode=stream", "data.relevance=similarity"]), World())
-    data: Any = parts.data.dataset
+    run = [*IMAGES, f"data.train={shard}"]
+    components = build_components(compose_config([*run, "data.mode=stream", "data.relevance=similarity"]), World())
+    data: Any = components.data.dataset
     data.begin(0, 1, 0, None)
     (batch,) = data.batches(0, 1, workers=0, timeout=0.0)
     assert batch.relevance.dtype == torch.float32 and len(batch.relevance) == 8

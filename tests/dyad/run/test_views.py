@@ -11,9 +11,9 @@ from helpers import tiny_bert
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.data.batch import with_further
+from dyad.data.batch import with_auxiliary
 from dyad.data.loading.loader import build_loader
-from dyad.run.components import Parts, build_parts
+from dyad.run.components import Components, build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.cli.unread_keys import refuse_unread
 from dyad.train.config import TrainConfig
@@ -23,54 +23,54 @@ from dyad.train.losses import OBJECTIVES
 
 SHARD = Path(__file__).parents[3] / "data/samples/emoji/fxemoji-trained.tar"
 SMALL = "model.image.image_size=16 model.image.widths=[8,8] model.embed_dim=8 model.head_width=8".split()
-PICTURES = ["task=views", "model=cnn", *SMALL, "global_batch_size=8", "steps=2", f"data.train={SHARD}"]
+IMAGES = ["task=views", "model=cnn", *SMALL, "global_batch_size=8", "steps=2", f"data.train={SHARD}"]
 
 
-def stepped(words: list[str]) -> Parts:
+def stepped(words: list[str]) -> Components:
     config = compose_config(words)
     validate(config, 1)
-    parts = build_parts(config, World())
-    batch = parts.data.dataset.__getitems__([(0, i) for i in parts.data.order.ids(0).tolist()])  # type: ignore[union-attr]
-    for of in parts.further.values():
-        further = of.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
-        batch.further = (of.data.dataset.completed(further, 0, 1),)  # type: ignore[union-attr]
-    scalars = parts.step(batch, 0)
-    assert math.isfinite(scalars["loss"]) and scalars["grad_norm"] > 0 and not parts.step.skip_reason
-    return parts
+    components = build_components(config, World())
+    batch = components.data.dataset.__getitems__([(0, i) for i in components.data.order.ids(0).tolist()])  # type: ignore[union-attr]
+    for of in components.auxiliary.values():
+        auxiliary = of.data.dataset.__getitems__([(0, i) for i in range(8)])  # type: ignore[union-attr]
+        batch.auxiliary = (of.data.dataset.completed(auxiliary, 0, 1),)  # type: ignore[union-attr]
+    scalars = components.step(batch, 0)
+    assert math.isfinite(scalars["loss"]) and scalars["grad_norm"] > 0 and not components.step.skip_reason
+    return components
 
 
 @pytest.mark.parametrize("name", [name for name, of in OBJECTIVES.items() if of.inputs == "pairs" and name != "epr"])
 def test_a_step_of_every_objective(name: str) -> None:
     target = ["target.kind=ema"] if "targets" in OBJECTIVES[name].takes else []
-    stepped([*PICTURES, "data=simclr", f"objective={name}", *target])
+    stepped([*IMAGES, "data=simclr", f"objective={name}", *target])
 
 
-def test_a_target_beside_a_further_loss() -> None:
+def test_a_target_beside_an_auxiliary_loss() -> None:
     also = "also.groups='task=labelled objective=cross_entropy data.label=group model.head=none'"
     run = ["data=simclr", "objective=spectral_alternating", "target.kind=ema", "weight=3", also]
-    parts = stepped([*PICTURES, *run])
-    assert parts.step.target.towers and parts.further["groups"].config.weight == 1
+    components = stepped([*IMAGES, *run])
+    assert components.step.target.towers and components.auxiliary["groups"].config.weight == 1
 
 
 def test_noise_is_added_by_the_step_where_the_loader_leaves_it_to_the_device() -> None:
-    """Of the run's own loss, pictures and captions, and of a further one, two views; both come without noise."""
+    """Of the run's own loss, images and captions, and of an auxiliary one, two views; both come without noise."""
     views = "also.views='task=views objective=simclr data.augment.flip=0.5 model.head=simclr'"
     words = ["experiment=emoji_scratch", "global_batch_size=8", "steps=2", f"data.train={SHARD}", views]
     losses = []
     for later in (False, True):
-        parts = build_parts(compose_config(words), World())
+        components = build_components(compose_config(words), World())
         how = {"rank": 0, "world_size": 1, "first_step": 0, "last_step": 1, "workers": 0, "noise_later": later}
-        every = [parts.data, *(of.data for of in parts.further.values())]
-        batch, further = (next(build_loader(of.dataset, of.order, **how)) for of in every)  # type: ignore[arg-type]
-        assert [b is not None for b in (batch.x_noise, further.x_noise, further.y_noise)] == [later] * 3
-        losses.append(parts.step(with_further(batch, further), 0)["loss"])
-        assert {"loss", "views/loss"} <= {*parts.step.scalars}
+        every = [components.data, *(of.data for of in components.auxiliary.values())]
+        batch, auxiliary = (next(build_loader(of.dataset, of.order, **how)) for of in every)  # type: ignore[arg-type]
+        assert [b is not None for b in (batch.x_noise, auxiliary.x_noise, auxiliary.y_noise)] == [later] * 3
+        losses.append(components.step(with_auxiliary(batch, auxiliary), 0)["loss"])
+        assert {"loss", "views/loss"} <= {*components.step.scalars}
     assert losses[0] == losses[1]
 
 
-def test_equal_views_of_pictures_are_refused() -> None:
+def test_equal_views_of_images_are_refused() -> None:
     with raises(ConfigError, "data.augment"):
-        validate(compose_config([*PICTURES, "objective=simclr"]), 1)
+        validate(compose_config([*IMAGES, "objective=simclr"]), 1)
 
 
 def of_texts(folder: Path) -> TrainConfig:
@@ -83,10 +83,10 @@ def of_texts(folder: Path) -> TrainConfig:
 
 def test_texts_need_dropout(tmp_path: Path) -> None:
     config = of_texts(tmp_path)
-    build_parts(config, World())
+    build_components(config, World())
     config.model.text.frozen = True
     with raises(ConfigError, "model.text.frozen=false"):
-        build_parts(config, World())
+        build_components(config, World())
     with raises(ConfigError, "data.augment_y.flip=1"):
         config.data.augment_y = {"flip": 1}
         refuse_unread(["data.augment_y.flip=1"], [config])
@@ -94,8 +94,8 @@ def test_texts_need_dropout(tmp_path: Path) -> None:
 
 def test_a_probe_prepares_texts_as_the_training(tmp_path: Path) -> None:
     config = of_texts(tmp_path)
-    parts = {"train": config.data.train, "test": config.data.train, "label": "mood"}
-    (tmp_path / "probe.json").write_text(json.dumps(parts))
+    components = {"train": config.data.train, "test": config.data.train, "label": "mood"}
+    (tmp_path / "probe.json").write_text(json.dumps(components))
     config.eval.suite = [f"probe:{tmp_path / 'probe.json'}"]
-    (probe,) = build_parts(config, World()).evaluators
+    (probe,) = build_components(config, World()).evaluators
     assert any(argument is config.data.passage for argument in probe.data.items.tokenize.args)  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def test_two_ranks_killed_halfway_and_started_again(corpus: Path, whole: Path, t
     found = finished(start(corpus, tmp_path / "e", 2))
     same_files(tmp_path / "e", whole)
     vectors = np.load(whole / "embeddings.npy", allow_pickle=False)
-    assert found == [digest(vectors), digest(*search(vectors[::400], vectors, 10, memory=1 << 20))]
+    assert found == [digest(vectors), digest(*search(vectors[::400], vectors, 10, shard_bytes=1 << 20))]
 
 
 def test_a_second_process_is_kept_out_and_goes_on_when_the_first_is_killed(
@@ -370,7 +370,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     kept = encode_corpus(encode, "y", Glosses(60_000), tmp_path / "e", ids=names, window=2048)
     assert (tmp_path / "e/embeddings.npy").stat().st_size > 230 << 20
     assert resident("VmHWM") - before < 60
-    search(np.array(kept[:3]), kept, 5, memory=16 << 20)
+    search(np.array(kept[:3]), kept, 5, shard_bytes=16 << 20)
     assert resident("VmHWM") - before < 80
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.dist import printed
-from helpers.eval import LOCAL, Rows, encoder, pictures, tokenize, towers
+from helpers.eval import LOCAL, Rows, encoder, random_images, tokenize, towers
 from helpers.messages import raises
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ def test_every_number_of_ranks_gives_the_same_bits(tmp_path: Path) -> None:
 
 def test_values_are_the_tower_normalised_and_in_order() -> None:
     encode = encoder()
-    inputs = pictures(40)
+    inputs = random_images(40)
     result = encode("x", Rows(inputs))
     tower = encode.towers["x"].eval()
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_values_are_the_tower_normalised_and_in_order() -> None:
 
 
 def test_dot_products_stay_unnormalised() -> None:
-    norms = np.linalg.norm(encoder(cosine=False)("x", Rows(pictures(20))), axis=1)
+    norms = np.linalg.norm(encoder(cosine=False)("x", Rows(random_images(20))), axis=1)
     assert norms.std() > 1e-3
 
 
@@ -55,9 +55,9 @@ def test_an_item_costs_one_item_and_what_stands_beside_it_changes_roundings_alon
     shapes: list[int] = []
     encode = encoder()
     encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
-    whole = encode("x", Rows(pictures(32)))
+    whole = encode("x", Rows(random_images(32)))
     for count in (1, 5, 17):
-        np.testing.assert_allclose(encode("x", Rows(pictures(32)[:count])), whole[:count], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(encode("x", Rows(random_images(32)[:count])), whole[:count], rtol=0, atol=1e-6)
     assert shapes == [16, 16, 1, 5, 16, 1]
 
 
@@ -66,7 +66,9 @@ def test_compiled_towers_and_gpus_see_few_shapes(count: int, rows: list[int]) ->
     shapes: list[int] = []
     encode = encoder(few_shapes=True, block=12)
     encode.towers["x"].register_forward_pre_hook(lambda _, inputs: shapes.append(len(inputs[0])))
-    np.testing.assert_allclose(encode("x", Rows(pictures(count))), encoder()("x", Rows(pictures(count))), atol=1e-6)
+    np.testing.assert_allclose(
+        encode("x", Rows(random_images(count))), encoder()("x", Rows(random_images(count))), atol=1e-6
+    )
     assert shapes == rows
 
 
@@ -79,9 +81,9 @@ class Uneven(nn.Module):
 
 
 def test_equal_items_have_equal_embeddings_whatever_blocks_they_are_in() -> None:
-    """A text is equal to itself with more padding, and a picture that ends in white is not one that ends earlier."""
+    """A text is equal to itself with more padding, and an image that ends in white is not one that ends earlier."""
     encode = Encoder(dict.fromkeys("xy", Uneven()), LOCAL, block=4, cosine=False)
-    found = encode("x", Rows(pictures(9)[[0, 1, 2, 3, 4, 1, 5, 0, 6, 1]]))
+    found = encode("x", Rows(random_images(9)[[0, 1, 2, 3, 4, 1, 5, 0, 6, 1]]))
     assert np.array_equal(found[[7, 5, 9]], found[[0, 1, 1]]) and len(np.unique(found, axis=0)) == 7
     white = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
     white[0, 0, 0, 0] = 254
@@ -101,7 +103,7 @@ def test_modes_come_back_part_by_part() -> None:
     frozen = tower.get_submodule("linear").eval()
     modes: list[bool] = []
     tower.register_forward_hook(lambda module, *_: modes.append(module.training))
-    encode("x", Rows(pictures(3)))
+    encode("x", Rows(random_images(3)))
     assert modes == [False]
     assert tower.training and tower.get_submodule("dropout").training and not frozen.training
 
@@ -110,8 +112,8 @@ def test_precision_is_that_of_the_tower_and_results_are_float32() -> None:
     seen: list[torch.dtype] = []
     encode = encoder(precision="bf16")
     encode.towers["x"].get_submodule("linear").register_forward_hook(lambda _m, _i, out: seen.append(out.dtype))
-    rounded = encode("x", Rows(pictures(8)))
-    exact = encoder()("x", Rows(pictures(8)))
+    rounded = encode("x", Rows(random_images(8)))
+    exact = encoder()("x", Rows(random_images(8)))
     assert seen == [torch.bfloat16] and rounded.dtype == np.float32
     assert 0 < np.abs(rounded - exact).max() < 0.02
 
@@ -131,7 +133,7 @@ class Damaged:
     def block(self, start: int, stop: int) -> Tensor:
         if start <= 20 < stop:
             raise DataError("shard.tar: sample '20' is damaged")
-        return pictures(stop - start)
+        return random_images(stop - start)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -147,7 +149,7 @@ def test_training_noise_after_an_evaluation_is_what_it_would_have_been() -> None
     encode = encoder()
     before = torch.get_rng_state()
     for workers in (0, 2):
-        replace(encode, workers=workers)("x", Rows(pictures(40)))
+        replace(encode, workers=workers)("x", Rows(random_images(40)))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -170,13 +172,13 @@ def test_a_diverged_tower_is_named() -> None:
     broken = towers()
     broken["x"].get_parameter("linear.weight").data.fill_(float("nan"))
     with raises(DataError, "x tower"):
-        Encoder(broken, LOCAL, block=4)("x", Rows(pictures(9)))
+        Encoder(broken, LOCAL, block=4)("x", Rows(random_images(9)))
 
 
 def test_encoding_is_given_up_between_two_blocks() -> None:
     answers = iter([False, False, True])
     encode = Encoder(towers(), LOCAL, block=4, should_stop=lambda: next(answers))
-    rounds = encode.rounds("x", Rows(pictures(20)))
+    rounds = encode.rounds("x", Rows(random_images(20)))
     assert len(next(rounds)[0]) == len(next(rounds)[0]) == 4
     with pytest.raises(Stopped):
         next(rounds)

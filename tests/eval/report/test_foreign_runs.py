@@ -20,9 +20,9 @@ from dyad.eval.report.run_folder import read_run
 from dyad.eval.results.panels import panels
 from dyad.eval.results.write import saved_results
 from dyad.evaluation.load_run import read_config
-from dyad.train.panels import Picture
 from dyad.train.run_folder.checkpoint import FORMAT, Checkpoint
 from dyad.train.towers.libraries.published import read_json
+from dyad.train.tracking.panel_types import Thumbnail
 
 SECRET = b"PRIVATE KEY"
 SEEN = base64.b64encode(SECRET)[:12].decode()
@@ -36,18 +36,18 @@ def replaced_by_link(path: Path, target: Path) -> None:
 
 
 def sent(run: Path) -> Iterator[bytes]:
-    """The pictures that a tracker sends."""
+    """The images that a tracker sends."""
     for result in saved_results(run):
         for table in panels(result, run).galleries.values():
-            yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Picture))
+            yield from (c.path.read_bytes() for row in table.rows for c in row if isinstance(c, Thumbnail))
 
 
 @pytest.mark.parametrize("linked", ["eval/val.pictures/3.webp", "eval/val.pictures", "eval"])
-def test_pictures_that_are_links_to_private_files_are_neither_shown_nor_sent(tmp_path: Path, linked: str) -> None:
+def test_images_that_are_links_to_private_files_are_neither_shown_nor_sent(tmp_path: Path, linked: str) -> None:
     run, private = write_run(tmp_path / "run"), write_run(tmp_path / "private")
     assert len(list(sent(run))) >= 15 and "data:image/webp" in write_report(run).read_text()
-    for picture in (private / "eval/val.pictures").iterdir():
-        picture.write_bytes(SECRET)
+    for image in (private / "eval/val.pictures").iterdir():
+        image.write_bytes(SECRET)
     replaced_by_link(run / linked, private / linked)
     assert SEEN not in write_report(run).read_text() and SECRET not in sent(run)
 

@@ -57,7 +57,7 @@ EASY = [{**line, "train/accuracy_y": 1.0} for line in changed("accuracy_x", [*ri
 
 
 def few(first: float, tenth: float) -> dict[str, Any]:
-    """Fifty pictures and texts, of which these shares are found first and among ten."""
+    """Fifty images and texts, of which these shares are found first and among ten."""
     metrics = {"image_to_text_R@1": first, "image_to_text_R@10": tenth}
     intervals = {name: [value - 0.08, value + 0.08] for name, value in metrics.items()}
     chance = {"image_to_text_R@1": 0.02, "image_to_text_R@10": 0.2}

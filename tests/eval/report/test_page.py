@@ -18,7 +18,7 @@ LOOK = """() => {
   const found = [], width = document.documentElement.clientWidth;
   if (document.documentElement.scrollWidth > width) found.push(`wider than ${width}`);
   for (const image of document.images)
-    if (!image.complete || !image.naturalWidth) found.push(`no picture: ${image.alt}`);
+    if (!image.complete || !image.naturalWidth) found.push(`no image: ${image.alt}`);
   const lines = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement;
@@ -128,7 +128,7 @@ def test_a_phone_swipes_what_stands_side_by_side(browser: Browser, report: Path)
 TAMPERED = {
     "request": ("</footer>", '<img src="https://example.org/x.png" alt="x"></footer>'),
     "console": ("</footer>", "<script>console.log(1)</script></footer>"),
-    "no picture": ("data:image/webp;base64,UklGR", "data:image/webp;base64,AAAAA"),
+    "no image": ("data:image/webp;base64,UklGR", "data:image/webp;base64,AAAAA"),
     "wider": ("</footer>", '<div style="width: 3000px">wide</div></footer>'),
     "out of its box": ('class="asked"', 'class="asked" style="width: 900px"'),
     "overlap": ('class="lead"', 'class="lead" style="margin-bottom: -3em; line-height: .4"'),

@@ -25,7 +25,7 @@ from helpers.report import (
     retrieval,
     seen,
     training,
-    write_pictures,
+    write_images,
     write_run,
     zero_shot,
 )
@@ -121,7 +121,7 @@ def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     assert page.rows["set-1: Worst classes"][0][0] == HOSTILE
     mistakes = [label for label, _ in page.rows["set-1: Most frequent mistakes"]]
     assert mistakes[:2] == [HOSTILE, HOSTILE] and len(mistakes) == 6
-    for words in ("60 pictures, 70 texts", "0.123", "0.0002", "−0.020", "200 steps of 64 pairs in 1 min 40 s"):
+    for words in ("60 images, 70 texts", "0.123", "0.0002", "−0.020", "200 steps of 64 pairs in 1 min 40 s"):
         assert words in page.text
     assert "processes 2 seed 3" in page.text
 
@@ -184,10 +184,10 @@ def test_the_data_come_with_whose_work_they_are(tmp_path: Path) -> None:
     assert str(ROOT.parent) not in page.text.split("whose work this is")[0].split("Data and configuration")[-1]
 
 
-def test_pictures_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None:
+def test_images_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
-    pictures = [value or "" for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
-    assert len(pictures) >= 15 and all(p.startswith("data:image/webp;base64,UklGR") for p in pictures)
+    images = [value or "" for tag, name, value in page.attributes if (tag, name) == ("img", "src")]
+    assert len(images) >= 15 and all(p.startswith("data:image/webp;base64,UklGR") for p in images)
     assert page.text.count("✓ right") >= 6
     assert page.text.index("Drawn at random") < page.text.index("Best: where") < page.text.index("Worst: where")
     assert "text → pictures" in page.text and "question → passages" in page.text
@@ -205,7 +205,7 @@ def test_a_case_is_shown_once_and_what_is_no_better_than_chance_is_muted(tmp_pat
     of_val = raw.partition('id="set-1"')[0]
     assert of_val.count(first) == 1 and 0 < raw.index('class="glance') < raw.index(first) < raw.index('id="what"')
     assert re.search(r'<details class="fold cases"><summary>Worst', raw) and "picture → text" in raw
-    assert "pictures: " in raw
+    assert "images: " in raw
 
 
 def shown(text: str, spans: list[list[int]]) -> str:
@@ -252,7 +252,7 @@ def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) 
         if number < 2:
             result["confusion"] = {"classes": classes, "counts": [[1] * 50] * 50}
         (run / f"eval/set{number:02}.json").write_text(json.dumps(result))
-        write_pictures(run / f"eval/set{number:02}.pictures", 96, noise=True)
+        write_images(run / f"eval/set{number:02}.pictures", 96, noise=True)
     path = write_report(run)
     page = seen(path)
     assert path.stat().st_size < LIMIT

@@ -1,4 +1,4 @@
-"""Small pictures beside a result: what is in them, and that their folder is whole or as it was."""
+"""Small images beside a result: what is in them, and that their folder is whole or as it was."""
 
 from io import BytesIO
 from pathlib import Path
@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from dyad.data.base.errors import DataError
-from dyad.data.image_text.transforms import decode
+from dyad.data.image_text.decode import decode
 from dyad.eval.results.thumbnails import SIDE, Thumbnails, thumbnail
 
 
 class Decoded:
-    """Pictures 0, 1, … in plain colours; the one at `broken` cannot be read."""
+    """Images 0, 1, … in plain colours; the one at `broken` cannot be read."""
 
     def __init__(self, broken: int = -1) -> None:
         self.broken = broken
@@ -42,8 +42,8 @@ def names(folder: Path) -> list[str]:
     ("size", "expected"), [((400, 200), (96, 48)), ((64, 64), (64, 64)), ((10, 5000), (1, 96)), ((96, 97), (95, 96))]
 )
 def test_the_longer_side_is_at_most_96_pixels(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    picture = torch.zeros(3, size[1], size[0], dtype=torch.uint8)
-    found = Image.open(BytesIO(thumbnail(picture)))
+    image = torch.zeros(3, size[1], size[0], dtype=torch.uint8)
+    found = Image.open(BytesIO(thumbnail(image)))
     assert found.format == "WEBP" and found.size == expected and max(found.size) <= SIDE
 
 
@@ -75,7 +75,7 @@ def test_the_folder_is_replaced_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_picture_that_cannot_be_read_leaves_the_old_ones(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_read_leaves_the_old_ones(tmp_path: Path) -> None:
     folder = tmp_path / "val.pictures"
     thumbnails(1).write(folder)
     with raises(DataError, "sample 8"):

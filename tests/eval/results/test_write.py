@@ -73,15 +73,15 @@ def test_zero_shot_is_told_whole_in_80_columns(capsys: pytest.CaptureFixture[str
 
 
 def test_what_an_index_found_is_named_with_its_agreement(capsys: pytest.CaptureFixture[str]) -> None:
-    pictures, classes, few, questions = retrieval("val", (1,), True), *(zero_shot(n, False) for n in "ab"), passages()
-    del pictures["metrics"]["image_to_text_median_rank"], pictures["metrics"]["text_to_image_median_rank"]
-    pictures["search"] = {way: {"index": "HNSW32"} for way in WAYS}
-    pictures["metrics"] |= {f"{way}_recall_against_exact@10": 0.9 + n / 20 for n, way in enumerate(WAYS)}
+    images, classes, few, questions = retrieval("val", (1,), True), *(zero_shot(n, False) for n in "ab"), passages()
+    del images["metrics"]["image_to_text_median_rank"], images["metrics"]["text_to_image_median_rank"]
+    images["search"] = {way: {"index": "HNSW32"} for way in WAYS}
+    images["metrics"] |= {f"{way}_recall_against_exact@10": 0.9 + n / 20 for n, way in enumerate(WAYS)}
     classes["search"], questions["search"] = {"index": "HNSW32"}, {"index": "PQ8", "depth": 100}
     for result in (classes, questions):
         result["metrics"]["recall_against_exact@5"] = 0.75
     few["search"] = {"index": "Flat", "instead_of": "PQ8", "because": "too few"}
-    lines = table([pictures, classes, few, questions], capsys)
+    lines = table([images, classes, few, questions], capsys)
     shown, names = (" ".join(" ".join(part).split()) for part in (lines, [line[:18] for line in lines]))
     assert (
         "val (approximate: index HNSW32, picture → text recall against exact@10 0.900, text → picture recall against "

@@ -60,7 +60,7 @@ def test_equal_scores_come_in_the_order_of_the_corpus(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "BLOCK", block)
         patch.setattr(index, "STRIP", 50)
-        found = search(queries, corpus, k, memory=4 * width * shard)
+        found = search(queries, corpus, k, shard_bytes=4 * width * shard)
     same(found, by_definition(queries, corpus, min(k, m)))
 
 
@@ -86,10 +86,10 @@ def test_a_mapped_corpus_of_either_type_is_searched_as_float32(dtype: type, tmp_
     corpus, queries = clustered(2000, 24, 0).astype(dtype), clustered(70, 24, 1)
     np.save(tmp_path / "c.npy", corpus, allow_pickle=False)
     mapped = np.load(tmp_path / "c.npy", mmap_mode="r", allow_pickle=False)
-    expected = search(queries, corpus.astype(np.float32), 30, memory=50_000)
-    same(search(queries, mapped, 30, memory=50_000), expected)
-    same(search(queries, corpus, 30, memory=50_000), expected)
-    same(search(queries, np.asfortranarray(corpus), 30, memory=50_000), expected)
+    expected = search(queries, corpus.astype(np.float32), 30, shard_bytes=50_000)
+    same(search(queries, mapped, 30, shard_bytes=50_000), expected)
+    same(search(queries, corpus, 30, shard_bytes=50_000), expected)
+    same(search(queries, np.asfortranarray(corpus), 30, shard_bytes=50_000), expected)
     same(search(queries, mapped[::2], 30), search(queries, corpus[::2].astype(np.float32), 30))
 
 
@@ -109,8 +109,8 @@ def test_k_is_cut_to_the_corpus() -> None:
 def test_what_an_index_does_not_find_is_no_row_of_the_corpus() -> None:
     """FAISS says −1, which is a row: the last one."""
     corpus, queries = clustered(400, 8, 0), clustered(9, 8, 1)
-    for memory in (2**30, 4000):
-        hits = search(queries, corpus, 400, "IVF40,Flat;nprobe=1", memory=memory)
+    for size in (2**30, 4000):
+        hits = search(queries, corpus, 400, "IVF40,Flat;nprobe=1", shard_bytes=size)
         missing = hits.positions == 400
         assert 0.5 < missing.mean() < 1 and hits.positions.min() >= 0
         np.testing.assert_array_equal(hits.scores == -np.inf, missing)
@@ -135,10 +135,10 @@ def test_what_an_index_does_not_find_is_no_row_of_the_corpus() -> None:
         ("PCA24,IVF32,PQ12x4; nprobe = 8", 0.25),
     ],
 )
-@pytest.mark.parametrize("memory", [2**30, 2**18])
-def test_recall_of_every_kind_of_index(spec: str, least: float, memory: int) -> None:
+@pytest.mark.parametrize("size", [2**30, 2**18])
+def test_recall_of_every_kind_of_index(spec: str, least: float, size: int) -> None:
     corpus, queries = clustered(4000, 32, 0), clustered(60, 32, 1)
-    hits = search(queries, corpus, 10, spec, memory=memory)
+    hits = search(queries, corpus, 10, spec, shard_bytes=size)
     recall = recall_against_exact(hits, queries, corpus)
     assert recall >= least
     exact = by_definition(queries, corpus, 10).positions
@@ -165,7 +165,7 @@ def test_an_inverted_file_in_shards_is_one_inverted_file() -> None:
     """Lists are learnt once, so that a query looks at the same rows however they are cut."""
     corpus, queries = clustered(3000, 16, 0), clustered(50, 16, 1)
     one = search(queries, corpus, 20, "IVF32,Flat;nprobe=3")
-    many = search(queries, corpus, 20, "IVF32,Flat;nprobe=3", memory=20_000)
+    many = search(queries, corpus, 20, "IVF32,Flat;nprobe=3", shard_bytes=20_000)
     np.testing.assert_array_equal(one.positions, many.positions)
 
 
@@ -184,12 +184,12 @@ def test_every_number_of_ranks_finds_the_same() -> None:
 @pytest.mark.gpu
 def test_a_gpu_finds_the_same() -> None:
     corpus, queries = clustered(30_000, 64, 0), clustered(300, 64, 1)
-    found = search(queries, corpus, 50, memory=2**22)
+    found = search(queries, corpus, 50, shard_bytes=2**22)
     expected = by_definition(queries, corpus, 50)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
     assert (found.positions == expected.positions).mean() > 0.999
     whole = np.random.default_rng(0).integers(-1, 2, (5000, 4)).astype(np.float32)
-    same(search(whole[:100], whole, 700, memory=2**14), by_definition(whole[:100], whole, 700))
+    same(search(whole[:100], whole, 700, shard_bytes=2**14), by_definition(whole[:100], whole, 700))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_missing_faiss_names_the_extras(monkeypatch) -> None:
 
 
 def test_an_exact_search_without_faiss_finds_the_same(monkeypatch) -> None:
-    """Galleries of pictures are shown, whose ranks need no FAISS. Small whole numbers: many scores are equal."""
+    """Galleries of images are shown, whose ranks need no FAISS. Small whole numbers: many scores are equal."""
     rng = np.random.default_rng(0)
     queries, corpus = (rng.integers(-1, 2, (n, 6)).astype(np.float32) for n in (30, 200))
     want = search(queries, corpus, 7)

@@ -110,7 +110,7 @@ def test_a_query_whose_lists_are_empty_finds_nothing() -> None:
 
 
 def test_many_right_items_of_each_query_need_little_memory() -> None:
-    """Of 1,000 pictures with one caption every caption is right: a million pairs, 1 GB of their vectors."""
+    """Of 1,000 images with one caption every caption is right: a million pairs, 1 GB of their vectors."""
     rows, same = unit_rows(1000, 128, 1), np.zeros(1000, np.int64)
     matches, _ = match_pairs(np.arange(1000), same, same, Truth.keys)
     hits = search(rows, rows, 5)

@@ -12,7 +12,7 @@ from helpers.eval import (
     Shown,
     check_ranking,
     encoder,
-    pictures,
+    random_images,
     right_matrix,
     some_captions,
     tokenize,
@@ -87,7 +87,7 @@ def test_chance_is_what_random_orders_score() -> None:
 @pytest.mark.parametrize("spec", ["Flat", "IVF5,Flat;nprobe=5", "HNSW32", "PQ4x4"])
 def test_ranks_and_galleries_are_of_one_search(spec: str) -> None:
     """Every case shows the place that its metrics count, on Flat by counting, and the metrics say what they are of."""
-    shown, own = Shown(pictures(100)), np.arange(100) % 60
+    shown, own = Shown(random_images(100)), np.arange(100) % 60
     words = Captions([f"{chr(97 + i % 26)} {i}" for i in range(100)], tokenize)
     evaluator = Retrieval("val", "", RetrievalSet(shown, words, np.arange(100), own, own), index=spec)  # type: ignore[arg-type]
     exact = replace(evaluator, index="Flat").report(encoder(), 40)
@@ -119,8 +119,8 @@ def test_ranks_and_galleries_are_of_one_search(spec: str) -> None:
 
 
 def test_an_index_searches_views_too() -> None:
-    shown, own = Shown(pictures(60)), np.arange(60)
-    data = RetrievalSet(shown, Shown(pictures(60, 1)), own, own, own)  # type: ignore[arg-type]
+    shown, own = Shown(random_images(60)), np.arange(60)
+    data = RetrievalSet(shown, Shown(random_images(60, 1)), own, own, own)  # type: ignore[arg-type]
     encode = Encoder({side: towers()["x"] for side in "xy"}, LOCAL, block=16)
     found = ViewRetrieval("val", "", data, index="HNSW32").report(encode, 2)
     exact = ViewRetrieval("val", "", data)

@@ -5,13 +5,13 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Pixels, Shown, check_ranking, pictures
+from helpers.eval import LOCAL, Pixels, Shown, check_ranking, random_images
 from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import DataError
 from dyad.data.image_text.items import LabelledSet
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.labelled import RareClass, TrainedClasses
 
@@ -21,7 +21,7 @@ NAMES = ["ant", "bee", "cat", "dog", "elk", "fox"]
 def labelled(count: int = 90) -> LabelledSet:
     rng = np.random.default_rng(0)
     labels = [NAMES[i] for i in rng.choice(6, count, p=[0.3, 0.1, 0.2, 0.2, 0.1, 0.1])]
-    return LabelledSet(Shown(pictures(count)), labels, np.arange(count))  # type: ignore[arg-type]
+    return LabelledSet(Shown(random_images(count)), labels, np.arange(count))  # type: ignore[arg-type]
 
 
 def encoder(width: int, seed: int = 0, cosine: bool = False) -> Encoder:

@@ -16,8 +16,8 @@ from dyad.data.sequence.items import ItemNumbers
 from dyad.data.sequence.log import read_log
 from dyad.eval.config import Baseline
 from dyad.eval.metrics.matches import MISSED
-from dyad.eval.tasks.next_item import NextItem
-from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
+from dyad.eval.tasks.sequence.next_item import NextItem
+from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.eval_config import Seen
 
 ITEMS = 8

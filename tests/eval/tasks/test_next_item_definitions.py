@@ -12,8 +12,8 @@ from dyad.data.sequence.log import Log
 from dyad.data.shards.manifest import FileEntry
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.search.ranks import count_ranks
-from dyad.eval.tasks.next_item import NextItem
-from dyad.eval.tasks.next_item_baselines import ranks_by
+from dyad.eval.tasks.sequence.next_item import NextItem
+from dyad.eval.tasks.sequence.next_item_baselines import ranks_by
 from dyad.train.eval_config import Seen
 
 ITEMS, USERS, STEPS, KS = 12, 40, 6, (1, 3, 5)

@@ -1,4 +1,4 @@
-"""Probes of frozen features against scikit-learn; their task files; pictures and texts."""
+"""Probes of frozen features against scikit-learn; their task files; images and texts."""
 
 import json
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Pixels, Rows, Shown, Words, check_ranking, pictures, tokenize
+from helpers.eval import LOCAL, Pixels, Rows, Shown, Words, check_ranking, random_images, tokenize
 from helpers.messages import raises
 from torch import nn
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.image_text.items import Captions, LabelledSet
-from dyad.data.question_passage.views import labelled_texts
+from dyad.data.question_passage.text_views import labelled_texts
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.encoder import Encoder
@@ -38,10 +38,10 @@ def encoder(seed: int = 0, world: World = LOCAL) -> Encoder:
 
 
 def labelled(count: int, classes: int, seed: int) -> LabelledSet:
-    """Pictures whose mean grey says the class, with much noise."""
+    """Images whose mean grey says the class, with much noise."""
     rng = np.random.default_rng(seed)
     target = rng.integers(0, classes, count)
-    noisy = pictures(count, seed).float() * 0.6 + (12 + 30 / classes) * torch.from_numpy(target).view(-1, 1, 1, 1)
+    noisy = random_images(count, seed).float() * 0.6 + (12 + 30 / classes) * torch.from_numpy(target).view(-1, 1, 1, 1)
     return LabelledSet(Shown(noisy.to(torch.uint8)), [NAMES[i] for i in target], rng.permutation(count))  # type: ignore[arg-type]
 
 
@@ -154,12 +154,12 @@ def test_neighbours_vote_by_their_similarity() -> None:
 def test_features_are_before_the_projection_and_maps_are_averaged() -> None:
     encode = replace(encoder(), features=True, cosine=False)
     tower: Any = encode.towers["x"].eval()
-    found = encode("x", Rows(pictures(20)))
+    found = encode("x", Rows(random_images(20)))
     with torch.no_grad():
-        np.testing.assert_allclose(found, tower.features(pictures(20)).numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found, tower.features(random_images(20)).numpy(), rtol=1e-5, atol=1e-6)
     maps = Tower(nn.Identity(), nn.Flatten())
-    found = replace(encode, towers={"x": maps})("x", Rows(pictures(20)))
-    np.testing.assert_allclose(found, pictures(20).float().mean((2, 3)).numpy(), rtol=1e-6)
+    found = replace(encode, towers={"x": maps})("x", Rows(random_images(20)))
+    np.testing.assert_allclose(found, random_images(20).float().mean((2, 3)).numpy(), rtol=1e-6)
 
 
 def test_the_embeddings_are_probed_on_request() -> None:

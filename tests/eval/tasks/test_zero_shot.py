@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.eval import LOCAL, Rows, check_ranking, encoder, pictures, tokenize, towers
+from helpers.eval import LOCAL, Rows, check_ranking, encoder, random_images, tokenize, towers
 from helpers.messages import raises
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from torch.utils.data import DataLoader, TensorDataset
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import DataConfig
-from dyad.data.image_text.items import LabelledSet, Pictures, labelled_set
+from dyad.data.image_text.items import Images, LabelledSet, labelled_set
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import ShardSource
@@ -42,8 +42,8 @@ CLASSES = {
 
 def evaluator(count: int = 60, classes=CLASSES, **labelled: object) -> ZeroShot:
     names = list(classes)
-    labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no picture
-    data = LabelledSet(**{"items": Rows(pictures(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
+    labels = [names[i * i % (len(names) - 1)] for i in range(count)]  # the last class has no image
+    data = LabelledSet(**{"items": Rows(random_images(count)), "labels": labels, "keys": np.arange(count), **labelled})  # type: ignore[arg-type]
     return ZeroShot("eval/animals", "zero_shot:animals.json", data, classes, tokenize)
 
 
@@ -61,7 +61,7 @@ def test_metrics_equal_those_of_clip_benchmark(monkeypatch) -> None:
     names, labels = list(CLASSES), evaluator().data.labels
     target = torch.tensor([names.index(label) for label in labels])
 
-    data = TensorDataset(pictures(60), target)
+    data = TensorDataset(random_images(60), target)
     data.classes = names  # type: ignore[attr-defined]
     batches = DataLoader(data, batch_size=16)
     # numpy 2.5 no longer turns arrays of one element into floats, which CLIP_benchmark 1.6 does
@@ -139,7 +139,7 @@ def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
 
 
 @pytest.mark.parametrize("spec", ["Flat", "HNSW32", "IVF1,Flat"])
-def test_a_picture_is_taken_for_its_best_class(spec: str) -> None:
+def test_an_image_is_taken_for_its_best_class(spec: str) -> None:
     """Small whole numbers: scores are exact, and of equal ones the earlier class is ahead."""
     rng = np.random.default_rng(0)
     images, weights = (rng.integers(-2, 3, (n, 6)).astype(np.float32) for n in (50, 6))
@@ -183,7 +183,7 @@ def test_intervals_hold_the_accuracies() -> None:
 def test_a_label_that_is_no_class_is_named() -> None:
     labels = ["cat", "dgo"]
     with raises(DataError, "'dgo'", "'dog'"):
-        evaluator(items=Rows(pictures(2)), labels=labels).report(encoder())
+        evaluator(items=Rows(random_images(2)), labels=labels).report(encoder())
 
 
 def test_a_task_file_becomes_prompts(tmp_path: Path) -> None:
@@ -240,11 +240,11 @@ def test_numbers_are_places_in_the_list_of_classes(labels: list[str], expected: 
 
 
 def labelled_shard(path: Path, labels: list[str]) -> Path:
-    samples = [((f"{i}.png", picture(i)), (f"{i}.cls", label.encode())) for i, label in enumerate(labels)]
+    samples = [((f"{i}.png", image(i)), (f"{i}.cls", label.encode())) for i, label in enumerate(labels)]
     return write_tar(path, [member for members in samples for member in members])
 
 
-def test_pictures_of_other_classes_are_left_out_if_the_task_says_so(
+def test_images_of_other_classes_are_left_out_if_the_task_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers = ["0", "5", "1", "2", "0"]
@@ -258,7 +258,7 @@ def test_pictures_of_other_classes_are_left_out_if_the_task_says_so(
     assert found.labels == ["cat", "dog", "cat"] and len(found.items) == 3
     assert found.keys.tolist() == data.keys[[0, 2, 4]].tolist()
     torch.testing.assert_close(found.items.block(0, 9), data.items.block(0, 9)[[0, 2, 4]])
-    assert isinstance(found.items, Pictures) and [found.items.key(i) for i in range(3)] == ["0", "2", "4"]
+    assert isinstance(found.items, Images) and [found.items.key(i) for i in range(3)] == ["0", "2", "4"]
     with raises(DataError, "5 of 5 samples", "'cls'"):
         of_classes(replace(data, labels=["cls"] * 5), replace(task, skip_others=True), "zero_shot:t.json")
 

@@ -1,4 +1,4 @@
-"""Configurations of further losses (also.NAME): what they take from the run, and what is refused."""
+"""Configurations of auxiliary losses (also.NAME): what they take from the run, and what is refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.cli.also import further_configs
+from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import TargetKind
 
@@ -18,11 +18,11 @@ def test_weight_target_and_classes_are_of_the_run_alone() -> None:
     own = ["objective=spectral_alternating", "target.kind=ema", "weight=3", "global_batch_size=24"]
     config = compose_config([*RUN, *own, f"also.more='{VIEWS}'"])
     config.run.classes = ["a", "b"]  # as a run of task=labelled finds them
-    of = further_configs(config)["more"]
+    of = auxiliary_configs(config)["more"]
     assert of.weight == 1 and of.target.kind is TargetKind.none and of.run.classes is None
     assert of.global_batch_size == 24
     config.seed = 5  # what was composed for the configuration of before counts no more
-    assert further_configs(config)["more"].seed == 5
+    assert auxiliary_configs(config)["more"].seed == 5
 
 
 @pytest.mark.parametrize("name", ["towers", "objective", "views", "aB"])
@@ -30,11 +30,11 @@ def test_names_that_the_run_needs(name: str) -> None:
     """Weights of a loss `towers` would be read as those of the run, metrics of `views` be added to its own."""
     config = compose_config([*RUN, "objective=simclr", f"also.{name}='{VIEWS}'"])
     with raises(ConfigError, f"also.{name}"):
-        further_configs(config)
+        auxiliary_configs(config)
 
 
-def test_negatives_are_not_mined_anew_for_a_further_loss() -> None:
+def test_negatives_are_not_mined_anew_for_an_auxiliary_loss() -> None:
     more = "task=question_passage objective=dpr data.negatives.per_row=1 data.negatives.lists=[mined]"
     config = compose_config([*RUN, "objective=simclr", f"also.more='{more} data.negatives.refresh_every=2'"])
     with raises(ConfigError, "data.negatives.refresh_every"):
-        further_configs(config)
+        auxiliary_configs(config)

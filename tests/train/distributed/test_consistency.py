@@ -29,9 +29,9 @@ def test_one_bit_anywhere_changes_the_sum(dtype: torch.dtype, shape: tuple[int, 
 
 
 def test_any_layout_and_place_in_memory() -> None:
-    picture = some(torch.float32, 2, 3, 4, 4)
+    image = some(torch.float32, 2, 3, 4, 4)
     row = some(torch.float32, 9)
-    assert bit_sum(picture.to(memory_format=torch.channels_last)).shape == ()
+    assert bit_sum(image.to(memory_format=torch.channels_last)).shape == ()
     assert bit_sum(row[1:]) == bit_sum(row[1:].clone())
     assert bit_sum(torch.tensor([float("nan")])) == bit_sum(torch.tensor([float("nan")]))
 

@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(tmp_path: Path, fu
     path = write_checkpoint(tmp_path, stopped.state(3, samples_seen=15, data={"seed": 1}), keep=1)
     resumed = Run(1, fused, backwards=True)  # other initial weights, other order of parameters: names decide
     state = Checkpoint(path).read()
-    assert (state.step, state.facts) == (3, {"samples_seen": 15, "data": {"seed": 1}})
+    assert (state.step, state.metadata) == (3, {"samples_seen": 15, "data": {"seed": 1}})
     restore(state, resumed.modules, resumed.optimizer)
     assert resumed.train(3, 8) == losses[3:]
     assert same(named_tensors(resumed.modules), named_tensors(undisturbed.modules))
@@ -140,13 +140,13 @@ def test_the_own_keys_of_state_json_are_not_the_callers() -> None:
 
 def test_state_per_sample_is_kept_to_the_bit_and_only_where_there_is_some(saved: Path, tmp_path: Path) -> None:
     state = Checkpoint(folder(saved, 6)).read()
-    assert {name: t.numpy().tobytes() for name, t in state.memory.items()} == {
+    assert {name: t.numpy().tobytes() for name, t in state.sample_state.items()} == {
         **{name: t.numpy().tobytes() for name, t in MEMORY.items()},
         "samples_seen": torch.tensor(6).numpy().tobytes(),
     }
     plain = write_checkpoint(tmp_path / "plain", Run(0).state(1), keep=1)
     assert sorted(p.name for p in plain.iterdir()) == sorted(set(FILES) - {"memory.safetensors"})
-    assert Checkpoint(plain).read().memory == {}
+    assert Checkpoint(plain).read().sample_state == {}
     copy(folder(saved, 6) / "memory.safetensors", plain)  # a damaged manifest may not list it
     with raises(DataError, "memory.safetensors"):
         Checkpoint(plain).read()

@@ -26,7 +26,7 @@ from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.checkpoint_state import CheckpointState, capture
 from dyad.train.run_folder.folder import steps
 from dyad.train.run_folder.saving import CheckpointWriter, write_checkpoint
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 from tests.train.run_folder.test_checkpoint import MEMORY, Run, folder, same
 
 
@@ -43,8 +43,8 @@ class Gate:
 
 def writing(run_dir: Path, before_save=lambda: None, said: list[str] | None = None) -> CheckpointWriter:
     log = [].append if said is None else said.append
-    plan = Plan(0, 99, 8, 1, log_every=1, evaluate_every=0, save_every=2)
-    return CheckpointWriter(run_dir, 3, before_save, plan, log)
+    schedule = RunSchedule(0, 99, 8, 1, log_every=1, evaluate_every=0, save_every=2)
+    return CheckpointWriter(run_dir, 3, before_save, schedule, log)
 
 
 def state(run: Run, step: int) -> CheckpointState:

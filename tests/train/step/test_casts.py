@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.step import gradients_of, same_bits, train_step
-from helpers.towers import pictures, transformers_folder, transformers_tower, with_text
+from helpers.towers import random_images, transformers_folder, transformers_tower, with_text
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -45,7 +45,9 @@ def step_and_batch(name: str, chunk_size: int, **options: Any) -> tuple[TrainSte
     checkpointing = options.pop("grad_checkpointing", False)
     model = build_image_text(with_text(text, grad_checkpointing=checkpointing))
     ids = torch.arange(PAIRS)
-    batch = Batch(pictures(PAIRS, 16), model.tokenize([f"a word {'more ' * i}" for i in range(PAIRS)]), ids, ids, ids)
+    batch = Batch(
+        random_images(PAIRS, 16), model.tokenize([f"a word {'more ' * i}" for i in range(PAIRS)]), ids, ids, ids
+    )
     return train_step(model.towers, PAIRS, chunk_size=chunk_size, precision=Precision.bf16, **options), batch
 
 

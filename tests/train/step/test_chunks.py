@@ -95,7 +95,7 @@ def test_longest_first_and_less_padding(model_of: str) -> None:
     assert torch.equal(torch.cat(list(y.split(y.joined([rows])))), rows)
 
 
-def test_one_chunk_and_pictures_stay_as_they_are(model_of: str) -> None:
+def test_one_chunk_and_images_stay_as_they_are(model_of: str) -> None:
     _, batch = step_and_batch(model_of, None)
     [chunk], _ = in_chunks(batch, 1)
     assert chunk.inputs[0].data_ptr() == batch.x.data_ptr()

@@ -12,7 +12,7 @@ from helpers.step import batch, gradients_of, same_bits, snapshot, towers, train
 
 from dyad.train.losses import build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.sums.conditions import checked
+from dyad.train.losses.sums.conditions import collect_checks
 from dyad.train.step import loss_term as module
 from dyad.train.step.step import TrainStep
 from tests.benchmarks import host_reads
@@ -81,7 +81,7 @@ def spread(scale: float) -> TrainStep:
 
 
 def always_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "checked", lambda _, sizes, logged: checked(False, sizes, logged))
+    monkeypatch.setattr(module, "collect_checks", lambda _, sizes, logged: collect_checks(False, sizes, logged))
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
@@ -141,7 +141,7 @@ def test_a_repeated_sample_is_met_by_the_general_path() -> None:
     whole.sample_ids = torch.tensor([0, 1, 2, 3, 3, 5, 6, 7])
     steps[1]._assume_from = 1 << 30
     assert steps[0](whole, 0) == steps[1](whole, 0)
-    memories = [memory for step in steps if isinstance(memory := step.objective.memory, SampleState)]
+    memories = [memory for step in steps if isinstance(memory := step.objective.sample_state, SampleState)]
     first, second = (memory.gathered(torch.device("cpu"))["log_u_x"] for memory in memories)
     assert torch.equal(first.nan_to_num(-1.0), second.nan_to_num(-1.0))
     assert memories[0].samples_seen == 8

@@ -20,8 +20,8 @@ from torch import Tensor
 from dyad.data.batch import Batch
 from dyad.train.distributed.signals import Stopped
 from dyad.train.run_folder.checkpoint import Checkpoint, find
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.loop import Stopwatch, fit
-from dyad.train.step_plan import Plan
 from dyad.train.tracking.logger import Logger
 
 ROOT = Path(__file__).parents[3]
@@ -181,10 +181,10 @@ class Recorder:
         self.diary.append(("evaluate", step))
         return self.results
 
-    def fit(self, plan: Plan, batches: int) -> tuple[str, int]:
+    def fit(self, schedule: RunSchedule, batches: int) -> tuple[str, int]:
         return fit(
-            plan,
-            self.batches or Toy().batches(plan.first_step, plan.first_step + batches),
+            schedule,
+            self.batches or Toy().batches(schedule.first_step, schedule.first_step + batches),
             step=lambda batch, index: {"loss": 1.0},
             monitor=quiet_monitor(),
             diagnose=lambda: {},
@@ -197,15 +197,15 @@ class Recorder:
 
 def test_an_interval_of_zero_or_longer_than_the_run_means_the_end() -> None:
     recorder = Recorder({})
-    plan = Plan(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=9)
-    assert recorder.fit(plan, 4) == ("finished", 6)
+    schedule = RunSchedule(2, 6, 8, 1, log_every=10, evaluate_every=0, save_every=9)
+    assert recorder.fit(schedule, 4) == ("finished", 6)
     assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
 
 def test_an_owed_evaluation_comes_first() -> None:
     recorder = Recorder({"val/error": 1.0})
-    plan = Plan(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
-    assert recorder.fit(plan, 0) == ("finished", 6)
+    schedule = RunSchedule(6, 6, 8, 1, log_every=1, evaluate_every=3, save_every=3, evaluation_owed=True)
+    assert recorder.fit(schedule, 0) == ("finished", 6)
     assert recorder.diary == [("evaluate", 6), ("last", 6)]
 
 
@@ -220,9 +220,9 @@ class GivesUp(Recorder):
 @pytest.mark.parametrize("owed", [False, True], ids=["now", "owed from before"])
 def test_an_evaluation_that_is_given_up_stays_owed(owed: bool) -> None:
     recorder = GivesUp({"val/error": 1.0})
-    plan = Plan(2, 6, 8, 1, log_every=1, evaluate_every=3, save_every=9, evaluation_owed=owed)
+    schedule = RunSchedule(2, 6, 8, 1, log_every=1, evaluate_every=3, save_every=9, evaluation_owed=owed)
     step = 2 if owed else 3
-    assert recorder.fit(plan, 4) == ("preempted", step)
+    assert recorder.fit(schedule, 4) == ("preempted", step)
     assert recorder.diary == [("evaluate", step), ("owed", step)]
 
 
@@ -233,18 +233,18 @@ def test_batches_that_are_given_up_leave_the_steps_before_them() -> None:
 
     recorder = Recorder({})
     recorder.batches = batches()
-    assert recorder.fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), 4) == ("preempted", 2)
+    assert recorder.fit(RunSchedule(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), 4) == ("preempted", 2)
     assert recorder.diary == [("last", 2)]
 
 
 @pytest.mark.parametrize("batches", [3, 5], ids=["too few", "too many"])
 def test_a_loader_of_another_length_is_an_error(batches: int) -> None:
     with raises(ValueError, "of 4"):
-        Recorder({}).fit(Plan(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), batches)
+        Recorder({}).fit(RunSchedule(0, 4, 8, 1, log_every=1, evaluate_every=0, save_every=9), batches)
 
 
 def test_times_are_means_over_the_window() -> None:
-    watch = Stopwatch(Plan(0, 9, 100, 4, log_every=1, evaluate_every=0, save_every=9))
+    watch = Stopwatch(RunSchedule(0, 9, 100, 4, log_every=1, evaluate_every=0, save_every=9))
     watch.add(waited=0.1, worked=0.3)
     watch.add(waited=0.3, worked=0.9)
     watch.saving += 2.0

@@ -23,8 +23,8 @@ def test_a_loss_that_is_not_finite_skips_the_step_for_all() -> None:
     term = LossTerm(model, build_objective("spectral").double(), config, 100, world, name="more")
     step = TrainStep([LossTerm(model, build_objective("clip").double(), config, 100, world), term])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    own, further = batch(8), batch(8, 1)
-    further.x[0] = torch.inf
-    own.further = (further,)
+    own, auxiliary = batch(8), batch(8, 1)
+    auxiliary.x[0] = torch.inf
+    own.auxiliary = (auxiliary,)
     assert step(own, 0)["skipped"] == 1 and step.skip_reason == "nonfinite"
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -26,8 +26,9 @@ from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
-from dyad.train.step.loss_term import AUTOCAST, noise, to_score_dtype
+from dyad.train.step.loss_term import AUTOCAST, to_score_dtype
 from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.tower import TwoTower
@@ -69,7 +70,7 @@ def noisy_model(config: ModelConfig) -> TwoTower:
     return TwoTower(build_image_text(config).towers.x_tower, Words())
 
 
-def pictures_and_tokens(count: int) -> Batch:
+def images_and_tokens(count: int) -> Batch:
     generator = torch.Generator().manual_seed(5)
     x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
     y, ids = torch.randint(0, 64, (count, 8), generator=generator), torch.arange(count)
@@ -83,7 +84,10 @@ def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, preci
         embeddings = []
         for chunk, part in enumerate(inputs.tensor_split(count)):
             dtype = AUTOCAST[precision]
-            with noise(LOCAL.device, 1, index, 0, side, chunk), torch.autocast("cpu", dtype, enabled=dtype is not None):
+            with (
+                seeded_rng(LOCAL.device, 1, index, 0, side, chunk),
+                torch.autocast("cpu", dtype, enabled=dtype is not None),
+            ):
                 embedding = tower(part)
             embeddings.append(embedding.float())
         sides.append(torch.cat(embeddings))
@@ -97,7 +101,7 @@ def all_graphs_kept(step: TrainStep, whole: Batch, index: int, count: int, preci
 def test_two_passes_equal_the_same_chunks_with_all_graphs_kept_bit_for_bit(
     vit_config: ModelConfig, keep_graphs: int | None, precision: Precision
 ) -> None:
-    whole, options = pictures_and_tokens(11), {"chunk_size": 3, "keep_graphs": keep_graphs, "precision": precision}
+    whole, options = images_and_tokens(11), {"chunk_size": 3, "keep_graphs": keep_graphs, "precision": precision}
     step = train_step(noisy_model(vit_config), len(whole), **options)
     want = all_graphs_kept(step, whole, 7, 4, precision)
     other_noise = all_graphs_kept(step, whole, 8, 4, precision)
@@ -185,15 +189,15 @@ def test_further_columns_are_embedded_with_the_pairs(per_row: list[int], chunk_s
 
 
 def test_one_chunk_has_the_bits_of_a_plain_step(vit_config: ModelConfig) -> None:
-    whole, optim = pictures_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
+    whole, optim = images_and_tokens(10), OptimConfig(lr=3e-3, clip_norm=0.5, warmup=2)
     step = train_step(noisy_model(vit_config), 10, optim=optim, chunk_size=10)
     model, objective = noisy_model(vit_config).train(), build_objective("clip")
     optimizer = build_optimizer([*model.named_parameters("towers"), *objective.named_parameters("objective")], optim)
     for index in range(3):
         step(whole, index)
-        with noise(LOCAL.device, 1, index, 0, 0, 0):
+        with seeded_rng(LOCAL.device, 1, index, 0, 0, 0):
             x = model.x_tower(whole.x)
-        with noise(LOCAL.device, 1, index, 0, 1, 0):
+        with seeded_rng(LOCAL.device, 1, index, 0, 1, 0):
             y = model.y_tower(whole.y)
         optimizer.zero_grad()
         objective(x, y).loss.backward()
@@ -222,7 +226,7 @@ def test_noise_depends_on_its_key_and_leaves_the_generator_alone() -> None:
     before = torch.get_rng_state()
     drawn = []
     for key in ((0, 1, 2, 0, 3), (0, 1, 2, 0, 3), (0, 1, 2, 1, 3), (0, 12, 0, 3)):
-        with noise(LOCAL.device, *key):
+        with seeded_rng(LOCAL.device, *key):
             drawn.append(torch.rand(4))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], drawn[3])
@@ -246,7 +250,7 @@ def test_scalars_say_what_happened() -> None:
 def test_a_wrong_mode_is_put_right(vit_config: ModelConfig) -> None:
     step = train_step(noisy_model(vit_config), 4)
     step.towers.eval()
-    step(pictures_and_tokens(4), 0)
+    step(images_and_tokens(4), 0)
     assert step.towers.get_submodule("y_tower.dropout").training
 
 

@@ -1,4 +1,4 @@
-"""Adapters of picture towers, as of texts: what trains, that nothing drifts, what is merged, and what is refused."""
+"""Adapters of image towers, as of texts: what trains, that nothing drifts, what is merged, and what is refused."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import open_clip
 import pytest
 import torch
-from helpers.towers import ARCHITECTURES, VIT, cnn, config_file, pictures, refused, timm_tower, trained, with_image
+from helpers.towers import ARCHITECTURES, VIT, cnn, config_file, random_images, refused, timm_tower, trained, with_image
 from safetensors.torch import save_file
 from torch import nn
 
@@ -17,8 +17,8 @@ from dyad.train.towers.adapters import merged
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.image.pixels import PatchDropout
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.probe import on_meta
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.trial import on_meta
 
 TIMM_VIT = {"image_size": 160, "timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear"}
 
@@ -54,7 +54,7 @@ def test_adapters_alone_train_and_are_merged(kind: str, tmp_path: Path) -> None:
     assert isinstance(tower, Tower) and isinstance(plain.towers.x_tower, Tower)
     assert all("lora_" in name or name.startswith("projection.") for name in trained(tower))
     assert len([name for name in trained(tower) if "lora_B" in name]) >= 2
-    x = pictures(2, model.image.size)
+    x = random_images(2, model.image.size)
     before = {name: tensor.clone() for name, tensor in tower.state_dict().items()}
     tower(x).square().sum().backward()
     assert all(p.grad is not None for p in tower.parameters() if p.requires_grad)
@@ -79,7 +79,7 @@ def test_open_clip_loads_what_adapters_were_merged_into(tmp_path: Path) -> None:
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "w.safetensors")
     library: Any = open_clip
     theirs = library.create_model(Path(config_file(tmp_path)).stem, str(tmp_path / "w.safetensors")).eval()
-    x = pictures(2, 32)
+    x = random_images(2, 32)
     tower = model.towers.eval().x_tower
     with torch.no_grad():
         torch.testing.assert_close(theirs.encode_image(tower.prepare(x)), tower(x))  # type: ignore[operator]
@@ -114,7 +114,7 @@ def test_patches_are_left_out_in_training_only(kind: str, tmp_path: Path) -> Non
     (dropout,) = (module for module in tower.modules() if isinstance(module, PatchDropout))
     seen: list[int] = []
     dropout.register_forward_hook(lambda _, given, left: seen.append(given[0].shape[1] - left.shape[1]))
-    x = pictures(2, model.image.size)
+    x = random_images(2, model.image.size)
     torch.manual_seed(2)
     first = tower(x)
     assert not torch.allclose(first, tower(x), atol=1e-5)

@@ -9,8 +9,8 @@ from helpers.messages import raises
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.towers.probe import probe
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.trial import probe
 
 
 class Spy(nn.Module):

@@ -86,11 +86,11 @@ def test_minilm_is_what_the_trunk_gives(minilm: ImageTextModel) -> None:
 
 @pytest.mark.parametrize("half", [False, True])
 def test_open_clip_towers_in_any_company(open_clip_model: ImageTextModel, threads: int, half: bool) -> None:
-    picture, text = open_clip_model.towers.x_tower, open_clip_model.towers.y_tower
-    assert isinstance(picture, Tower) and isinstance(text, Tower)
+    image, text = open_clip_model.towers.x_tower, open_clip_model.towers.y_tower
+    assert isinstance(image, Tower) and isinstance(text, Tower)
     pixels = torch.randint(0, 256, (30, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
-        check_company(picture, pixels)
+        check_company(image, pixels)
         check_company(text, open_clip_model.tokenize(TEXTS))
 
 

@@ -17,7 +17,7 @@ from dyad.train.config import Head, ImageTowerConfig, ModelConfig, RunConfig, Ta
 from dyad.train.config_rules import validate
 from dyad.train.towers.build import build_model, share_towers
 from dyad.train.towers.heads import ProjectionHead, build_head, representation
-from dyad.train.towers.models import PictureModel, TwoTowerModel
+from dyad.train.towers.models import ImageModel, TwoTowerModel
 from dyad.train.towers.tower import Tower, TwoTower
 
 LINEAR, NORM, RELU = nn.Linear, nn.BatchNorm1d, nn.ReLU
@@ -31,7 +31,7 @@ PUBLISHED = {
 }
 
 
-def pictures(head: Head = Head.none, **options: Any) -> TwoTowerModel:
+def images(head: Head = Head.none, **options: Any) -> TwoTowerModel:
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     torch.manual_seed(0)
     model = ModelConfig(name=None, embed_dim=16, image=image, head=head, **options)
@@ -55,9 +55,9 @@ def test_a_head_has_the_layers_of_its_paper(head: Head) -> None:
 
 @pytest.mark.parametrize("head", Head)
 def test_one_tower_takes_both_views_and_is_used_without_its_head(head: Head) -> None:
-    model = pictures(head, head_width=8)
+    model = images(head, head_width=8)
     tower = model.towers.x_tower
-    assert isinstance(model, PictureModel) and tower is model.towers.y_tower and isinstance(tower, Tower)
+    assert isinstance(model, ImageModel) and tower is model.towers.y_tower and isinstance(tower, Tower)
     seen = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
     assert tower(seen).shape == (4, 16)
     used = representation(model).towers

@@ -16,7 +16,7 @@ from helpers.towers import (
     VIT,
     cnn,
     config_file,
-    pictures,
+    random_images,
     refused,
     timm_tower,
     trained,
@@ -49,7 +49,7 @@ def test_open_clip_models_are_open_clips_own(architecture: str, tmp_path: Path) 
     library: Any = open_clip
     reference, _, preprocess = library.create_model_and_transforms(Path(path).stem)
     reference.eval()
-    ours = pictures(3, model.image.size)
+    ours = random_images(3, model.image.size)
     theirs = torch.stack([preprocess(Image.fromarray(p.permute(1, 2, 0).numpy())) for p in ours])
     texts = ["a cat", "", "of the house, a dog " * 9]
     tokens = model.tokenize(texts)
@@ -73,7 +73,7 @@ def test_image_size_and_context_length_can_be_chosen(tmp_path: Path) -> None:
     assert model.open_clip_config is not None
     assert model.open_clip_config["vision_cfg"]["image_size"] == 48
     assert model.open_clip_config["text_cfg"]["context_length"] == 7
-    assert model.towers.x_tower(pictures(2, 48)).shape == (2, 16)
+    assert model.towers.x_tower(random_images(2, 48)).shape == (2, 16)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
@@ -112,7 +112,7 @@ def test_two_names_are_two_models(tmp_path: Path) -> None:
     config.text.name = config_file(tmp_path, "resnet")
     model = build_image_text(config)
     assert model.open_clip_config is None
-    assert model.towers.x_tower(pictures(2, 32)).shape == model.towers.y_tower(model.tokenize(["a", "b"])).shape
+    assert model.towers.x_tower(random_images(2, 32)).shape == model.towers.y_tower(model.tokenize(["a", "b"])).shape
 
 
 class Evil:
@@ -163,7 +163,7 @@ def test_frozen_open_clip_towers_train_their_projection_only(architecture: str, 
         assert trained(tower) == {f"projection.{name}" for name, _ in tower.projection.named_parameters()} != set()
         assert not any(module.training for module in tower.trunk.modules()) and tower.projection.training
     before = {name: buffer.clone() for name, buffer in towers.named_buffers()}
-    towers.x_tower(pictures(4, 160 if architecture == "timm" else 32))
+    towers.x_tower(random_images(4, 160 if architecture == "timm" else 32))
     assert all(torch.equal(buffer, before[name]) for name, buffer in towers.named_buffers())
 
 
@@ -190,9 +190,9 @@ def test_what_cannot_be_frozen_in_part_is_refused(tmp_path: Path) -> None:
 # The small convolutional tower ----------------------------------------------------------------------------------------
 
 
-def test_the_small_tower_embeds_every_picture_for_itself(tmp_path: Path) -> None:
+def test_the_small_tower_embeds_every_image_for_itself(tmp_path: Path) -> None:
     model = build_image_text(with_image(tmp_path, cnn()))
-    tower, inputs = model.towers.x_tower, pictures(6, 16)
+    tower, inputs = model.towers.x_tower, random_images(6, 16)
     together = tower(inputs)
     assert together.shape == (6, 16) and model.open_clip_config is None
     torch.testing.assert_close(torch.cat([tower(row[None]) for row in inputs]), together)
@@ -229,11 +229,11 @@ def test_timm_models_as_towers(name: str, tmp_path: Path) -> None:
     model = build_image_text(with_image(tmp_path, timm_tower(name=name, image_size=64)))
     tower = model.towers.x_tower.eval()
     assert isinstance(tower, Tower) and model.image.size == 64
-    normalised = (pictures(2, 64) / 255 - torch.tensor(model.image.mean).view(3, 1, 1)) / torch.tensor(
+    normalised = (random_images(2, 64) / 255 - torch.tensor(model.image.mean).view(3, 1, 1)) / torch.tensor(
         model.image.std
     ).view(3, 1, 1)
-    torch.testing.assert_close(tower(pictures(2, 64)), tower.projection(tower.trunk(normalised)))
-    assert tower(pictures(2, 64)).shape == (2, 16)
+    torch.testing.assert_close(tower(random_images(2, 64)), tower.projection(tower.trunk(normalised)))
+    assert tower(random_images(2, 64)).shape == (2, 16)
 
 
 def test_timm_weights_from_a_file(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_timm_weights_from_a_file(tmp_path: Path) -> None:
     assert torch.equal(
         tower.get_parameter("trunk.blocks.0.attn.qkv.weight"), source.get_parameter("blocks.0.attn.qkv.weight")
     )
-    assert tower(pictures(1, 96)).shape == (1, 16)
+    assert tower(random_images(1, 96)).shape == (1, 16)
     fresh = build_image_text(with_image(tmp_path, image), load_pretrained=False).towers.x_tower
     assert not torch.equal(fresh.get_parameter("trunk.cls_token"), source.get_parameter("cls_token"))
     image.name = "test_resnet"
@@ -288,7 +288,7 @@ def test_gradient_checkpointing_changes_no_gradient(kind: str, tmp_path: Path) -
         torch.manual_seed(0)
         model = build_image_text(config)
         torch.manual_seed(1)  # of dropout
-        found.append(gradients(model, pictures(2, model.image.size), ["a cat", "dogs"]))
+        found.append(gradients(model, random_images(2, model.image.size), ["a cat", "dogs"]))
     assert found[0].keys() == found[1].keys()
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient)
@@ -315,7 +315,7 @@ def test_tokens_that_the_tower_does_not_know_are_refused(tmp_path: Path) -> None
 
 def test_compiling_a_tower_leaves_its_names_and_values(tmp_path: Path) -> None:
     towers = build_image_text(ModelConfig(name=config_file(tmp_path))).towers.eval()
-    names, want = list(towers.state_dict()), towers.x_tower(pictures(2, 32))
+    names, want = list(towers.state_dict()), towers.x_tower(random_images(2, 32))
     towers.x_tower.compile(backend="eager")
-    torch.testing.assert_close(towers.x_tower(pictures(2, 32)), want)
+    torch.testing.assert_close(towers.x_tower(random_images(2, 32)), want)
     assert list(towers.state_dict()) == names

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.step_plan import Plan
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.tracking.logger import Logger, build_logger, cut
 from dyad.train.tracking.progress import Lines
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[3]
 OFF = TrackingConfig(wandb=Wandb.disabled)
 
 
-def plan(first_step: int, total_steps: int = 8) -> Plan:
-    return Plan(first_step, total_steps, 100, 1, log_every=1, evaluate_every=0, save_every=9, steps_per_epoch=4)
+def schedule(first_step: int, total_steps: int = 8) -> RunSchedule:
+    return RunSchedule(first_step, total_steps, 100, 1, log_every=1, evaluate_every=0, save_every=9, steps_per_epoch=4)
 
 
 def training(loss: float, **more: float) -> dict[str, float]:
@@ -43,7 +43,7 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 
 def test_every_scalar_is_in_metrics_jsonl_at_once(tmp_path: Path) -> None:
     begun = time.time() - 1
-    logger = build_logger(tmp_path, OFF, plan(0), {})
+    logger = build_logger(tmp_path, OFF, schedule(0), {})
     logger.log(1, training(3.5))
     logger.log(2, {"val/image_to_text_R@1": 0.25})
     expected = [
@@ -79,7 +79,7 @@ OPEN_CLIP = re.compile(
 
 
 def test_the_console_speaks_open_clip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logger = build_logger(tmp_path, OFF, plan(0, 9), {})
+    logger = build_logger(tmp_path, OFF, schedule(0, 9), {})
     logger.print("two\nlines")
     logger.log(4, training(3.0))
     logger.log(5, training(4.0))
@@ -108,7 +108,7 @@ def test_what_an_objective_lacks_is_left_out_of_the_line() -> None:
     record = {
         k: v for k, v in training(1.0, batch_time=30.0).items() if k.split("/")[1] not in ("logit_scale", "mi_bound")
     }
-    line = Lines(plan(0, 1000))({"step": 10, **record})
+    line = Lines(schedule(0, 1000))({"step": 10, **record})
     assert "Scale" not in line
     assert "MI" not in line
     assert line.endswith("ETA 8:15:00")
@@ -118,9 +118,9 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     code = """
 import sys
 from pathlib import Path
-from tests.train.tracking.test_logger import OFF, plan, training
+from tests.train.tracking.test_logger import OFF, schedule, training
 from dyad.train.tracking.logger import build_logger
-logger = build_logger(Path(sys.argv[1]), OFF, plan(2), {})
+logger = build_logger(Path(sys.argv[1]), OFF, schedule(2), {})
 logger.log(4, training(3.0))
 logger.log(4, {"val/image_to_text_R@1": 0.25})
 logger.close()
@@ -145,7 +145,7 @@ logger.close()
 
 
 def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) -> None:
-    first = build_logger(tmp_path, OFF, plan(0), {})
+    first = build_logger(tmp_path, OFF, schedule(0), {})
     for step in range(1, 7):
         first.log(step, training(step))
         if step % 2 == 0:
@@ -154,7 +154,7 @@ def test_a_resumed_run_takes_back_what_is_past_its_checkpoint(tmp_path: Path) ->
     whole = [{**record, "time": 0} for record in records(tmp_path)]
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 7, "train/lo')  # torn by a kill
-    again = build_logger(tmp_path, OFF, plan(4), {})
+    again = build_logger(tmp_path, OFF, schedule(4), {})
     assert [(r["step"], "val/R@1" in r) for r in records(tmp_path)] == [
         (1, False),
         (2, False),
@@ -195,11 +195,11 @@ def test_a_line_that_is_no_record_is_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_a_damaged_metrics_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with build_logger(tmp_path, OFF, plan(0), {}) as logger:
+    with build_logger(tmp_path, OFF, schedule(0), {}) as logger:
         logger.log(1, training(1))
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 2, "train/\xff": 1}\n')
-    build_logger(tmp_path, OFF, plan(1), {}).close()
+    build_logger(tmp_path, OFF, schedule(1), {}).close()
     line = f"{tmp_path}/metrics.jsonl: damaged, left out: line 2"
     assert line in (tmp_path / "log.txt").read_text() and line in capsys.readouterr().out
     assert [r["step"] for r in records(tmp_path)] == [1]

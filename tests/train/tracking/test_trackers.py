@@ -15,13 +15,13 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import TrackingConfig, Wandb
-from dyad.train.panels import Panels
 from dyad.train.tracking import background, wandb_mode as wandb_mode_module
 from dyad.train.tracking.background import BackgroundTracker, TrackedRun, Tracker
 from dyad.train.tracking.logger import build_logger
+from dyad.train.tracking.panel_types import Panels
 from dyad.train.tracking.trackers import TRACKERS, check_tracking
 from dyad.train.tracking.wandb_mode import resolve_wandb_mode, wandb_mode
-from tests.train.tracking.test_logger import ROOT, plan, training
+from tests.train.tracking.test_logger import ROOT, schedule, training
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_row_of_the_table_is_a_tracker_of_every_run_that_asks_for_it(
     monkeypatch.setitem(TRACKERS, "Toy", Row)
     for project in ("toys", "none"):
         config = TrackingConfig(wandb=Wandb.disabled, project=project)
-        with build_logger(tmp_path, config, plan(3), {}) as logger:
+        with build_logger(tmp_path, config, schedule(3), {}) as logger:
             logger.log(4, training(1.0))
     assert [toy.told for toy in made] == [["start", "log 4", "close"]]
 
@@ -195,13 +195,13 @@ import json, sys
 from pathlib import Path
 from dyad.eval.results.panels import panels
 from tests.helpers.report import finished
-from tests.train.tracking.test_logger import plan, training
+from tests.train.tracking.test_logger import schedule, training
 from dyad.train.config import TrackingConfig, Wandb
 from dyad.train.tracking.logger import build_logger
 folder = Path(sys.argv[1])
 for first, last in ((0, 5), (2, 6)):
     config = TrackingConfig(wandb=Wandb.disabled, tensorboard=True)
-    logger = build_logger(folder, config, plan(first), {})
+    logger = build_logger(folder, config, schedule(first), {})
     for step in range(first + 1, last + 1):
         logger.log(step, training(step))
     if last == 6:

@@ -104,9 +104,9 @@ def test_a_run_ends_with_what_the_report_shows(ended: Ended) -> None:
     assert summary["final/topics/bm25/nDCG@10"] == final
     assert [key for key in summary if "mean_rank" in key and key.startswith("final/")] == []  # it is no score
 
-    pictures = content(file, "gallery/val_text_to_pictures")
-    assert pictures["columns"] == ["kind", "query", "rank", "right", *(f"model {i}" for i in range(1, 6))]
-    best, worst, _ = pictures["data"]
+    images = content(file, "gallery/val_text_to_pictures")
+    assert images["columns"] == ["kind", "query", "rank", "right", *(f"model {i}" for i in range(1, 6))]
+    best, worst, _ = images["data"]
     assert best[:4] == ["best", HOSTILE, 1, "two cups"]
     assert [cell["caption"] for cell in best[4:6]] == ["✓ 0.900 a red square", "0.800 a dog on a roof"]
     assert all(cell["_type"] == "image-file" and cell["path"].endswith(".webp") for cell in best[4:])
@@ -118,7 +118,7 @@ def test_a_run_ends_with_what_the_report_shows(ended: Ended) -> None:
     assert first.startswith(f"1. 3.000 {HOSTILE}: Before it")
     assert second.startswith("2. ✓ 2.000 Deep: Before it") and "The answer is «forty-two», " in second
     classes = content(file, "classes/groups")["data"]
-    assert classes[:2] == [[HOSTILE, 0.5, 10], ["cats", 0.8, 10]] and len(classes) == 3  # one has no pictures
+    assert classes[:2] == [[HOSTILE, 0.5, 10], ["cats", 0.8, 10]] and len(classes) == 3  # one has no images
     assert content(file, "confusion/groups_table")["data"][1] == ["cats", HOSTILE, 1]
 
     (report,) = [artifact for artifact in sent(file, "artifact") if artifact["type"] == "report"]

@@ -14,7 +14,7 @@ from dyad.train.losses.gathered.batch import GatheredBatch, Index
 from dyad.train.losses.gathered.duplicates import SameItem, equal_pair_counts, equal_pairs
 from dyad.train.losses.options.choices import CandidateSet, Duplicates, Positives
 from dyad.train.losses.options.common import PairOptions
-from dyad.train.losses.sums.conditions import assumed, holds
+from dyad.train.losses.sums.conditions import holds, may_assume
 from dyad.train.losses.sums.tiles import Exclusion, Pairs
 
 MOST_PAIRS = 64  # the largest average number of listed positives per column: a longer list takes too much memory
@@ -213,7 +213,7 @@ def _anchors(
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]
     valid[1] = valid[1] & (torch.arange(len(valid[1]), device=valid[1].device) < batch.columns.total)
     own = valid[0], valid[1][batch.columns.own]
-    if assumed(torch.cat(own).all()):
+    if may_assume(torch.cat(own).all()):
         number = torch.stack([torch.full_like(counts[0].sum(), n) for n in (batch.rows.total, batch.columns.total)])
     else:
         number = batch.rows.sum_(torch.stack([v.sum() for v in own]))

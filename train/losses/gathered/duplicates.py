@@ -1,4 +1,4 @@
-"""Duplicate items in the global batch: samples whose content keys (hashes of the picture or text) are equal.
+"""Duplicate items in the global batch: samples whose content keys (hashes of the image or text) are equal.
 
 For each column (sample) of the batch, the number of its duplicates and the sum of a quantity over them are computed by
 groups of equal keys, so that no list of all pairs of duplicates is built.

@@ -1,4 +1,4 @@
-"""Further rows: x items beside the pairs, such as wrong pictures, which are negatives of the y of all pairs.
+"""Further rows: x items beside the pairs, such as wrong images, which are negatives of the y of all pairs.
 
 They have no positive and are no anchors, so only the sums of columns, y→x, run over them too: X̂_j, the sample of x for
 y_j, need not be the x of the pairs alone. One that is equal to the x of a pair is no negative of its y, unless
@@ -86,12 +86,7 @@ class FurtherRows:
         return columns.sum_(counts_B)
 
     def joined(
-        self,
-        columns_M: Tensor,
-        y_MD: Tensor,
-        scale: Tensor | Scales,
-        columns: Layout,
-        whole_gradients: bool = False,
+        self, columns_M: Tensor, y_MD: Tensor, scale: Tensor | Scales, columns: Layout, whole_gradients: bool = False
     ) -> Tensor:
         """Add the further rows of all ranks to the log-sums of the columns over the rows of the pairs, columns_M, (M,).
 

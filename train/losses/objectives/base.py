@@ -40,11 +40,11 @@ class Objective(nn.Module):
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
-    the optional arguments of forward that the objective accepts, from options. memory: its per-sample state, None if it
-    has none.
+    the optional arguments of forward that the objective accepts, from options. sample_state: its per-sample
+    state, None if it has none.
     """
 
-    memory: SampleState | None = None
+    sample_state: SampleState | None = None
     gathers_ids = False  # whether of_batch needs the sample ids of all ranks
     options: Any
 
@@ -198,8 +198,8 @@ class Objective(nn.Module):
 
         To be called if the optimiser step of that call is skipped.
         """
-        if self.memory is not None:
-            self.memory.undo()
+        if self.sample_state is not None:
+            self.sample_state.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
         """Convert x or y embeddings for the score computation: normalised in float32 if the similarity is cosine.

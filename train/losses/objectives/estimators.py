@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.objectives.base import Objective, ObjectiveResult, TemperatureObjective
-from dyad.train.losses.objectives.state_batch import Numbers, StateBatch, UpdatedMeans, sample_state
+from dyad.train.losses.objectives.state_batch import Numbers, StateBatch, UpdatedMeans, build_sample_state
 from dyad.train.losses.options.choices import TemperatureGradient
 from dyad.train.losses.options.estimators import EstimatorOptions, ISogCLROptions, NuclrOptions
 from dyad.train.losses.sums.functions import with_gradients
@@ -52,7 +52,7 @@ class SogCLR(TemperatureObjective):
 
     def __init__(self, options: EstimatorOptions) -> None:
         super().__init__(options)
-        self.memory = sample_state(options)
+        self.sample_state = build_sample_state(options)
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         scale = self.scale(batch.x_bD)
@@ -189,7 +189,7 @@ class ISogCLR(Objective):
 
     def __init__(self, options: ISogCLROptions) -> None:
         super().__init__(options)
-        self.memory = sample_state(options, tau=options.temperature, tau_velocity=math.nan)
+        self.sample_state = build_sample_state(options, tau=options.temperature, tau_velocity=math.nan)
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         options, state = self.options, StateBatch.of(self, batch)
@@ -232,11 +232,11 @@ class Nuclr(TemperatureObjective):
 
     def __init__(self, options: NuclrOptions) -> None:
         super().__init__(options)
-        self.memory = sample_state(options, zeta=0.0, zeta_velocity=math.nan)
+        self.sample_state = build_sample_state(options, zeta=0.0, zeta_velocity=math.nan)
 
     def of_batch(self, batch: GatheredBatch) -> ObjectiveResult:
         options, state, scale = self.options, StateBatch.of(self, batch), self.scale(batch.x_bD)
-        own, log_others = state.own, math.log(state.memory.num_samples - 1)
+        own, log_others = state.own, math.log(state.sample_state.num_samples - 1)
         with torch.enable_grad():
             leaves = Leaves(batch, state.old("zeta"))
             weights = {side: scale * zeta_B for side, zeta_B in leaves.numbers.items()}

@@ -42,8 +42,8 @@ class RobustObjective(TemperatureObjective):
     """An objective made of optimised certainty equivalents (OCE), with anchors x, y or both.
 
     An OCE minimises over a scalar ν per row. sides: "x", "y" or "xy", the sides with anchors. nu: with options.nu=sgd a
-    parameter with one ν per side, NaN before the first batch. With options.nu=state, `memory` holds one ν for each
-    sample and side.
+    parameter with one ν per side, NaN before the first batch. With options.nu=state, `sample_state` holds one ν for
+    each sample and side.
     """
 
     _nu_began = False  # whether the last call gave ν its first value
@@ -59,7 +59,7 @@ class RobustObjective(TemperatureObjective):
             if options.num_samples is None:
                 raise ConfigError("objective.nu=state keeps a number for every sample: set objective.num_samples")
             initial = {f"nu_{side}": math.nan for side in sides}
-            self.memory = SampleState(options.num_samples, initial, options.memory_budget_mb)
+            self.sample_state = SampleState(options.num_samples, initial, options.memory_budget_mb)
 
     def values(self, losses: dict[str, Losses], sample_ids_b: Tensor | None, rows: Layout) -> tuple[Tensor, Metrics]:
         """Return OCE + ρτ of each side (anchors x, anchors y), (number of sides,), and metrics as means over the sides.
@@ -138,8 +138,8 @@ class RobustObjective(TemperatureObjective):
         the rows by side, one row per sample. sample_ids_b: the samples' indices in the stored state. rows: which rank
         holds which samples. Every rank must call it.
         """
-        assert self.memory is not None
-        read = self.memory.read(sample_ids_b, rows, tau.dtype)
+        assert self.sample_state is not None
+        read = self.sample_state.read(sample_ids_b, rows, tau.dtype)
         of_sides, new = [], {}
         for side, of_side in losses.items():
             old_b = read.old[f"nu_{side}"][rows.own]
@@ -147,7 +147,7 @@ class RobustObjective(TemperatureObjective):
             of_sides.append((value, {"nu": of_side.mean(new_b.nan_to_num())}))
             new[f"nu_{side}"] = read.mean(rows.gather(new_b))
         if self.training and torch.is_grad_enabled():
-            self.memory.write(read, new)
+            self.sample_state.write(read, new)
         return of_sides
 
     def _stepped(self, losses: Losses, tau: Tensor, old_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,7 +200,7 @@ class Coce(RobustObjective):
         single = batch.positives.own is not None and options.duplicates is not Duplicates.positive
         same_layout = batch.rows.sizes == batch.columns.sizes or options.directions is Directions.x
         one_anchor_per_sample = single or (options.pair_loss is PairLoss.identity and same_layout)
-        if self.memory is not None and not one_anchor_per_sample:
+        if self.sample_state is not None and not one_anchor_per_sample:
             raise ConfigError(
                 "objective.nu=state has one ν per sample: with several positives for a row, or other numbers of x and "
                 "y, set objective.nu=closed_form (objective.pair_loss=identity has one ν for all positives of a row)"

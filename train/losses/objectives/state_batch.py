@@ -33,7 +33,7 @@ Numbers = dict[str, Tensor]  # by side or by name
 Step = Callable[[Numbers], tuple[Numbers, Numbers]]  # from gradients to new parameters, and metrics
 
 
-def sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
+def build_sample_state(options: EstimatorOptions, **initial: float) -> SampleState:
     """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
 
     u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
@@ -59,7 +59,7 @@ class StateBatch:
     """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
     exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. complete: whether it is that of all ranks. memory: the state of all samples. epoch: counted by the samples
+    samples. complete: whether it is that of all ranks. sample_state: of all samples. epoch: counted by the samples
     seen. training: whether the step changes the state. relevance_B: of the pairs of all ranks; None: all 1.
     """
 
@@ -68,7 +68,7 @@ class StateBatch:
     anchors: dict[str, Anchors]
     read: StateRead
     complete: bool
-    memory: SampleState
+    sample_state: SampleState
     options: EstimatorOptions
     epoch: int
     training: bool
@@ -88,10 +88,10 @@ class StateBatch:
         """
         if batch.positives.own is None:
             raise ConfigError(f"objective={objective.options.name}: a sample has one positive. {ONE_POSITIVE}")
-        options, memory = objective.options, objective.memory
-        assert memory is not None
+        options, sample_state = objective.options, objective.sample_state
+        assert sample_state is not None
         dtype = torch.promote_types(batch.x_bD.dtype, torch.float32)
-        read = memory.read(batch.sample_ids_b, batch.rows, dtype, batch.sample_ids_B, complete)
+        read = sample_state.read(batch.sample_ids_b, batch.rows, dtype, batch.sample_ids_B, complete)
         duplicates = options.duplicates
         if read.repeated and batch.sample_ids_b is not None:
             batch = replace(batch, keys=(*batch.keys, (batch.sample_ids_b, read.ids_B)))
@@ -100,10 +100,10 @@ class StateBatch:
         related = relations(batch, pairs)
         both = {"x": related.rows, "y": related.columns.first(batch.columns.total)}
         anchors = {side: both[side] for side in SIDES[options.directions]}
-        epoch = memory.samples_seen // (options.samples_per_epoch or memory.num_samples)
+        epoch = sample_state.samples_seen // (options.samples_per_epoch or sample_state.num_samples)
         training = objective.training and torch.is_grad_enabled()
         relevance_B = None if batch.relevance is None else batch.rows.gather(batch.relevance)
-        state = batch, related.exclusion, anchors, read, complete, memory, options, epoch, training
+        state = batch, related.exclusion, anchors, read, complete, sample_state, options, epoch, training
         return StateBatch(*state, relevance_B)
 
     @property
@@ -216,8 +216,8 @@ class StateBatch:
         def stored(sums: Tensor) -> Numbers:
             new, metrics = step(dict(zip(gradients, sums.chunk(len(updated)), strict=False)))
             if self.training:
-                self.memory.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
-            return {"share_never_visited": self.memory.share_never_visited.to(stale), **metrics}
+                self.sample_state.write(self.read, {f"log_u_{side}": m.log_u_B for side, m in updated.items()} | new)
+            return {"share_never_visited": self.sample_state.share_never_visited.to(stale), **metrics}
 
         counted = torch.cat([m.has_negatives_B for m in updated.values()])
         off = torch.where(counted, torch.cat([m.log_u_B - m.log_g_B for m in updated.values()]), 0.0).abs()

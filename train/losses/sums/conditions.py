@@ -1,8 +1,9 @@
 """Conditions on a batch that nearly always hold, and the sizes of the batch: known to a trainer ahead of the device.
 
-An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within `checked`:
-conditions are then assumed and read later, with the other numbers of the step. If one of them did not hold, the trainer
-drops the result and computes it again with speculative=False. Outside of `checked` every condition is read at once.
+An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within
+`collect_checks`: conditions are then assumed and read later, with the other numbers of the step. If one of them did not
+hold, the trainer drops the result and computes it again with speculative=False. Outside of `collect_checks` every
+condition is read at once.
 
 Sums over ranks that nothing waits for are left to the trainer in the same way: it sends them with its scalars.
 """
@@ -57,7 +58,7 @@ _CHECKS: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 
 @contextmanager
-def checked(speculative: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
+def collect_checks(speculative: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
     """Collect the conditions of the block; see the module docstring."""
     checks = Checks(speculative, sizes, logged)
     token = _CHECKS.set(checks)
@@ -67,10 +68,11 @@ def checked(speculative: bool, sizes: Sizes | None = None, logged: bool = True) 
         _CHECKS.reset(token)
 
 
-def assumed(condition: Tensor) -> bool:
+def may_assume(condition: Tensor) -> bool:
     """Whether the caller may go on as if the 0-d bool tensor `condition` is True; the same on all ranks.
 
-    False outside of `checked`, and with speculative=False. The condition itself is not read, so it may differ by rank.
+    False outside of `collect_checks`, and with speculative=False. The condition itself is not read, so it may differ by
+    rank.
     """
     checks = _CHECKS.get()
     if checks is None:
@@ -80,18 +82,19 @@ def assumed(condition: Tensor) -> bool:
 
 
 def holds(condition: Tensor) -> bool:
-    """Whether the 0-d bool tensor `condition` is True: assumed within `checked`, else read (the host waits)."""
-    return assumed(condition) or bool(condition)
+    """Whether the 0-d bool tensor `condition` is True: assumed within `collect_checks`, else read (the host waits)."""
+    return may_assume(condition) or bool(condition)
 
 
 def logged() -> bool:
-    """Whether metrics are wanted that cost as much as the loss: the same on all ranks; True outside of `checked`."""
+    """Whether metrics are wanted that cost as much as the loss: the same on all ranks; True outside of
+    `collect_checks`."""
     checks = _CHECKS.get()
     return checks is None or checks.logged
 
 
 def known_sizes() -> Sizes | None:
-    """Return the sizes of the batch that the caller of `checked` knows; None outside."""
+    """Return the sizes of the batch that the caller of `collect_checks` knows; None outside."""
     checks = _CHECKS.get()
     return checks and checks.sizes
 
@@ -99,7 +102,8 @@ def known_sizes() -> Sizes | None:
 def summed_later(values: Tensor, layout: Layout, finish: Finish) -> dict[str, Tensor]:
     """Return the metrics finish(sum of `values` over ranks), 0-d each, the same on all ranks. values: 1-d.
 
-    Within `checked` the caller of `checked` sums and calls `finish`, and the result is {}. Every rank must call it.
+    Within `collect_checks` the caller of `collect_checks` sums and calls `finish`, and the result is {}. Every rank
+    must call it.
     """
     if (checks := _CHECKS.get()) is None:
         return finish(layout.sum_(values) if len(values) else values)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dyad.train.losses.sums.all_gather import Layout
-from dyad.train.losses.sums.conditions import assumed, holds
+from dyad.train.losses.sums.conditions import holds, may_assume
 from dyad.train.losses.sums.fused_tiles import exp_gradients, exp_sums
 from dyad.train.losses.sums.logits import Logits, Shares, UpstreamGradients, sum_of_products
 from dyad.train.losses.sums.tiles import Block, Exclusion, Gradients, Tiles, part_of, shaped
@@ -66,7 +66,7 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
     rows, longest = torch.full_like(longest_x, len(x_bD)), ROUNDED * longest_y
     if layout.world_size > 1:
         most = max(layout.sizes)
-        if assumed((longest_x <= longest) & (rows <= most)):
+        if may_assume((longest_x <= longest) & (rows <= most)):
             longest_x, rows = longest, torch.full_like(rows, most)  # what all ranks know spares a collective
         else:  # one maximum over ranks serves both numbers, in float64, in which row counts are exact
             longest_x, rows = layout.max_(torch.stack([longest_x, rows])).unbind()

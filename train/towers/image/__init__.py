@@ -1,1 +1,1 @@
-"""Towers of pictures, and what they do with pixels and patches."""
+"""Towers of images, and what they do with pixels and patches."""

@@ -20,7 +20,7 @@ from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.image.pixels import NormalizePixels, PatchDropout
 from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
 from dyad.train.towers.libraries.open_clip import BuildContext
-from dyad.train.towers.libraries.published import explained, listed
+from dyad.train.towers.libraries.published import explain_errors, listed
 from dyad.train.towers.libraries.transformers_model import load_companion
 from dyad.train.towers.tower import Tower, convolves
 
@@ -80,7 +80,7 @@ def _open_clip(context: BuildContext) -> ImageParts:
     size = preprocess["size"]
     height, width = (size, size) if isinstance(size, int) else size
     if height != width:
-        raise ConfigError(f"model.name={context.image_model[0]} takes pictures of {height} x {width}, not squares")
+        raise ConfigError(f"model.name={context.image_model[0]} takes images of {height} x {width}, not squares")
     mean, std = tuple(preprocess["mean"]), tuple(preprocess["std"])
     return trunk, projection, ImageSpec(height, mean, std, preprocess["resize_mode"], preprocess["interpolation"])
 
@@ -100,7 +100,7 @@ def _timm(context: BuildContext) -> ImageParts:
     trunk = _load_timm(name, config.image.pretrained if context.load_pretrained else None)
     size = config.image.image_size
     if size and hasattr(trunk, "set_input_size"):
-        with explained(f"model.image.image_size={size}: {name} cannot take it"):
+        with explain_errors(f"model.image.image_size={size}: {name} cannot take it"):
             trunk.set_input_size(size)
     if config.grad_checkpointing:
         checkpoint_activations(trunk)
@@ -130,7 +130,7 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     if pretrained is None:
         return timm.create_model(name, num_classes=0)
     advice = f"Give a .safetensors or .pth file of {name}, or a timm tag (tags need a network)"
-    with explained(f"model.image.pretrained={pretrained}", advice):
+    with explain_errors(f"model.image.pretrained={pretrained}", advice):
         if not Path(pretrained).suffix:
             return timm.create_model(f"{name.partition('.')[0]}.{pretrained}", pretrained=True, num_classes=0)
         if not (file := Path(pretrained).expanduser()).is_file():
@@ -145,12 +145,12 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
     return trunk
 
 
-class PooledPicture(nn.Module):
-    """Embeds pictures (b, 3, S, S), S the side in pixels, as (b, H) by a transformers encoder of width H.
+class PooledImage(nn.Module):
+    """Embeds images (b, 3, S, S), S the side in pixels, as (b, H) by a transformers encoder of width H.
 
     The embedding is the output of the encoder's head (of SigLIP and CLIP: as it was trained). Where that is a dense
     layer on the first token, as in ViT, which most checkpoints have not trained, it is the state of this token.
-    options: further arguments of the encoder, such as to stretch the position embeddings to the size of the pictures.
+    options: further arguments of the encoder, such as to stretch the position embeddings to the size of the images.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -158,9 +158,9 @@ class PooledPicture(nn.Module):
         self.encoder, self.first_token = encoder, hasattr(getattr(encoder, "pooler", None), "dense")
         self.options: dict[str, bool] = {}
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Embed pictures (b, 3, S, S) as (b, H)."""
-        found = self.encoder(pixel_values=pictures, **self.options)
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images (b, 3, S, S) as (b, H)."""
+        found = self.encoder(pixel_values=images, **self.options)
         return found.last_hidden_state[:, 0] if self.first_token else found.pooler_output.flatten(1)
 
 
@@ -174,10 +174,10 @@ def _transformers(context: BuildContext) -> ImageParts:
     loaded = context.transformers_model(key, name, pretrained)
     model, encoder = loaded.model, getattr(loaded.model, "vision_model", loaded.model)  # a text tower may be beside it
     own_projection = getattr(model, "visual_projection", None) or nn.Identity()  # of CLIP
-    trunk = PooledPicture(encoder)
+    trunk = PooledImage(encoder)
     loaded.refuse_missing(encoder, own_projection, pooled=trunk.first_token)
     if config.grad_checkpointing:
-        with explained(f"model.grad_checkpointing=true, {key}"):
+        with explain_errors(f"model.grad_checkpointing=true, {key}"):
             checkpoint_activations(model)
     if image.frozen:
         freeze(encoder, layer_stack(encoder), image.unlocked_groups)
@@ -196,10 +196,10 @@ def _transformers(context: BuildContext) -> ImageParts:
 
 
 def _processed(key: str, processor: Any) -> ImageSpec:
-    """Return what an image processor of transformers makes of a picture, as an ImageSpec.
+    """Return what an image processor of transformers makes of an image, as an ImageSpec.
 
     key: the configuration key that names the model, for messages. Raises ConfigError for a processor that does
-    something else, for example one that gives oblong pictures.
+    something else, for example one that gives oblong images.
     """
     given = processor.to_dict()
     size, crop = dict(given.get("size") or {}), dict(given.get("crop_size") or {})

@@ -49,7 +49,7 @@ class NormalizePixels(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Keeps the share 1 − `prob` of the patches of each picture in training, drawn on the device that they are on.
+    """Keeps the share 1 − `prob` of the patches of each image in training, drawn on the device that they are on.
 
     This is FLIP (Li et al. 2023). open_clip's own draws on the CPU, for which a GPU waits. On a CPU both keep the same
     patches. prefix: how many tokens before the patches, such as a class token, always stay.
@@ -60,7 +60,7 @@ class PatchDropout(nn.Module):
         self.prob, self.prefix = prob, prefix
 
     def forward(self, x_bLW: Tensor) -> Tensor:
-        """Drop patches from tokens (b, L, W), with L tokens of width W per picture."""
+        """Drop patches from tokens (b, L, W), with L tokens of width W per image."""
         if not self.training or self.prob == 0:
             return x_bLW
         first, patches = x_bLW.tensor_split([self.prefix], 1)

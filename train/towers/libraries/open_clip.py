@@ -29,7 +29,7 @@ from dyad.train.towers.libraries.published import (
     WRAPPERS,
     check_files,
     check_open_clip,
-    explained,
+    explain_errors,
     of_one_model,
     refuse_code,
     snapshot,
@@ -113,7 +113,7 @@ class BuildContext:
             checkpoint_activations(trunk)
         if frozen:
             unlocked = attrgetter(key.removeprefix("model."))(self.config)
-            with explained(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):
+            with explain_errors(f"{key}={unlocked}: {type(trunk).__name__} cannot be frozen in part"):
                 trunk.lock(unlocked)  # open_clip counts the projection as the last group
         name, takes_none = PROJECTIONS[type(trunk).__name__]
         found = getattr(trunk, name)
@@ -126,7 +126,7 @@ class BuildContext:
         import open_clip
 
         name, advice = self.text_model[0], "Without a network take a folder that has the tokenizer's files"
-        with explained(f"model.name={name}: its tokenizer", advice), _heard():
+        with explain_errors(f"model.name={name}: its tokenizer", advice), _heard():
             return open_clip.get_tokenizer(model_name(name), context_length=self.config.text.context_length)
 
     def open_clip_config(self) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ class BuildContext:
         brings_weights = self.load_pretrained and (pretrained is not None or ":" in registered)
         weights = f" with weights '{pretrained}'" if pretrained and self.load_pretrained else ""
         advice = "Without a network give weights as a .safetensors or .pt file"
-        with explained(f"model.name={name}{weights} cannot be created", advice), _heard(), _without_prefixes():
+        with explain_errors(f"model.name={name}{weights} cannot be created", advice), _heard(), _without_prefixes():
             key = f"model.name={name}"
             if registered.startswith("local-dir:"):
                 check_files(key, registered.removeprefix("local-dir:"))
@@ -228,7 +228,7 @@ def _registered(path: str) -> str:
     file = Path(path).expanduser()
     if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
         file = PACKAGE / path
-    with explained(f"model.name={path} cannot be read", "Give an open_clip config"):
+    with explain_errors(f"model.name={path} cannot be read", "Give an open_clip config"):
         content = read_json(file)
     if not isinstance(content, dict):
         raise ConfigError(f"model.name={path}: no open_clip config, which is a JSON object")

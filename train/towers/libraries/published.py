@@ -24,13 +24,13 @@ MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of
 MAX_COUNT = 10_000  # of layers, experts and the like
 LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
 PLAIN_ATTENTION = (None, "eager", "sdpa")
-TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of pictures and texts
+TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of images and texts
 LEADS = ("backbone", "architecture", "timm_model_name")  # settings that name a model of timm, and could name others
 WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or torch.compile held
 
 
 @contextmanager
-def explained(problem: str, advice: str = "") -> Iterator[None]:
+def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any error raised inside the `with` block into a ConfigError.
 
     The message of the ConfigError is `problem`, the first line of the error, and `advice`. A ConfigError raised inside
@@ -206,7 +206,7 @@ def snapshot(key: str, name: str) -> str:
     from huggingface_hub import snapshot_download
 
     model, revision = split_revision(name)
-    with explained(f"{key}={name}", "Without a network give a folder"):
+    with explain_errors(f"{key}={name}", "Without a network give a folder"):
         return snapshot_download(model, revision=revision, allow_patterns=ALLOWED_FILES)
 
 
@@ -239,7 +239,7 @@ def is_unknown(name: str, file: str) -> bool:
 
 
 def is_two_tower(name: str) -> bool:
-    """Whether config.json of the model `name` says that it embeds pictures and texts, as CLIP and SigLIP of
+    """Whether config.json of the model `name` says that it embeds images and texts, as CLIP and SigLIP of
     transformers. Raises ConfigError as `check_settings`."""
     return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 

@@ -23,7 +23,7 @@ from dyad.train.towers.libraries.published import (
     WRAPPERS,
     check_files,
     check_settings,
-    explained,
+    explain_errors,
     file_of,
     listed,
     location_of,
@@ -89,7 +89,7 @@ def load_companion(key: str, name: str, companion: str) -> Any:
 
     location, revision = _checked(key, name)
     files = f"config.json, model.safetensors and the files of {companion}"
-    with explained(key, f"Without a network give the path of a folder with {files}"):
+    with explain_errors(key, f"Without a network give the path of a folder with {files}"):
         return getattr(transformers, companion).from_pretrained(location, revision=revision, **SAFE)
 
 
@@ -109,7 +109,7 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
     if pretrained:
         _refuse_pickle(key, Path(location))
     mapped = pretrained and _in_files.get()
-    with explained(key, "Without a network give the path of a folder with config.json and model.safetensors"):
+    with explain_errors(key, "Without a network give the path of a folder with config.json and model.safetensors"):
         dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
         settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **SAFE)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own

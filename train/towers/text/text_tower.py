@@ -17,7 +17,7 @@ from dyad.data.batch import PADDING, Lengths
 from dyad.train.config import OWN_TEXT_TOWERS, ModelConfig, TextTower
 from dyad.train.towers.adapters import add_adapters
 from dyad.train.towers.layers import checkpoint_activations, freeze, layer_stack
-from dyad.train.towers.libraries.published import TWO_TOWERS, explained
+from dyad.train.towers.libraries.published import TWO_TOWERS, explain_errors
 from dyad.train.towers.libraries.sentence_transformers import SentenceFolder, sentence_folder
 from dyad.train.towers.libraries.transformers_model import load_companion, load_model
 from dyad.train.towers.text.likelihood import Likelihood, PromptTokenizer
@@ -182,7 +182,7 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    Of a model with a picture tower beside it, such as CLIP, the text model pools by itself, and its projection is used
+    Of a model with an image tower beside it, such as CLIP, the text model pools by itself, and its projection is used
     where model.embed_dim is null. context: as of `build_text_tower`. Raises ConfigError for an unknown model, or
     weights that do not exist, do not fit or are not complete.
     """
@@ -273,7 +273,7 @@ def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
         raise ConfigError(f"model.text.name={name}: {folder.no_dense}. Set model.embed_dim, or model.text.dense=false")
     layers: list[nn.Module] = []
     for file, activation in folder.dense:
-        with explained(str(file)):
+        with explain_errors(str(file)):
             weights = {name.removeprefix("linear."): tensor for name, tensor in load_file(checked_path(file)).items()}
             layer = nn.Linear(width, len(weights["weight"]), bias="bias" in weights)
             if pretrained:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, HardwareError
-from dyad.train.losses.gathered import sample_state as memory
+from dyad.train.losses.gathered import sample_state
 from dyad.train.losses.gathered.sample_state import SampleState, StateRead
 from dyad.train.losses.sums.all_gather import Layout
 
@@ -160,7 +160,7 @@ def test_float64_is_kept_once_it_is_asked_for() -> None:
 
 def test_a_large_state_lies_in_a_file_without_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(memory, "BLOCK", 4)  # several blocks
+    monkeypatch.setattr(sample_state, "BLOCK", 4)  # several blocks
     small, large = SampleState(N, INITIAL), SampleState(N, INITIAL, memory_budget_mb=0)
     assert same(whole(small), whole(large))
     for state in (small, large):

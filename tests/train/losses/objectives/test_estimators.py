@@ -68,8 +68,8 @@ def call(objective: Objective, x: Tensor, y: Tensor, ids: list[int], **keys: Ten
 
 
 def state(objective: Objective) -> dict[str, Tensor]:
-    assert objective.memory is not None
-    return objective.memory.gathered(torch.device("cpu"))
+    assert objective.sample_state is not None
+    return objective.sample_state.gathered(torch.device("cpu"))
 
 
 def close(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
@@ -237,9 +237,9 @@ def test_isogclr_leaves_a_temperature_alone_where_the_divergence_is_rho() -> Non
                 low, high = (middle, high) if divergence(d, middle) > RHO else (low, middle)
             taus[side].append(low)
     objective = build("isogclr", gamma=1.0, min_temperature=1e-3, max_temperature=10.0)
-    assert objective.memory is not None
+    assert objective.sample_state is not None
     given = {f"tau_{side}": torch.tensor(values, dtype=torch.float64) for side, values in taus.items()}
-    objective.memory.load({name: v.double() for name, v in state(objective).items()} | given)
+    objective.sample_state.load({name: v.double() for name, v in state(objective).items()} | given)
     call(objective, x, y, list(range(N)))
     for side in "xy":
         torch.testing.assert_close(state(objective)[f"tau_velocity_{side}"], torch.zeros(N).double(), rtol=0, atol=1e-9)

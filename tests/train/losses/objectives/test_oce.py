@@ -178,7 +178,7 @@ def test_sgd_starts_at_the_largest_nu_of_the_first_batch(divergence: str) -> Non
     objective = build("coce", divergence=divergence, nu="sgd", temperature=0.01, directions="mean")
     solved = [build("coce", divergence=divergence, nu="state", num_samples=7, temperature=0.01) for _ in range(2)]
     best = [o(*sides, torch.arange(7)).loss for o, sides in zip(solved, ((x, y), (y, x)), strict=True)]
-    nu = torch.stack([o.memory.gathered(x.device)["nu_x"] for o in solved])
+    nu = torch.stack([o.sample_state.gathered(x.device)["nu_x"] for o in solved])
     largest = nu.amax(1)
     with torch.no_grad():
         unseen = objective(x, y).loss
@@ -302,23 +302,25 @@ def test_state_keeps_one_nu_per_sample(divergence: str) -> None:
     close(first.loss, solved.loss)
     close(first.metrics["nu"], solved.metrics["nu"])
     moved = (x + 0.5).detach().requires_grad_()
-    before = objective.memory.gathered(torch.device("cpu"))
+    before = objective.sample_state.gathered(torch.device("cpu"))
     second = objective(moved, y, ids)
     tau = torch.tensor(0.5, dtype=torch.float64)
     nu = before["nu_x"][ids].requires_grad_()
     want = reference_coce(moved, y, tau, *others(7), divergence=divergence, pair_loss="identity", nu=nu)
     close(second.loss, want)
     (slope,) = torch.autograd.grad(7 * want, nu, retain_graph=True)
-    after = objective.memory.gathered(torch.device("cpu"))
+    after = objective.sample_state.gathered(torch.device("cpu"))
     close(after["nu_x"][ids], (nu - tau * (0.05 * slope).clamp(min=-1)).detach())
     for g, w in zip(torch.autograd.grad(second.loss, (moved, y)), torch.autograd.grad(want, (moved, y)), strict=True):
         close(g, w)
     objective.undo()
-    assert all(torch.equal(v, before[k]) or v.isnan().any() for k, v in objective.memory.gathered(x.device).items())
-    close(objective.memory.gathered(x.device)["nu_x"][ids], nu.detach())
+    assert all(
+        torch.equal(v, before[k]) or v.isnan().any() for k, v in objective.sample_state.gathered(x.device).items()
+    )
+    close(objective.sample_state.gathered(x.device)["nu_x"][ids], nu.detach())
     with torch.no_grad():
         close(objective(moved, y, ids).loss, want.detach())
-    close(objective.memory.gathered(x.device)["nu_x"][ids], nu.detach())
+    close(objective.sample_state.gathered(x.device)["nu_x"][ids], nu.detach())
 
 
 def test_state_of_a_sample_that_is_there_twice() -> None:
@@ -328,7 +330,7 @@ def test_state_of_a_sample_that_is_there_twice() -> None:
     alone = build("coce", divergence="kl", nu="state", num_samples=4, directions="mean")
     alone(x, y, torch.tensor([0, 1, 2, 3]))
     for side in ("nu_x", "nu_y"):
-        shared, apart = (o.memory.gathered(x.device)[side] for o in (objective, alone))
+        shared, apart = (o.sample_state.gathered(x.device)[side] for o in (objective, alone))
         close(shared, torch.stack([apart[0], (apart[1] + apart[3]) / 2, apart[2]]))
     assert first.loss.isfinite()
 

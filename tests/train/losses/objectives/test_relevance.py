@@ -166,7 +166,7 @@ def test_a_learned_nu(nu: str) -> None:
     for weights in (None, OWN):
         objective: Any = build_objective("coce", nu=nu, divergence="chi2", temperature=0.25, num_samples=B).double()
         losses = [objective(x, y, torch.arange(B), relevance=weights).loss for _ in range(2)]
-        own = objective.memory.gathered(torch.device("cpu"))["nu_x"] if nu == "state" else objective.nu.detach()
+        own = objective.sample_state.gathered(torch.device("cpu"))["nu_x"] if nu == "state" else objective.nu.detach()
         found.append((own, losses[-1]))
     torch.testing.assert_close(found[0][0], found[1][0])
     tau, s = 0.25, F.normalize(x, dim=1) @ F.normalize(y, dim=1).T

@@ -379,16 +379,16 @@ def test_nu_of_a_sample_that_is_far_off_comes_back(off: float) -> None:
     tau, ids = 0.05, torch.arange(6)
     objective = build_objective("coce", nu="state", num_samples=6, temperature=tau, nu_lr=0.5)
     objective(x, y, ids)
-    memory = objective.memory
-    assert memory is not None
-    solved = memory.gathered(torch.device("cpu"))
-    memory.load({**solved, "nu_x": solved["nu_x"] + off})
+    state = objective.sample_state
+    assert state is not None
+    solved = state.gathered(torch.device("cpu"))
+    state.load({**solved, "nu_x": solved["nu_x"] + off})
     for _ in range(60):
-        before = memory.gathered(torch.device("cpu"))["nu_x"]
+        before = state.gathered(torch.device("cpu"))["nu_x"]
         objective(x, y, ids)
-        after = memory.gathered(torch.device("cpu"))["nu_x"]
+        after = state.gathered(torch.device("cpu"))["nu_x"]
         assert (after - before).abs().max() <= tau * (1 + 1e-5)
-    torch.testing.assert_close(memory.gathered(torch.device("cpu"))["nu_x"], solved["nu_x"], rtol=0, atol=1e-3)
+    torch.testing.assert_close(state.gathered(torch.device("cpu"))["nu_x"], solved["nu_x"], rtol=0, atol=1e-3)
 
 
 def test_larger_tiles_find_the_same_ties(monkeypatch: pytest.MonkeyPatch) -> None:

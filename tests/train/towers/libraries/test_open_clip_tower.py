@@ -12,7 +12,7 @@ from helpers.messages import raises
 from safetensors.torch import save_file
 
 from dyad.data.base.errors import ConfigError
-from dyad.run.components import build_parts
+from dyad.run.components import build_components
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import ModelConfig
 from dyad.train.distributed.world import World
@@ -62,11 +62,11 @@ def test_a_config_file_that_cannot_be_read_is_named_with_its_key(content: str | 
 
 
 @pytest.mark.parametrize("key", ["image_size=5", "patch_dropout=0.5"])
-def test_what_the_picture_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
+def test_what_the_image_tower_cannot_do_is_said_before_data_are_opened(key: str, tmp_path: Path) -> None:
     words = {"image_size=5": [], "patch_dropout=0.5": ["model.image.kind=timm", "model.image.name=test_resnet"]}[key]
     words += [f"model.name={config_file(tmp_path / 'model', 16)}", f"model.image.{key}", "model.embed_dim=16"]
     with raises(ConfigError, "model.image"):
-        build_parts(compose_config([*words, "data.train=nowhere.tar", "steps=1"]), World())
+        build_components(compose_config([*words, "data.train=nowhere.tar", "steps=1"]), World())
 
 
 @pytest.mark.parametrize("side", ["image", "text"])

@@ -18,7 +18,7 @@ from helpers.export import near
 from helpers.foreign import MADE, Foreign, clip_tokenizer, of_two_towers, stand_in_hub, unit
 from helpers.messages import raises
 from helpers.tiny_runs import records
-from helpers.towers import pictures
+from helpers.towers import random_images
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -70,8 +70,8 @@ def close(ours: Any, theirs: Tensor) -> None:
 @torch.no_grad()
 def check_model(model: ImageTextModel, foreign: Foreign) -> None:
     """Embeddings, preprocessing, lengths and calibration are those of the library."""
-    pixels, towers = pictures(3, foreign.image[0]), model.towers.eval()
-    close(unit(towers.x_tower(pixels)), foreign.pictures(pixels))
+    pixels, towers = random_images(3, foreign.image[0]), model.towers.eval()
+    close(unit(towers.x_tower(pixels)), foreign.images(pixels))
     close(unit(towers.y_tower(model.tokenize(TEXTS))), foreign.texts(TEXTS))
     image = model.image
     assert (image.size, image.interpolation, image.resize) == foreign.image[:3]
@@ -100,8 +100,8 @@ def test_training_evaluation_and_the_api_have_the_model(foreign: Foreign) -> Non
     check_model(cast(ImageTextModel, found.model), foreign)
     check_calibration(found.calibration, foreign)
     loaded = dyad.load(foreign.name, "cpu")
-    pixels = pictures(2, foreign.image[0])
-    close(loaded.encode_image([*pixels]), foreign.pictures(pixels))
+    pixels = random_images(2, foreign.image[0])
+    close(loaded.encode_image([*pixels]), foreign.images(pixels))
     close(loaded.encode_text(TEXTS), foreign.texts(TEXTS))
     assert loaded.temperature == pytest.approx(math.exp(-foreign.scale), rel=1e-6)
     assert loaded.bias == (None if foreign.bias is None else pytest.approx(foreign.bias))
@@ -183,7 +183,7 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
         "model.pretrained=openai knows temperature 0.01 (logit scale 100). Taken: objective.temperature=0.01"
         in begun.out
     )
-    assert "pictures of 64 pixels, bicubic, shortest" in begun.out and "QuickGELU" in begun.out
+    assert "images of 64 pixels, bicubic, shortest" in begun.out and "QuickGELU" in begun.out
     run = tmp_path / "runs/a"
     assert records(run)[0]["train/logit_scale"] == pytest.approx(100, rel=1e-4)
     second = [w for w in tiny({"run.name": "b", **common}) if not w.startswith(("model", "data.augment"))]
@@ -191,7 +191,7 @@ def test_a_run_logs_the_scale_of_the_weights_and_init_from_that_of_the_run(
     assert after.code == 0, after.out
     assert records(tmp_path / "runs/b")[0]["train/logit_scale"] == pytest.approx(100, rel=1e-3)
     models = [cast(ImageTextModel, load_run(*find_run(str(tmp_path / "runs" / name))).model) for name in "ab"]
-    pixels = pictures(2, 64)
+    pixels = random_images(2, 64)
     x, again = (model.towers.eval().x_tower(pixels) for model in models)
     torch.testing.assert_close(x, again, atol=1e-5, rtol=0)
     assert all((model.open_clip_config or {})["quick_gelu"] for model in models)

@@ -39,7 +39,7 @@ def fake_gpu() -> Iterator[None]:
         yield
 
 
-def frozen_pictures(cache_mb: int | None) -> Tower:
+def frozen_images(cache_mb: int | None) -> Tower:
     return Tower(
         nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten()).requires_grad_(False),
         nn.Linear(64, 2),
@@ -50,12 +50,12 @@ def frozen_pictures(cache_mb: int | None) -> Tower:
 @pytest.mark.parametrize("cache_mb", [0, None])
 def test_a_frozen_tower_without_cache_copies_nothing_to_the_host(fake_gpu: None, cache_mb: int | None) -> None:
     pixels = torch.zeros(300, 3, 16, 16)
-    assert frozen_pictures(cache_mb)(pixels).shape == (300, 2)
+    assert frozen_images(cache_mb)(pixels).shape == (300, 2)
 
 
 def test_a_cache_does(fake_gpu: None) -> None:
     with raises(AssertionError, "aten._to_copy"):
-        FrozenCache(1 << 20)(frozen_pictures(0).features, torch.zeros(300, 3, 16, 16), lambda: None, None)
+        FrozenCache(1 << 20)(frozen_images(0).features, torch.zeros(300, 3, 16, 16), lambda: None, None)
 
 
 @pytest.mark.parametrize("frozen", [False, True])

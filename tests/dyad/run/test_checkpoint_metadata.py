@@ -7,10 +7,10 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import DataError
-from dyad.run.resume import check_facts
+from dyad.run.resume import check_metadata
 from dyad.train.run_folder.checkpoint_state import CheckpointState
 
-FACTS: dict[str, Any] = {
+METADATA: dict[str, Any] = {
     "seed": 0,
     "global_batch_size": 8,
     "samples_seen": 24,
@@ -22,7 +22,7 @@ FACTS: dict[str, Any] = {
     "substituted": {"total": 0, "row": 0, "last": -1, "recent": []},
     "stream": {"first": 2, "through": [3], "taken": [[4, 7]]},
 }
-STEP, BAD, STREAM = FACTS["step_state"], FACTS["substituted"], FACTS["stream"]
+STEP, BAD, STREAM = METADATA["step_state"], METADATA["substituted"], METADATA["stream"]
 WRONG = {
     "another number of samples than of steps": {"samples_seen": 16},
     "a batch of none": {"global_batch_size": 0, "samples_seen": 0},
@@ -41,8 +41,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_facts_of_others(tmp_path: Path, wrong: str) -> None:
-    check_facts(tmp_path, CheckpointState(3, {}, {}, FACTS, {}))
+def test_metadata_of_others(tmp_path: Path, wrong: str) -> None:
+    check_metadata(tmp_path, CheckpointState(3, {}, {}, METADATA, {}))
     with raises(DataError, tmp_path, next(iter(WRONG[wrong]))) as error:
-        check_facts(tmp_path, CheckpointState(3, {}, {}, {**FACTS, **WRONG[wrong]}, {}))
+        check_metadata(tmp_path, CheckpointState(3, {}, {}, {**METADATA, **WRONG[wrong]}, {}))
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Captions mined for pictures: which samples count, what is right, and all rules against a plain reading of them."""
+"""Captions mined for images: which samples count, what is right, and all rules against a plain reading of them."""
 
 import hashlib
 import json
@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from helpers.messages import raises
 from helpers.mining import mined, read_lines, untokenized
-from helpers.shards import Member, opened, picture, write_tar
+from helpers.shards import Member, image, opened, write_tar
 
 from dyad.data.base.errors import DataError
 from dyad.data.config import DataConfig, MiningConfig
-from dyad.data.image_text.items import Pictures
+from dyad.data.image_text.items import Images
 from dyad.data.image_text.transforms import ImageSpec
+from dyad.eval.mine.images import CaptionsAndImages, ImageInputs, ImagesAndCaptions, write_captions
 from dyad.eval.mine.mining import MiningInput
-from dyad.eval.mine.pictures import CaptionsAndPictures, PictureInputs, PicturesAndCaptions, write_captions
 
 SPEC = ImageSpec(8, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 Fields = Mapping[str, Any]
@@ -29,9 +29,9 @@ def id_of(payload: bytes) -> str:
 
 
 def data_of(
-    folder: Path, samples: Sequence[tuple[bytes, Fields]], kind: type = PicturesAndCaptions, **options: Any
-) -> PicturesAndCaptions:
-    """samples: the picture and the json member of each."""
+    folder: Path, samples: Sequence[tuple[bytes, Fields]], kind: type = ImagesAndCaptions, **options: Any
+) -> ImagesAndCaptions:
+    """samples: the image and the json member of each."""
     folder.mkdir(exist_ok=True)
     members: list[Member] = []
     for number, (encoded, fields) in enumerate(samples):
@@ -39,13 +39,13 @@ def data_of(
     shards = opened(write_tar(folder / "shard.tar", members))
     config = DataConfig(captions=["caption", "more"], **options)
     write_captions(shards, config, folder)
-    return kind(Pictures(shards, SPEC, config), untokenized, folder)
+    return kind(Images(shards, SPEC, config), untokenized, folder)
 
 
 def plainly(
     samples: Sequence[tuple[bytes, Fields]], texts: list[str], scores: np.ndarray, config: MiningConfig, meaning: str
 ) -> dict[str, list[str]]:
-    """The rules, read aloud. scores: of each caption for each distinct picture. meaning: as data.text_key; "": texts"""
+    """The rules, read aloud. scores: of each caption for each distinct image. meaning: as data.text_key; "": texts"""
     meant: dict[str, set[str]] = {}
     right: dict[str, set[str]] = {}
     for encoded, fields in samples:
@@ -67,7 +67,7 @@ def plainly(
 
 
 def random_samples(seed: int) -> list[tuple[bytes, Fields]]:
-    """Pictures that come several times, captions that many have, and meanings that many captions have."""
+    """Images that come several times, captions that many have, and meanings that many captions have."""
     chance = np.random.default_rng(seed)
 
     def some() -> str:
@@ -75,7 +75,7 @@ def random_samples(seed: int) -> list[tuple[bytes, Fields]]:
 
     return [
         (
-            picture(int(chance.integers(40))),
+            image(int(chance.integers(40))),
             {"caption": some(), "more": [some() for _ in range(chance.integers(1, 4))], "concept": str(number % 9)},
         )
         for number in range(70)
@@ -93,35 +93,35 @@ def test_as_a_plain_reading_of_the_rules(tmp_path: Path, settings: dict[str, Any
     data = data_of(tmp_path, samples, text_key=meaning or None)
     texts = list(dict.fromkeys(text for _, fields in samples for text in [fields["caption"], *fields["more"]]))
     assert [line["text"] for line in read_lines(tmp_path / "captions.jsonl")] == texts
-    pictures = list(dict.fromkeys(encoded for encoded, _ in samples))
-    assert data.sides()[0].ids(0, len(pictures)) == [id_of(encoded) for encoded in pictures]
-    scores = np.random.default_rng(1).normal(size=(len(texts), len(pictures))).astype(np.float32)
-    found = MiningInput(data, np.eye(len(pictures), dtype=np.float32), scores)
+    images = list(dict.fromkeys(encoded for encoded, _ in samples))
+    assert data.sides()[0].ids(0, len(images)) == [id_of(encoded) for encoded in images]
+    scores = np.random.default_rng(1).normal(size=(len(texts), len(images))).astype(np.float32)
+    found = MiningInput(data, np.eye(len(images), dtype=np.float32), scores)
     negatives, summary = mined(found, tmp_path / "out", **settings)
     config = MiningConfig(**{"first_rank": 1, **settings})
     assert negatives == plainly(samples, texts, scores, config, meaning)
-    assert summary["pictures"] == len(pictures) and summary["negatives"] == sum(map(len, negatives.values()))
+    assert summary["pictures"] == len(images) and summary["negatives"] == sum(map(len, negatives.values()))
     assert sum(summary["left_out"].values()) + summary["negatives"] == summary["found"]
 
 
 @pytest.mark.parametrize("meaning", ["", "concept"])
-def test_pictures_for_captions_as_a_plain_reading_of_the_rules(tmp_path: Path, meaning: str) -> None:
-    """A picture is right for a caption that means what a caption of the picture means."""
+def test_images_for_captions_as_a_plain_reading_of_the_rules(tmp_path: Path, meaning: str) -> None:
+    """An image is right for a caption that means what a caption of the image means."""
     samples = random_samples(2)
-    data = data_of(tmp_path, samples, CaptionsAndPictures, text_key=meaning or None)
+    data = data_of(tmp_path, samples, CaptionsAndImages, text_key=meaning or None)
     meant: dict[str, set[str]] = {}
-    of_picture: dict[str, set[str]] = {}
+    of_image: dict[str, set[str]] = {}
     for encoded, fields in samples:
         for text in [fields["caption"], *fields["more"]]:
             meant.setdefault(text, set()).add(fields[meaning] if meaning else text)
-            of_picture.setdefault(id_of(encoded), set()).add(fields[meaning] if meaning else text)
-    names, texts = [*of_picture], [*meant]
+            of_image.setdefault(id_of(encoded), set()).add(fields[meaning] if meaning else text)
+    names, texts = [*of_image], [*meant]
     scores = np.random.default_rng(3).normal(size=(len(names), len(texts))).astype(np.float32)
     found = MiningInput(data, np.eye(len(texts), dtype=np.float32), scores)
     negatives, summary = mined(found, tmp_path / "out", first_rank=2, last_rank=30, keep=5, margin=0.2)
     assert [*negatives] == [id_of(text.encode()) for text in texts] and summary["captions"] == len(texts)
     for (of_caption, chosen), text, of_text in zip(negatives.items(), texts, scores.T.tolist(), strict=True):
-        right = [bool(meant[text] & of_picture[name]) for name in names]
+        right = [bool(meant[text] & of_image[name]) for name in names]
         limit = max(score for score, is_right in zip(of_text, right, strict=True) if is_right) - 0.2
         ranked = sorted(range(len(names)), key=lambda i: -of_text[i])[1:30]
         assert chosen == [names[i] for i in ranked if not right[i] and of_text[i] <= limit][:5], of_caption
@@ -130,25 +130,25 @@ def test_pictures_for_captions_as_a_plain_reading_of_the_rules(tmp_path: Path, m
 def test_what_training_never_draws_is_right_but_not_searched(tmp_path: Path) -> None:
     """`more` of the first is the caption of the third."""
     captions = [("a", ["c"]), ("b", ["x"]), ("c", ["y"])]
-    samples = [(picture(n), {"caption": text, "more": more}) for n, (text, more) in enumerate(captions)]
+    samples = [(image(n), {"caption": text, "more": more}) for n, (text, more) in enumerate(captions)]
     data = data_of(tmp_path, samples, caption_weights=[1.0, 0.0])
     found = MiningInput(data, np.eye(3, dtype=np.float32), np.ones((3, 3), np.float32))
     assert list(mined(found, tmp_path / "out")[0].values()) == [["b"], ["a", "c"], ["a", "b"]]
 
 
 def test_samples_that_training_replaces(tmp_path: Path) -> None:
-    """One without captions has no part in it; a picture that cannot be decoded is known only when it is encoded."""
+    """One without captions has no part in it; an image that cannot be decoded is known only when it is encoded."""
     fields = {"caption": "a", "more": "b"}
     samples = [
-        (picture(1), {"caption": "z"}),
-        (picture(2), fields),
-        (b"no picture", fields),
-        (picture(3), {"caption": " "}),
+        (image(1), {"caption": "z"}),
+        (image(2), fields),
+        (b"no image", fields),
+        (image(3), {"caption": " "}),
     ]
     data = data_of(tmp_path, samples)
     assert data.item(0) == ("a", "a") and len(data.item_keys) == 2
     inputs = data.sides()[0].inputs
-    assert isinstance(inputs, PictureInputs) and inputs.samples.tolist() == [1, 2]
+    assert isinstance(inputs, ImageInputs) and inputs.samples.tolist() == [1, 2]
     pixels = inputs.take([1, 0])
     assert pixels.shape == (2, 3, 8, 8) and not pixels[0].any() and pixels[1].any()
     with raises(DataError, "1 samples", "shard.tar", "'000000'", "'more'"):

@@ -1,4 +1,4 @@
-"""Every reader of pictures takes the same ones and decodes them alike: training from shards and folders, evaluation,
+"""Every reader of images takes the same ones and decodes them alike: training from shards and folders, evaluation,
 `data check`, `data pack`, and the Python API."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dyad.data.cli.pack import pack_pairs
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker
 from dyad.data.image_text.in_memory import pixels
-from dyad.data.image_text.items import Pictures
+from dyad.data.image_text.items import Images
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec, evaluation_transform
 from dyad.data.shards.sources import parse_sources
@@ -34,14 +34,14 @@ TURNED = Image.Exif()
 TURNED[0x0112] = 6
 
 
-def encoded(kind: str, picture: Image.Image = SMOOTH, **options: Any) -> bytes:
+def encoded(kind: str, image: Image.Image = SMOOTH, **options: Any) -> bytes:
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return file.getvalue()
 
 
-def read(suffix: str, kind: str, picture: Image.Image = SMOOTH, **options: Any) -> tuple[str, bytes, bool]:
-    return suffix, encoded(kind, picture, **options), True
+def read(suffix: str, kind: str, image: Image.Image = SMOOTH, **options: Any) -> tuple[str, bytes, bool]:
+    return suffix, encoded(kind, image, **options), True
 
 
 SEVERAL = {"save_all": True, "append_images": [OTHER]}
@@ -69,13 +69,13 @@ ZOO: dict[str, tuple[str, bytes, bool]] = {  # its suffix, its bytes, and whethe
     "GIF": ("png", encoded("GIF"), False),
     "BMP": ("jpg", encoded("BMP"), False),
     "TIFF": ("jpg", encoded("TIFF"), False),
-    "no picture": ("jpg", b"<html>404</html>", False),
+    "no image": ("jpg", b"<html>404</html>", False),
     **({"AVIF": ("png", encoded("AVIF"), False)} if features.check("avif") else {}),
 }
 
 
 def by_each(name: str, folder: Path) -> dict[str, torch.Tensor | None]:
-    """What each reader makes of a picture, (3, 16, 16); None where it is refused, nothing where pixels do not show."""
+    """What each reader makes of an image, (3, 16, 16); None where it is refused, nothing where pixels do not show."""
     suffix, data, _ = ZOO[name]
     (folder / "in").mkdir()
     (folder / "in" / f"0.{suffix}").write_bytes(data)
@@ -102,7 +102,7 @@ def by_each(name: str, folder: Path) -> dict[str, torch.Tensor | None]:
 
     readers = {
         "training": lambda: trained(tar),
-        "evaluation": lambda: Pictures(opened(tar), SPEC, config).block(0, 1)[0],
+        "evaluation": lambda: Images(opened(tar), SPEC, config).block(0, 1)[0],
         "API, bytes": lambda: evaluation_transform(pixels(data, LIMIT), SPEC),
         "API, path": lambda: evaluation_transform(pixels(folder / "in" / f"0.{suffix}", LIMIT), SPEC),
         "check": checked,
@@ -120,7 +120,7 @@ def by_each(name: str, folder: Path) -> dict[str, torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_all_readers_agree_on_a_picture(name: str, tmp_path: Path) -> None:
+def test_all_readers_agree_on_an_image(name: str, tmp_path: Path) -> None:
     found = by_each(name, tmp_path)
     assert {reader for reader, made in found.items() if made is not None} == (set(found) if ZOO[name][2] else set())
     if ZOO[name][2]:

@@ -1,6 +1,6 @@
-"""Opens encoded pictures and checks their limits, without decoding them.
+"""Opens encoded images and checks their limits, without decoding them.
 
-How unusual pictures are decoded (data/image_text/transforms.py):
+How unusual images are decoded (data/image_text/decode.py):
 
     grey, palette, 1 bit, CMYK (JPEG)       converted to RGB as PIL does
     transparent (RGBA, LA, palette)         drawn on white
@@ -10,8 +10,8 @@ How unusual pictures are decoded (data/image_text/transforms.py):
     1 x 1                                   resized like any other
     one side more than 16 times the other   only its middle, or every n-th row, is resized: this bounds the memory
     more than max_image_pixels              DataError; the header is enough, nothing is decoded
-    a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as a picture
-    cut, damaged, empty, another format     DataError; a truncated picture is never filled with grey
+    a JPEG of more than MAX_SCANS scans     DataError: each scan costs as much as an image
+    cut, damaged, empty, another format     DataError; a truncated image is never filled with grey
     a member of more than 64 MiB            reported by the index, which training refuses
 
 In training a sample with a DataError here is replaced; an evaluation stops at it.
@@ -42,7 +42,7 @@ SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
-    """The header of a picture. suffix: jpg, png or webp, judged by the content. mode: PIL's name of the colour format.
+    """The header of an image. suffix: jpg, png or webp, judged by the content. mode: PIL's name of the colour format.
     width, height: in pixels."""
 
     suffix: str
@@ -52,47 +52,47 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int) -> Header:
-    """Return the header of a JPEG, PNG or WebP picture. Raises DataError for other data, for more than `max_pixels`
+    """Return the header of a JPEG, PNG or WebP image. Raises DataError for other data, for more than `max_pixels`
     pixels, and for a JPEG of too many scans."""
     refuse_many_scans(data)
-    with opened_picture(data, max_pixels, "max_image_pixels") as picture:
-        return Header(SUFFIX_OF[str(picture.format)], picture.mode, *picture.size)
+    with opened_image(data, max_pixels, "max_image_pixels") as image:
+        return Header(SUFFIX_OF[str(image.format)], image.mode, *image.size)
 
 
 @contextmanager
-def opened_picture(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
-    """Yield a JPEG, PNG or WebP picture that PIL has opened and not decoded (context manager).
+def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
+    """Yield a JPEG, PNG or WebP image that PIL has opened and not decoded (context manager).
 
     key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than
-    `max_pixels` pixels, and when the code in the with block fails to decode the picture.
+    `max_pixels` pixels, and when the code in the with block fails to decode the image.
     """
     from PIL import Image, UnidentifiedImageError
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit comes next
-            with Image.open(BytesIO(data), formats=OPENERS) as picture:
-                check_size(*picture.size, max_pixels, key)
-                yield picture
+            with Image.open(BytesIO(data), formats=OPENERS) as image:
+                check_size(*image.size, max_pixels, key)
+                yield image
     except DataError:
         raise
     except Image.DecompressionBombError as error:
         raise DataError(f"more pixels than {key}={max_pixels} ({error})") from error
     except UnidentifiedImageError as error:
-        raise DataError(f"no sound JPEG, PNG or WebP picture (begins with {data[:8]!r})") from error
+        raise DataError(f"no sound JPEG, PNG or WebP image (begins with {data[:8]!r})") from error
     except Exception as error:  # PIL raises nearly any type on bytes made to confuse it
-        raise DataError(f"no sound JPEG, PNG or WebP picture ({type(error).__name__}: {error})") from error
+        raise DataError(f"no sound JPEG, PNG or WebP image ({type(error).__name__}: {error})") from error
 
 
 def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
-    """Raise DataError for a picture of more than `max_pixels` pixels. key: the configuration key of this limit, for the
+    """Raise DataError for an image of more than `max_pixels` pixels. key: the configuration key of this limit, for the
     message."""
     if width * height > max_pixels:
         raise DataError(f"{width} x {height} pixels are more than {key}={max_pixels}")
 
 
 def refuse_many_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG with so many scans (passes over the picture) or segments that its decoding takes
+    """Raise DataError for a JPEG with so many scans (passes over the image) or segments that its decoding takes
     minutes. Other data are accepted."""
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
@@ -105,7 +105,7 @@ def refuse_many_scans(data: bytes) -> None:
 
 
 def _is_one_scan(data: bytes) -> bool:
-    """Whether a decoder reads only the first scan (pass over the picture) of a JPEG: True when the JPEG is not
+    """Whether a decoder reads only the first scan (pass over the image) of a JPEG: True when the JPEG is not
     progressive and this scan has all colour components."""
     components = None
     for marker, offset in islice(_segments(data), MAX_SEGMENTS):

@@ -25,7 +25,7 @@ from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
 from dyad.eval.tasks.baselines import before_training
-from dyad.eval.tasks.next_item_baselines import SCORERS, ranks_by
+from dyad.eval.tasks.sequence.next_item_baselines import SCORERS, ranks_by
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.eval_config import Seen
 

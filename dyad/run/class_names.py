@@ -8,10 +8,10 @@ from typing import Any
 
 from dyad.data.base.errors import ConfigError, SampleError, nearest
 from dyad.data.image_text.sample import ShardSample
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.question_passage.formats import label_of
 from dyad.data.question_passage.passages import Passage
-from dyad.data.question_passage.views import open_texts, text_tokens
+from dyad.data.question_passage.text_views import open_texts, text_tokens
 from dyad.data.sequence.open import inputs_of
 from dyad.data.shards.rows import Rows
 from dyad.data.shards.shards import Shards, open_shards
@@ -42,7 +42,7 @@ class LabelledSamples:
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
     """Open samples with a class. value: shards, tables or texts, as data.train. Errors as of `open_shards`."""
-    if not config.has_pictures:
+    if not config.has_images:
         rows = open_texts(value, config.data)
         return LabelledSamples(rows.shards, rows, config.data.label)
     shards = open_shards(parse_sources(value, tables=prepared_tables(table_options(config.data))))
@@ -90,4 +90,4 @@ def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], 
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])
     tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)
-    return config.run.prompts or [], model.tokenize if config.has_pictures else tokenize
+    return config.run.prompts or [], model.tokenize if config.has_images else tokenize

@@ -16,7 +16,7 @@ from dyad.data.batch import Batch, lengths_by
 from dyad.data.config import DataConfig, PassageConfig, QuestionConfig
 from dyad.data.image_text.dataset import Tokenize
 from dyad.data.image_text.items import Captions, LabelledSet
-from dyad.data.loading.classes import ClassNumbers
+from dyad.data.loading.class_batches import ClassNumbers
 from dyad.data.loading.replacement import Replacements, check_any
 from dyad.data.question_passage import formats
 from dyad.data.question_passage.corpus import corpus_of
@@ -27,7 +27,7 @@ from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.rows import SUFFIXES, Rows
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import ShardSource, Tables, parse_sources
-from dyad.data.tables.pictures import TableOptions
+from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
@@ -75,7 +75,7 @@ class SingleTexts:
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index): x and y the same tokens,
         int64 (b, L), or y the number of the class, int64 (b,). Bad (unusable) rows are replaced. Errors as of
-        `PictureViews`."""
+        `ImageViews`."""
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)

@@ -1,7 +1,7 @@
-"""Pictures and all captions that training may draw, as what hard negatives are mined from: captions that are wrong for
-a picture, or pictures that are wrong for a caption.
+"""Images and all captions that training may draw, as what hard negatives are mined from: captions that are wrong for
+an image, or images that are wrong for a caption.
 
-Shape letters: n distinct pictures; m distinct captions; C pairs of a sample and one of its captions.
+Shape letters: n distinct images; m distinct captions; C pairs of a sample and one of its captions.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from dyad.data.base.files import whole_file
 from dyad.data.base.progress import tracked
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import Tokenize, caption_draws, text_key
-from dyad.data.image_text.items import Pictures
+from dyad.data.image_text.items import Images
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import evaluation_batch
 from dyad.data.question_passage.corpus import Corpus, open_corpus
@@ -33,20 +33,20 @@ from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.mine.mining import LabelledQuery, Side, grouped
 
 CAPTIONS, TABLE = "captions.jsonl", "pictures.npy"
-SAMPLE, PICTURE, MEANING, CAPTION = range(4)  # rows of the table
+SAMPLE, IMAGE, MEANING, CAPTION = range(4)  # rows of the table
 
 
 def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
     """Write the m distinct captions that training may draw of the samples to `folder`/captions.jsonl, one a line, and
     their pairs with samples to `folder`/pictures.npy, int64 (4, C).
 
-    A column is a pair of a sample and one of its captions. Rows: the sample id; the content key of its picture; the key
+    A column is a pair of a sample and one of its captions. Rows: the sample id; the content key of its image; the key
     of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0. The line is −1 for a meaning
-    that the sample has but training never draws, because its caption has weight 0: it is right for the picture, and so
+    that the sample has but training never draws, because its caption has weight 0: it is right for the image, and so
     no negative of it.
 
     Reads all samples. Those whose captions cannot be used have none, as training replaces them. Memory: about 150 bytes
-    for each distinct caption and 32 for each of a picture. Raises DataError if there are none at all.
+    for each distinct caption and 32 for each of an image. Raises DataError if there are none at all.
     """
     lines: dict[int, int] = {}
     columns, unusable = array("q"), ""
@@ -54,7 +54,7 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
         for i in tracked(range(len(shards)), "Captions", len(shards)):
             try:
                 sample = ShardSample.read(shards, i)
-                picture = content_key(sample.picture(config.image_key))
+                image = content_key(sample.image(config.image_key))
                 own = [text for name in config.captions for text in sample.captions(name, config.caption_per)]
                 meanings = {text_key(sample, text, config) for text in own}
                 drawn = [(meaning, text) for meaning, _, text in caption_draws(sample, config)]
@@ -64,9 +64,9 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
                         lines[key] = len(lines)
                         row = {"_id": key_name(key), "text": text}
                         file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                    columns.extend((i, picture, meaning, lines[key]))
+                    columns.extend((i, image, meaning, lines[key]))
                 for meaning in sorted(meanings.difference(meaning for meaning, _ in drawn)):
-                    columns.extend((i, picture, meaning, -1))
+                    columns.extend((i, image, meaning, -1))
             except SampleError as error:
                 unusable = unusable or f" The first: {error}"
         if not lines:
@@ -76,11 +76,11 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class PictureInputs:
-    """The pictures of some samples as inputs of a tower. One that cannot be decoded counts as black: training replaces
+class ImageInputs:
+    """The images of some samples as inputs of a tower. One that cannot be decoded counts as black: training replaces
     its sample, and reads no negatives of it. Can be pickled."""
 
-    pictures: Pictures
+    images: Images
     samples: Int64s
 
     @property
@@ -91,11 +91,11 @@ class PictureInputs:
         return len(self.samples)
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        return evaluation_batch((self._decoded(int(self.samples[i])) for i in rows), self.pictures.spec)
+        return evaluation_batch((self._decoded(int(self.samples[i])) for i in rows), self.images.spec)
 
     def _decoded(self, sample_id: int) -> Tensor:
         try:
-            return self.pictures.decoded(sample_id)
+            return self.images.decoded(sample_id)
         except SampleError:
             return torch.zeros(3, 1, 1, dtype=torch.uint8)
 
@@ -118,21 +118,21 @@ class CaptionInputs:
         return self.tokenize([self.captions[i].text for i in rows])
 
 
-class PicturesAndCaptions:
-    """The n distinct pictures and m distinct captions of samples; the members are those of MiningData."""
+class ImagesAndCaptions:
+    """The n distinct images and m distinct captions of samples; the members are those of MiningData."""
 
     names: ClassVar[tuple[str, str]] = ("pictures", "captions")
 
-    def __init__(self, pictures: Pictures, tokenize: Tokenize, folder: Path) -> None:
-        """pictures: of all samples. tokenize: the tokenizer of the model. folder: where `write_captions` wrote."""
-        self._pictures, self._tokenize = pictures, tokenize
+    def __init__(self, images: Images, tokenize: Tokenize, folder: Path) -> None:
+        """images: of all samples. tokenize: the tokenizer of the model. folder: where `write_captions` wrote."""
+        self._images, self._tokenize = images, tokenize
         self._captions = open_corpus(str(folder / CAPTIONS), "out")
         self._table = map_array(folder / TABLE, folder)
-        order, ends = grouped(self._table[PICTURE])
+        order, ends = grouped(self._table[IMAGE])
         self._first_n = order[ends[:-1]]  # column of the table
         self._row_C = np.empty_like(order)
         self._row_C[order] = np.repeat(np.arange(len(self._first_n)), np.diff(ends))
-        self._keys_n: Int64s = self._table[PICTURE, self._first_n]
+        self._keys_n: Int64s = self._table[IMAGE, self._first_n]
 
     @property
     def row_keys(self) -> Int64s:
@@ -147,19 +147,19 @@ class PicturesAndCaptions:
             return [key_name(int(key)) for key in self._keys_n[start:stop]]
 
         digest = hashlib.sha256(self._keys_n.tobytes()).hexdigest()
-        pictures = PictureInputs(self._pictures, self._table[SAMPLE, self._first_n])
+        images = ImageInputs(self._images, self._table[SAMPLE, self._first_n])
         captions = CaptionInputs(self._captions, self._tokenize)
-        read_as = f"{self._pictures.spec}, {self._pictures.config.max_image_pixels}"
+        read_as = f"{self._images.spec}, {self._images.config.max_image_pixels}"
         of_captions = self._captions.ids, self._captions.fingerprint, ""
-        return Side("x", pictures, ids, digest, read_as), Side("y", captions, *of_captions)
+        return Side("x", images, ids, digest, read_as), Side("y", captions, *of_captions)
 
     def item(self, position: int) -> tuple[str, str]:
         text = self._captions[position].text
         return text, text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with the positions of the right items: pictures and captions are right for each other where
-        the caption means what one of the picture means."""
+        """Return b queries with the positions of the right items: images and captions are right for each other where
+        the caption means what one of the image means."""
         none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
             LabelledQuery(names(row, row + 1)[0], (), none, self._right.pairs(row, row + 1)[1], query_D)
@@ -171,7 +171,7 @@ class PicturesAndCaptions:
         return Matches(*self._meanings())
 
     def _meanings(self) -> tuple[Labels, Labels]:
-        """Return what the captions of each picture mean, and what each caption means."""
+        """Return what the captions of each image mean, and what each caption means."""
         meaning_C, caption_C = self._table[MEANING], self._table[CAPTION]
         drawn = caption_C >= 0
         return (
@@ -180,8 +180,8 @@ class PicturesAndCaptions:
         )
 
 
-class CaptionsAndPictures(PicturesAndCaptions):
-    """The same with captions as queries, whose negatives are pictures, named by their content keys."""
+class CaptionsAndImages(ImagesAndCaptions):
+    """The same with captions as queries, whose negatives are images, named by their content keys."""
 
     names: ClassVar[tuple[str, str]] = ("captions", "pictures")
 
@@ -194,12 +194,12 @@ class CaptionsAndPictures(PicturesAndCaptions):
         return self._keys_n
 
     def sides(self) -> tuple[Side, Side]:
-        pictures, captions = super().sides()
-        return captions, pictures
+        images, captions = super().sides()
+        return captions, images
 
     def item(self, position: int) -> tuple[str, str]:
         return key_name(int(self._keys_n[position])), ""
 
     def _meanings(self) -> tuple[Labels, Labels]:
-        pictures, captions = super()._meanings()
-        return captions, pictures
+        images, captions = super()._meanings()
+        return captions, images

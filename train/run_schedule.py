@@ -1,10 +1,10 @@
-"""The plan of a run: its steps and intervals, for the loop and the logs."""
+"""The schedule of a run: its steps and intervals, for the loop and the logs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunSchedule:
     """The first and last step of a run, and how often it logs, evaluates and saves checkpoints, in optimiser steps.
 
     first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.train.towers.libraries.published import explained
+from dyad.train.towers.libraries.published import explain_errors
 from dyad.train.towers.text.pooled import Pooled
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower
 
 
-def probe_pictures(tower: Tower, spec: ImageSpec) -> int:
-    picture = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
-    return probe(tower, picture, f"model.image: this tower cannot take pictures of {spec.size} x {spec.size}")
+def probe_images(tower: Tower, spec: ImageSpec) -> int:
+    image = torch.zeros(1, 3, spec.size, spec.size, dtype=torch.uint8)
+    return probe(tower, image, f"model.image: this tower cannot take images of {spec.size} x {spec.size}")
 
 
 def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
@@ -30,7 +30,7 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
         if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
             raise IndexError
     except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
-        with explained(problem):
+        with explain_errors(problem):
             width, used = _run_once(tower, inputs)
     for parameter, is_used in zip(tower.parameters(), used, strict=True):
         parameter.requires_grad_(is_used)

@@ -35,14 +35,14 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture to show in a tracker: a thumbnail file and the caption below it."""
+class Thumbnail:
+    """An image to show in a tracker: a thumbnail file and the caption below it."""
 
     path: Path
     caption: str
 
 
-Cell = str | float | Picture | None
+Cell = str | float | Thumbnail | None
 
 
 @dataclass(frozen=True)

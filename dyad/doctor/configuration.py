@@ -29,7 +29,7 @@ from dyad.data.loading.negatives import looked_at
 from dyad.data.question_passage.formats import query_of, record_of
 from dyad.data.question_passage.judgements import queries_of
 from dyad.data.question_passage.negatives import without_negatives
-from dyad.data.question_passage.views import text_of
+from dyad.data.question_passage.text_views import text_of
 from dyad.data.sequence.dataset import NEXT, OWN
 from dyad.data.sequence.open import inputs_of, open_sequences
 from dyad.data.sequence.windows import windows_of
@@ -124,7 +124,7 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
     DataError, which names shard and sample, for data that training could not use.
     """
     if config.data.mode is Mode.stream:
-        _check_picture(first_of(path), config)
+        _check_image(first_of(path), config)
         yield ok("data", f"{path}: first sample read ({total} in all, streamed)")
         return
     if not scheme_of(path) and tables_of(path, config.data.columns):
@@ -138,9 +138,9 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
         _refuse(path, index.problems)
         samples = Shards([ShardSource((path,))], [index])
         rows = Rows(samples)
-        if config.has_pictures:
+        if config.has_images:
             for i in {0, index.samples - 1} if index.samples else ():
-                _check_picture(ShardSample.read(samples, i), config)
+                _check_image(ShardSample.read(samples, i), config)
         else:
             found = ((rows.fields(i), rows.where(i)) for i in looked_at(index.samples))
             yield from _check_rows(found, path, config)
@@ -159,8 +159,8 @@ def _refuse(path: str, problems: Sequence[Problem]) -> None:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
 
-def _check_picture(sample: ShardSample, config: TrainConfig) -> None:
-    """Raise SampleError if the picture of the sample cannot be decoded, or a caption field is missing or invalid."""
+def _check_image(sample: ShardSample, config: TrainConfig) -> None:
+    """Raise SampleError if the image of the sample cannot be decoded, or a caption field is missing or invalid."""
     sample.decoded(config.data.image_key, config.data.max_image_pixels)
     if config.task is Task.image_text:
         sample.relevance(config.data.relevance)
@@ -208,9 +208,9 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
     _refuse(path, scan.problems.first)
     read = open_ranges(path)
     if isinstance(scan, Scan):
-        for sample in scan.samples[:1] + scan.samples[-1:] if config.has_pictures else ():
+        for sample in scan.samples[:1] + scan.samples[-1:] if config.has_images else ():
             members = {suffix: read(offset, offset + length) for suffix, offset, length in sample.members}
-            _check_picture(ShardSample(path, sample.key, members), config)
+            _check_image(ShardSample(path, sample.key, members), config)
         return len(scan.samples), ()
 
     def row(i: int) -> tuple[dict[str, Any], str]:
@@ -268,7 +268,7 @@ def _sources(config: TrainConfig) -> Iterator[tuple[str, str, Wanted]]:
     if config.has_texts and text.kind is TextTower.transformers and (name := text.name or both.name):
         weights = {} if text.from_scratch else {"weights": WEIGHTS}
         yield "model.text.name", name, {"its configuration": ("config.json",), "a tokenizer": TOKENIZERS, **weights}
-    if not config.has_pictures:
+    if not config.has_images:
         if config.has_texts and text.kind is not TextTower.transformers:
             raise ConfigError("model.text.kind=open_clip: questions and passages take model.text.kind=transformers")
         return

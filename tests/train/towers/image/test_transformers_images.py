@@ -8,25 +8,26 @@ from typing import Any
 import pytest
 import torch
 import transformers as library
-from helpers.towers import pictures, refused, trained, with_image
+from helpers.towers import random_images, refused, trained, with_image
 from PIL import Image
 from torch import Tensor
 
-from dyad.data.image_text.transforms import decode, evaluation_transform
+from dyad.data.image_text.decode import decode
+from dyad.data.image_text.transforms import evaluation_transform
 from dyad.train.config import ImageTower, ImageTowerConfig, ModelConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.models import ImageTextModel
-from dyad.train.towers.probe import features_on_meta, on_meta
 from dyad.train.towers.tower import Tower
+from dyad.train.towers.trial import features_on_meta, on_meta
 
 transformers: Any = library  # its annotations are too wide for the type checker
-PICTURE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
+IMAGE = Path(__file__).parents[4] / "docs/images/report.webp"  # not a square
 SHAPE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 64}
 VISION = {**SHAPE, "image_size": 32, "patch_size": 8}
 TEXT = {**SHAPE, "vocab_size": 100}
 CROPPED = {"size": {"shortest_edge": 40}, "crop_size": {"height": 32, "width": 32}}
 SQUASHED = {"size": {"height": 32, "width": 32}}
-# family → configuration, class, processor, its options, and the library's embedding of pictures
+# family → configuration, class, processor, its options, and the library's embedding of images
 FAMILIES: dict[str, tuple[Any, Any, Any, dict[str, Any], Callable[[Any, Tensor], Tensor]]] = {
     "siglip": (
         transformers.SiglipVisionConfig(**VISION),
@@ -104,7 +105,7 @@ def built(tmp_path: Path, folder: str, **options: Any) -> ImageTextModel:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[str, str], tmp_path: Path) -> None:
+def test_an_image_is_embedded_as_its_library_does(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     _, kind, _, _, embed = FAMILIES[family]
     theirs = kind.from_pretrained(folders[family]).eval()
     processor: Any = transformers.AutoImageProcessor.from_pretrained(folders[family])
@@ -112,10 +113,10 @@ def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[st
     ours = built(tmp_path, folders[family], embed_dim=None if whole else 16)
     tower = ours.towers.x_tower.eval()
     assert isinstance(tower, Tower)
-    pixels = evaluation_transform(decode(PICTURE.read_bytes(), 10**8), ours.image)[None]
+    pixels = evaluation_transform(decode(IMAGE.read_bytes(), 10**8), ours.image)[None]
     with torch.no_grad():
         found = tower(pixels) if whole else tower.features(pixels)
-        given = processor(Image.open(PICTURE).convert("RGB"), return_tensors="pt").pixel_values
+        given = processor(Image.open(IMAGE).convert("RGB"), return_tensors="pt").pixel_values
         torch.testing.assert_close(tower.prepare(pixels), given, rtol=0, atol=1e-5)
         torch.testing.assert_close(found, embed(theirs, given), rtol=0, atol=1e-5)
     assert tower(pixels).shape == (1, 16)
@@ -125,23 +126,23 @@ def test_a_picture_is_embedded_as_its_library_does(family: str, folders: dict[st
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_may_be_left_out(family: str, folders: dict[str, str], tmp_path: Path) -> None:
-    x = pictures(2, 32)
+    x = random_images(2, 32)
     embedded = [built(tmp_path, folders[family], from_scratch=scratch).towers.x_tower(x) for scratch in (False, True)]
     assert not torch.allclose(*embedded)
 
 
 @pytest.mark.parametrize("family", ["siglip", "clip", "dinov2", "vit"])
-def test_pictures_of_another_size(family: str, folders: dict[str, str], tmp_path: Path) -> None:
+def test_images_of_another_size(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     model = built(tmp_path, folders[family], image_size=48)
     assert model.image.size == 48 and model.image.resized == (60 if family == "dinov2" else None)
-    assert model.towers.x_tower(pictures(2, 48)).shape == (2, 16)
+    assert model.towers.x_tower(random_images(2, 48)).shape == (2, 16)
 
 
 @pytest.mark.parametrize("family", ["siglip, both towers", "dinov2", "vit"])
 def test_frozen_and_partly_frozen_towers(family: str, folders: dict[str, str], tmp_path: Path) -> None:
     frozen = built(tmp_path, folders[family], frozen=True, frozen_cache_mb=8).towers.x_tower
     assert trained(frozen) == {"projection.weight"}
-    assert torch.equal(frozen(pictures(3, 32)), frozen(pictures(3, 32)))  # from the cache
+    assert torch.equal(frozen(random_images(3, 32)), frozen(random_images(3, 32)))  # from the cache
     partly = trained(built(tmp_path, folders[family], frozen=True, unlocked_groups=1).towers.x_tower)
     assert any(".2." in name for name in partly) and not any(".1." in name or "embeddings" in name for name in partly)
 
@@ -151,13 +152,13 @@ def test_gradient_checkpointing_and_compiling_change_no_value(folders: dict[str,
         found = []
         for options in ({}, {"grad_checkpointing": True}):
             tower = built(tmp_path, folders[family], **options).towers.x_tower
-            tower(pictures(2, 32)).square().sum().backward()
+            tower(random_images(2, 32)).square().sum().backward()
             found.append({name: p.grad for name, p in tower.named_parameters() if p.grad is not None})
         assert found[0].keys() == found[1].keys()
         torch.testing.assert_close(found[0], found[1])
-        want = tower(pictures(2, 32))
+        want = tower(random_images(2, 32))
         tower.compile(backend="eager")
-        torch.testing.assert_close(tower(pictures(2, 32)), want)
+        torch.testing.assert_close(tower(random_images(2, 32)), want)
 
 
 def test_what_cannot_be_a_tower_is_one_line(folders: dict[str, str], tmp_path: Path) -> None:

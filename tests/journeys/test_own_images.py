@@ -1,9 +1,9 @@
-"""From a folder of somebody's pictures to an evaluated run and its report, by commands of README and --help."""
+"""From a folder of somebody's images to an evaluated run and its report, by commands of README and --help."""
 
 from pathlib import Path
 
 import pytest
-from helpers.shards import picture
+from helpers.shards import image
 from helpers.tables import write_csv
 from helpers.tiny_runs import run_script
 
@@ -19,11 +19,11 @@ python -m data pack $MINE/my_pictures out=$MINE/shards on_error=skip
 
 
 @pytest.mark.soak
-def test_own_pictures(tmp_path: Path) -> None:
+def test_own_images(tmp_path: Path) -> None:
     (tmp_path / "my_pictures").mkdir()
     for i in range(32):
-        (tmp_path / f"my_pictures/{i}.png").write_bytes(picture(i, size=(40, 30)))
-        (tmp_path / f"my_pictures/{i}.txt").write_text(f"a picture of colour {i}")
+        (tmp_path / f"my_pictures/{i}.png").write_bytes(image(i, size=(40, 30)))
+        (tmp_path / f"my_pictures/{i}.txt").write_text(f"an image of colour {i}")
     rows = [{"file": f"my_pictures/{i}.png", "words": f"colour {i}"} for i in range(8)]
     named = [{"filepath": row["file"], "title": row["words"]} for row in rows]
     write_csv(tmp_path / "val.csv", named)

@@ -1,4 +1,4 @@
-"""Convert the rows of a table to pictures and captions: the members of samples in a tar shard."""
+"""Convert the rows of a table to images and captions: the members of samples in a tar shard."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from dyad.data.base.errors import BadRow, ConfigError, DataError, nearest
 from dyad.data.base.files import open_foreign
 from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
-from dyad.data.image_text.pictures import read_header
-from dyad.data.shards.scan_tar import MAX_BYTES, PICTURES
+from dyad.data.image_text.image_files import read_header
+from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.tables.readers import Fields, Row, Table
 
-PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of pictures
-IMAGE_FIELDS = ("image", *PATHS, *PICTURES, "img", "picture", "filename", "path")
+PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of images
+IMAGE_FIELDS = ("image", *PATHS, *IMAGES, "img", "picture", "filename", "path")
 CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences")
 TEXT_FILES = "txt"  # the column with the text of .txt files, of folders and of tables that webdataset wrote
 LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
@@ -27,9 +27,9 @@ LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
 @dataclass(frozen=True)
 class TableOptions:
     """What the user said about tables. columns: the columns to use, or none: those of known names. template: makes a
-    caption of a label, as "a photo of a {}". max_pixels: larger pictures are refused. prefix: of the keys, for
+    caption of a label, as "a photo of a {}". max_pixels: larger images are refused. prefix: of the keys, for
     messages. caption_per: what is one caption in a column txt and in the .txt files of a folder. captioned: whether
-    pictures without captions are refused. relevance: a column of texts that is kept beside `columns`."""
+    images without captions are refused. relevance: a column of texts that is kept beside `columns`."""
 
     columns: Sequence[str] = ()
     template: str | None = None
@@ -57,30 +57,30 @@ class TableOptions:
         return [*columns, *([] if self.template is None else [f"template={self.template}"]), *per, *relevance]
 
 
-def picture_column(table: Table, columns: Sequence[str] = ()) -> str | None:
-    """Return the name of the column that has the pictures of a table, as bytes, as {bytes, path} or as a path; None for
-    a table without pictures. columns: those that the user named; the first of them may have the pictures."""
+def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
+    """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as a path; None for
+    a table without images. columns: those that the user named; the first of them may have the images."""
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
 
-    def has_pictures(name: str) -> bool:
+    def has_images(name: str) -> bool:
         values = [row.get(name) for row in table.head()]
-        return not values or any(_is_picture(value, table.folder) for value in values)
+        return not values or any(_is_image(value, table.folder) for value in values)
 
-    return next((name for name in named if name in PATHS or has_pictures(name)), None)
+    return next((name for name in named if name in PATHS or has_images(name)), None)
 
 
-def _is_picture(value: Any, folder: str | None) -> bool:
+def _is_image(value: Any, folder: str | None) -> bool:
     if isinstance(value, str):
         with suppress(OSError, ValueError):  # no file has such a name
-            known = os.path.splitext(value)[1].lower().removeprefix(".") in PICTURES
+            known = os.path.splitext(value)[1].lower().removeprefix(".") in IMAGES
             return known or (folder is not None and (Path(folder) / value).is_file())
         return False
     return isinstance(value, bytes) or (isinstance(value, Mapping) and bool({"bytes", "path"} & set(value)))
 
 
 @dataclass(frozen=True)
-class PictureTable:
-    """A table of pictures, most with captions. image, caption: names of its columns; caption may be None."""
+class ImageTable:
+    """A table of images, most with captions. image, caption: names of its columns; caption may be None."""
 
     table: Table
     image: str
@@ -88,20 +88,20 @@ class PictureTable:
     options: TableOptions
 
     def members(self, fields: Row) -> dict[str, bytes]:
-        """Return the members of the sample that is made of one row, as {suffix: bytes}: the picture; txt with the
+        """Return the members of the sample that is made of one row, as {suffix: bytes}: the image; txt with the
         captions, each a paragraph of one line; json with the other columns, if there are any.
 
-        If `fields` is itself a BadRow, it is raised. Raises BadRow, too, when the picture is missing or undecodable,
+        If `fields` is itself a BadRow, it is raised. Raises BadRow, too, when the image is missing or undecodable,
         when a caption is no text, or missing where they must not, and when a member is too long.
         """
         if isinstance(fields, BadRow):
             raise fields
-        picture, name = self.picture(fields)
+        encoded, name = self.encoded(fields)
         try:
-            suffix = read_header(picture, self.options.max_pixels).suffix
+            suffix = read_header(encoded, self.options.max_pixels).suffix
         except DataError as error:
-            raise BadRow("undecodable picture", f"{name}: {error}") from None
-        members = {suffix: picture}
+            raise BadRow("undecodable image", f"{name}: {error}") from None
+        members = {suffix: encoded}
         if captions := self._captions(fields):
             members["txt"] = checked_size("txt", "\n\n".join(captions).encode())
         used = {self.image, self.caption} if self.options.template is None else {self.image}  # a label stays a field
@@ -110,18 +110,18 @@ class PictureTable:
             members["json"] = json_bytes({each: fields[each] for each in others if not _has_bytes(fields[each])})
         return members
 
-    def picture(self, fields: Fields) -> tuple[bytes, str]:
-        """Return the bytes of the picture of a row, and its name for messages. Raises BadRow when there is none."""
+    def encoded(self, fields: Fields) -> tuple[bytes, str]:
+        """Return the bytes of the image of a row, and its name for messages. Raises BadRow when there is none."""
         if path := self.path(fields):
-            return content(Path(path), MAX_BYTES[PICTURES[0]]), path
+            return content(Path(path), MAX_BYTES[IMAGES[0]]), path
         value = fields.get(self.image)
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if not isinstance(data, bytes) or not data:
-            raise BadRow("no picture path", f"{self.image} = {value!r:.80}" if value else "")
-        return checked_size(PICTURES[0], data), self.image
+            raise BadRow("no image path", f"{self.image} = {value!r:.80}" if value else "")
+        return checked_size(IMAGES[0], data), self.image
 
     def path(self, fields: Fields) -> str | None:
-        """Return the path of the picture of a row; None when the row holds the picture itself, or nothing, and for a
+        """Return the path of the image of a row; None when the row holds the image itself, or nothing, and for a
         table from a URL, whose paths could be any on this disk. A name that Unicode holds to be equal is the name."""
         value = fields.get(self.image)
         if isinstance(value, Mapping):
@@ -158,16 +158,16 @@ class PictureTable:
         return lines
 
 
-def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
-    """Find the columns of pictures and captions of a table; None for a table without pictures. Raises ConfigError for a
-    missing column, and for pictures without captions if options.captioned."""
+def image_table(table: Table, options: TableOptions) -> ImageTable | None:
+    """Find the columns of images and captions of a table; None for a table without images. Raises ConfigError for a
+    missing column, and for images without captions if options.captioned."""
     named = options.checked(table).columns
-    image = picture_column(table, named)
+    image = image_column(table, named)
     if image is None:
         return None
     key = f"{options.prefix}columns"
     if len(named) > 2:
-        raise ConfigError(f"{key}=[{','.join(named)}]: '{image}' has pictures. Name it and one caption")
+        raise ConfigError(f"{key}=[{','.join(named)}]: '{image}' has images. Name it and one caption")
     known = CAPTION_FIELDS if options.template is None else LABEL_FIELDS
     caption = next((name for name in (named[1:] or known) if name in table.columns), None)
     label = next((name for name in LABEL_FIELDS[:4] if name in table.columns), None)
@@ -177,12 +177,12 @@ def picture_table(table: Table, options: TableOptions) -> PictureTable | None:
         where = "a .txt of the same name" if is_folder else ", ".join(known) if caption is None else caption
         hints = [] if is_folder else [f"{key}=[{image},…]"]
         hints += [f"{options.prefix}template='a photo of a {{}}' for captions of '{label}'"] if label else []
-        hints += ["task=labelled for classes"] if label else ["task=views for pictures alone"]
+        hints += ["task=labelled for classes"] if label else ["task=views for images alone"]
         raise ConfigError(
-            f"{table.path}: pictures in '{image}', no captions in {where}. "
+            f"{table.path}: images in '{image}', no captions in {where}. "
             f"Its columns are {', '.join(table.columns)}: set {', or '.join(hints)}"
         )
-    return PictureTable(table, image, caption, options)
+    return ImageTable(table, image, caption, options)
 
 
 # ---- members of samples ----------------------------------------------------------------------------------------------

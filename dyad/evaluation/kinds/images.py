@@ -1,4 +1,4 @@
-"""Data sets of pictures: retrieval, views, zero-shot classification."""
+"""Data sets of images: retrieval, views, zero-shot classification."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dyad.data.config import CaptionPer
 from dyad.data.shards.sources import parse_sources
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 from dyad.eval.tasks.prompts import read_task
-from dyad.eval.tasks.wds import PICTURES, read_wds
+from dyad.eval.tasks.wds import IMAGES, read_wds
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
 from dyad.train.eval_config import Truth
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dyad.data.shards.shards import Shards
     from dyad.eval.encode.encoder import Evaluator
     from dyad.eval.tasks.zero_shot import ZeroShot
-    from dyad.train.towers.models import ImageTextModel, PictureModel
+    from dyad.train.towers.models import ImageModel, ImageTextModel
 
 
 def images(
@@ -28,7 +28,7 @@ def images(
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
 ) -> SuiteKind:
     """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
-    name shards of pictures.
+    name shards of images.
 
     build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
     texts. named: function that returns what an entry names, in the syntax of data.train, and its key for messages.
@@ -56,10 +56,10 @@ def _retrieval(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 
 def _views(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
-    from dyad.data.image_text.views import view_pairs
+    from dyad.data.image_text.image_views import view_pairs
     from dyad.eval.tasks.image_text_retrieval import ViewRetrieval
 
-    config, model = inputs.config, cast("PictureModel", inputs.model)
+    config, model = inputs.config, cast("ImageModel", inputs.model)
     data, options = view_pairs(shards, model.image, config.data, config.seed), config.eval
     return ViewRetrieval(entry.name, entry.spec, data, recall_k=tuple(options.recall_k), index=options.index)
 
@@ -74,7 +74,7 @@ def _zero_shot(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 
 def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
     folder, config = read_wds(entry.path), inputs.config
-    keys = {"image_key": PICTURES, "captions": ["txt"], "caption_weights": None, "text_key": None}
+    keys = {"image_key": IMAGES, "captions": ["txt"], "caption_weights": None, "text_key": None}
     keys["caption_per"] = CaptionPer.line
     own = replace(config, data=replace(config.data, **keys), eval=replace(config.eval, truth=Truth.pairs))
     inputs = replace(inputs, config=own)
@@ -87,7 +87,7 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def _classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
-    """Make the evaluator of labelled pictures. label: the field with the class. classes: class name → its prompts."""
+    """Make the evaluator of labelled images. label: the field with the class. classes: class name → its prompts."""
     from dyad.data.image_text.items import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 

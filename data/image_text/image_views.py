@@ -1,7 +1,7 @@
-"""Two views of one picture as a training pair: the picture, augmented twice.
+"""Two views of one image as a training pair: the image, augmented twice.
 
 The view x is augmented as data.augment says, the view y as data.augment_y, each by random numbers of its own, which
-depend only on the seed, the epoch, the sample id and the view. Pictures of equal content have equal keys on both sides.
+depend only on the seed, the epoch, the sample id and the view. Images of equal content have equal keys on both sides.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from dyad.data.batch import Batch
 from dyad.data.config import BadSamples, DataConfig
 from dyad.data.image_text import transforms
 from dyad.data.image_text.dataset import image_spec
-from dyad.data.image_text.items import Pictures, RetrievalSet
+from dyad.data.image_text.items import Images, RetrievalSet
 from dyad.data.image_text.noise import Cropped, stacked
 from dyad.data.image_text.sample import ShardSample
 from dyad.data.image_text.transforms import ImageSpec
@@ -25,14 +25,14 @@ from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import Shards
 
 
-class PictureViews:
-    """The training data set of two views of each picture. A batch depends only on the seed, its positions (epoch,
+class ImageViews:
+    """The training data set of two views of each image. A batch depends only on the seed, its positions (epoch,
     sample id) and the shards."""
 
     def __init__(self, shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> None:
         """Set up the data set and check its first samples.
 
-        spec: preprocessing of the picture tower (encoder). seed: the seed of the run. Raises SampleError when all
+        spec: preprocessing of the image tower (encoder). seed: the seed of the run. Raises SampleError when all
         checked samples are unusable.
         """
         self.shards, self.config, self.seed = shards, config, seed
@@ -58,48 +58,48 @@ class PictureViews:
         return f"sample {row} of {index.path}"
 
     def _cropped(self, epoch: int, sample_id: int) -> tuple[int, int, Cropped, Cropped]:
-        """Return the sample id, the content key of its picture, and its two views before noise."""
+        """Return the sample id, the content key of its image, and its two views before noise."""
         sample, config = ShardSample.read(self.shards, sample_id), self.config
-        picture = sample.decoded(config.image_key, config.max_image_pixels)
-        x, y = (self.cropped(picture, epoch, sample_id, view) for view in range(2))
-        return sample_id, content_key(sample.picture(config.image_key)), x, y
+        image = sample.decoded(config.image_key, config.max_image_pixels)
+        x, y = (self.cropped(image, epoch, sample_id, view) for view in range(2))
+        return sample_id, content_key(sample.image(config.image_key)), x, y
 
-    def cropped(self, picture: Tensor, epoch: int, sample_id: int, view: int) -> Cropped:
-        """Return one view of a decoded picture, before noise. view: 0 for x, 1 for y."""
+    def cropped(self, image: Tensor, epoch: int, sample_id: int, view: int) -> Cropped:
+        """Return one view of a decoded image, before noise. view: 0 for x, 1 for y."""
         draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
-        return transforms.training_size(picture, self.spec, self.augments[view], draws), draws
+        return transforms.training_size(image, self.spec, self.augments[view], draws), draws
 
 
 @dataclass(frozen=True)
-class ViewItems(Pictures):
-    """One view of each of N pictures as inputs of a tower (encoder), with the random numbers of epoch 0.
+class ViewItems(Images):
+    """One view of each of N images as inputs of a tower (encoder), with the random numbers of epoch 0.
 
-    view: 0 for x, 1 for y. As pictures to look at, 0 … N - 1 are the views x and N … 2 N - 1 the views y.
+    view: 0 for x, 1 for y. As images to look at, 0 … N - 1 are the views x and N … 2 N - 1 the views y.
     """
 
-    views: PictureViews
+    views: ImageViews
     view: int
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the views of pictures start … stop - 1, uint8 (k, 3, S, S)."""
-        pictures = ((i, Pictures.decoded(self, i)) for i in range(start, min(stop, len(self))))
-        cropped = (self.views.cropped(picture, 0, i, self.view) for i, picture in pictures)
+        """Return the views of images start … stop - 1, uint8 (k, 3, S, S)."""
+        images = ((i, Images.decoded(self, i)) for i in range(start, min(stop, len(self))))
+        cropped = (self.views.cropped(image, 0, i, self.view) for i, image in images)
         views, noise = stacked(cropped, self.views.augments[self.view])
         return noise.added(views)
 
     def decoded(self, i: int) -> Tensor:
-        """Return picture i to look at, uint8 (3, S, S)."""
+        """Return image i to look at, uint8 (3, S, S)."""
         return replace(self, view=i // len(self)).block(i % len(self), i % len(self) + 1)[0]
 
 
 def view_pairs(shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> RetrievalSet:
-    """Build the set on which retrieval of the other view is evaluated: two views of all pictures in `shards`, x in the
-    place of the pictures and y in that of the texts.
+    """Build the set on which retrieval of the other view is evaluated: two views of all images in `shards`, x in the
+    place of the images and y in that of the texts.
 
-    Arguments as of `PictureViews`. Raises SampleError for a picture that cannot be used.
+    Arguments as of `ImageViews`. Raises SampleError for an image that cannot be used.
     """
-    views = PictureViews(shards, spec, replace(config, bad_samples=BadSamples.stop), seed)
-    pictures = (ShardSample.read(shards, i).picture(config.image_key) for i in range(len(shards)))
-    keys = np.array([content_key(picture) for picture in pictures], dtype=np.int64)
+    views = ImageViews(shards, spec, replace(config, bad_samples=BadSamples.stop), seed)
+    images = (ShardSample.read(shards, i).image(config.image_key) for i in range(len(shards)))
+    keys = np.array([content_key(image) for image in images], dtype=np.int64)
     x, y = (ViewItems(shards, views.spec, config, views, view) for view in range(2))
     return RetrievalSet(x, cast(Any, y), np.arange(len(keys)), keys, keys)

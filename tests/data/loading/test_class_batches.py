@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from dyad.data.base.errors import ConfigError, SampleError
 from dyad.data.batch import Batch, Noise
 from dyad.data.config import DataConfig
-from dyad.data.loading.classes import ClassNumbers, Labelled, RareOrder
+from dyad.data.loading.class_batches import ClassNumbers, Labelled, RareOrder
 from dyad.data.loading.order import local_rows
 
 NAMES = ["ant", "bee", "cat", "dog", "elk"]

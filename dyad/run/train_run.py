@@ -12,16 +12,12 @@ from dyad.data.config import Mode
 from dyad.data.loading.loader import worker_count
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.results.write import print_tables
-from dyad.run.classes import resolve_classes
-from dyad.run.components import build_parts
+from dyad.run.class_names import resolve_classes
+from dyad.run.components import build_components
 from dyad.run.evaluation import Evaluation
-from dyad.run.hardware import describe_hardware, explained_device_errors, resolve_precision
+from dyad.run.hardware import describe_hardware, explain_device_errors, resolve_precision
 from dyad.run.indexing import index_shares
-from dyad.run.resume import (
-    lock_and_find,
-    restore_parts,
-    verify_source,
-)
+from dyad.run.resume import lock_and_find, restore_components, verify_source
 from dyad.train.config import TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
@@ -33,12 +29,7 @@ from dyad.train.monitor.postmortem import record_allocations
 from dyad.train.monitor.profiler import traced
 from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.monitor.telemetry import Telemetry
-from dyad.train.run_folder.folder import (
-    all_keys,
-    recorded_activation,
-    recorded_caption_per,
-    run_folder,
-)
+from dyad.train.run_folder.folder import all_keys, recorded_activation, recorded_caption_per, run_folder
 from dyad.train.run_folder.ledger import Ledger
 from dyad.train.run_folder.run_state import RunState
 from dyad.train.run_folder.saving import CheckpointWriter
@@ -72,15 +63,15 @@ def train_run(world: World, config: TrainConfig) -> None:
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))
     index_shares(config, world)
     config = resolve_classes(config, world)
-    parts = build_parts(config, world)
-    check_same_config(world, {"data": parts.data.fingerprint})
+    components = build_components(config, world)
+    check_same_config(world, {"data": components.data.fingerprint})
     with ExitStack() as stack:
         # Where the run begins
         source = from_rank_0(world, lambda: lock_and_find(config, folder, stack))
         verify_source(source, world)
-        restored = raise_on_all(world, lambda: restore_parts(source, parts, config))
-        run = TrainingRun(config, world, folder, parts, source, restored)
-        plan = run.plan
+        restored = raise_on_all(world, lambda: restore_components(source, components, config))
+        run = TrainingRun(config, world, folder, components, source, restored)
+        schedule = run.schedule
 
         # What it writes; rank 0 alone
         hosts = gather_objects(socket.gethostname(), world)
@@ -88,48 +79,48 @@ def train_run(world: World, config: TrainConfig) -> None:
         log = logger.print
         for line in (*describe_hardware(config, world, requested_precision), *run.describe(), *run.begin_stream()):
             log(line)
-        run_state = stack.enter_context(RunState(folder, plan.first_step, plan.total_steps, world.rank, hosts))
+        run_state = stack.enter_context(RunState(folder, schedule.first_step, schedule.total_steps, world.rank, hosts))
         stop = stack.enter_context(StopRequest())
 
         def before_save() -> None:  # a resume must find the record of every step
             logger.flush()
             ledger.sync()
 
-        encoder = Encoder.of(config, parts.model, world, lambda: any_rank(stop.requested, world))
-        encoder = replace(encoder, weights=parts.step.average.applied)
-        evaluation = Evaluation(parts.evaluators, encoder, folder, plan.total_steps, config.eval.examples, log)
-        ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, plan.first_step, log))
+        encoder = Encoder.of(config, components.model, world, lambda: any_rank(stop.requested, world))
+        encoder = replace(encoder, weights=components.step.average.applied)
+        evaluation = Evaluation(components.evaluators, encoder, folder, schedule.total_steps, config.eval.examples, log)
+        ledger = stack.enter_context(Ledger(folder if world.rank == 0 else None, schedule.first_step, log))
         monitor = run.build_monitor(ledger, log)
-        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, plan, log))
+        writer = stack.enter_context(CheckpointWriter(folder, config.checkpoint.keep, before_save, schedule, log))
         best = run.build_best(writer, log)
         save = partial(run.save, writer, monitor, logger, best)
 
         # Train
         copy_timer = LocalTimer(world.device)
-        telemetry = Telemetry(parts.whole, config.precision, copy_timer, world)
+        telemetry = Telemetry(components.unsharded, config.precision, copy_timer, world)
         take_step = partial(
-            parts.step, stop_requested=lambda: stop.requested, logs=plan.logs, on_skip=monitor.record_skipped
+            components.step, stop_requested=lambda: stop.requested, logs=schedule.logs, on_skip=monitor.record_skipped
         )
         if config.profile:
             profile_args = (folder / "profile", world.rank, telemetry.once.update, log)
             take_step = stack.enter_context(traced(take_step, config.profile, *profile_args))
         if config.tracking.postmortem and world.device.type == "cuda":
             record_allocations(folder, world.rank)
-        stack.enter_context(report_failures(world, lambda: parts.step.stage))
-        stack.enter_context(explained_device_errors(config, world))
+        stack.enter_context(report_failures(world, lambda: components.step.stage))
+        stack.enter_context(explain_device_errors(config, world))
         patient = partial(patient_at_first, first=config.dist.seconds_to_start, later=config.dist.timeout)
-        monitor.verify(plan.first_step)
+        monitor.verify(schedule.first_step)
         if restored.batch_changed:
             run.renumber_checkpoints(save)
         status, step = fit(
-            plan,
+            schedule,
             run.batches(encoder, copy_timer, log),
             step=patient(take_step),
             monitor=monitor,
             diagnose=run.diagnose,
             evaluate=patient(evaluation),
             save=save,
-            should_stop=lambda: parts.step.stopping,
+            should_stop=lambda: components.step.stopping,
             logger=logger,
             telemetry=telemetry,
             is_best=best,

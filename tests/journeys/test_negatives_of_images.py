@@ -1,4 +1,4 @@
-"""Runs of pictures with hard negatives, texts and pictures, by command: shards and streams, one and two processes, what
+"""Runs of images with hard negatives, texts and images, by command: shards and streams, one and two processes, what
 is refused."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helpers.tiny_runs import SHARD, last_weights, losses, refused
 Tiny = Callable[[dict[str, Any]], list[str]]
 KEYS = {"data": "image_text", "data.captions": "[caption]", "data.negatives.fields": "[wrong]", "steps": 3}
 KEYS |= {"data.negatives.per_row": 2}
-PICTURES = {"data.negatives.pictures": 2, "data.negatives.picture_fields": "[neg0.webp,neg1.webp]"}
+IMAGES = {"data.negatives.pictures": 2, "data.negatives.picture_fields": "[neg0.webp,neg1.webp]"}
 
 
 @pytest.fixture
@@ -27,18 +27,18 @@ def shard(tmp_path: Path) -> Path:
 
 def with_negatives(path: Path, count: int | None = None) -> Path:
     """Write the first emoji to a shard; every third has no negatives, the others one or two captions of others, and as
-    many pictures of others."""
+    many images of others."""
     with tarfile.open(SHARD) as source, tarfile.open(path, "w") as out:
         members = [(m.name, source.extractfile(m).read()) for m in source][: count and 2 * count]  # type: ignore[union-attr]
         captions = [caption_of(data) for name, data in members if name.endswith(".json")]
-        pictures = [data for name, data in members if not name.endswith(".json")]
+        images = [data for name, data in members if not name.endswith(".json")]
         number = 0
         for name, data in members:
             files = {name: data}
             if name.endswith(".json"):
                 others = [(number + far) % len(captions) for far in (7, 31)][: number % 3]
                 files[name] = json.dumps({**json.loads(data), "wrong": [captions[i] for i in others]}).encode()
-                files |= {name.replace(".json", f".neg{k}.webp"): pictures[i] for k, i in enumerate(others)}
+                files |= {name.replace(".json", f".neg{k}.webp"): images[i] for k, i in enumerate(others)}
                 number += 1
             for own, content in files.items():
                 info = tarfile.TarInfo(own)
@@ -55,8 +55,8 @@ def caption_of(data: bytes) -> str:
 def test_one_and_two_processes_agree_and_chunks_change_nothing(
     commands: Commands, tiny: Tiny, shard: Path, tmp_path: Path
 ) -> None:
-    """With wrong texts and pictures; stopped after a step, too. Each kind of them adds candidates."""
-    keys = {**KEYS, **PICTURES, "data.train": shard, "optim.schedule": "const"}
+    """With wrong texts and images; stopped after a step, too. Each kind of them adds candidates."""
+    keys = {**KEYS, **IMAGES, "data.train": shard, "optim.schedule": "const"}
     alone = commands.run(*tiny({**keys, "run.name": "alone"}))
     assert alone.code == 0, alone.out
     two = commands.world(2, *tiny({**keys, "run.name": "two", "chunk_size": 8, "data.workers": 1}))
@@ -77,7 +77,7 @@ def test_one_and_two_processes_agree_and_chunks_change_nothing(
 
 def test_streams_and_estimators_take_them(commands: Commands, tiny: Tiny, shard: Path, tmp_path: Path) -> None:
     for name, more in {"stream": {"data.mode": "stream"}, "sogclr": {"objective": "sogclr"}}.items():
-        done = commands.run(*tiny({**KEYS, **PICTURES, "data.train": shard, "run.name": name, **more}))
+        done = commands.run(*tiny({**KEYS, **IMAGES, "data.train": shard, "run.name": name, **more}))
         assert done.code == 0, done.out
         assert len(losses(tmp_path / "runs" / name)) == 3
 
@@ -90,11 +90,11 @@ def test_what_cannot_be_leaves_no_run_folder(commands: Commands, tiny: Tiny, sha
         ({"data.negatives.fields": "[wrongs]"}, ("data.negatives.per_row", "data.negatives.fields")),
         (mined, ("data.negatives.lists", "data.negatives.file")),
         ({**mined, "data.negatives.refresh_every": 5}, ("data.negatives.refresh_every=5", "task=question_passage")),
-        ({**PICTURES, "objective": "info_nce"}, ("objective.directions=x", "clip", "data.negatives.pictures=0")),
-        ({**PICTURES, "objective": "nce"}, ("objective=nce", "clip", "data.negatives.pictures=0")),
-        ({**PICTURES, "data.negatives.picture_fields": "[neg.jpg]"}, ("data.negatives.pictures", "mine=pictures")),
+        ({**IMAGES, "objective": "info_nce"}, ("objective.directions=x", "clip", "data.negatives.pictures=0")),
+        ({**IMAGES, "objective": "nce"}, ("objective=nce", "clip", "data.negatives.pictures=0")),
+        ({**IMAGES, "data.negatives.picture_fields": "[neg.jpg]"}, ("data.negatives.pictures", "mine=pictures")),
         (
-            {**PICTURES, **mined, "data.negatives.per_row": 0, "data.negatives.picture_file": "none.jsonl"},
+            {**IMAGES, **mined, "data.negatives.per_row": 0, "data.negatives.picture_file": "none.jsonl"},
             ("data.negatives.picture_file=none.jsonl", "mine=pictures"),
         ),
     ):

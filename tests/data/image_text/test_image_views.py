@@ -1,4 +1,4 @@
-"""Two views of each picture: what they depend on, what equal pictures have in common, and bad pictures."""
+"""Two views of each image: what they depend on, what equal images have in common, and bad images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.shards import opened, picture, write_tar
+from helpers.shards import image, opened, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError, SampleError
 from dyad.data.batch import Batch
 from dyad.data.config import AugmentConfig, BadSamples, DataConfig
+from dyad.data.image_text.image_views import ImageViews, view_pairs
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.views import PictureViews, view_pairs
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 
@@ -24,8 +24,8 @@ SPEC = ImageSpec(32, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 STRONG = AugmentConfig(crop_scale=[0.2, 1], flip=0.5, jitter=[0.8, 0.8, 0.8, 0.2], grey=0.2, blur=0.5, solarise=0.1)
 
 
-def views(path: Path = EMOJI, seed: int = 0, **config: Any) -> PictureViews:
-    return PictureViews(opened(path), SPEC, DataConfig(**{"augment": STRONG, **config}), seed)
+def views(path: Path = EMOJI, seed: int = 0, **config: Any) -> ImageViews:
+    return ImageViews(opened(path), SPEC, DataConfig(**{"augment": STRONG, **config}), seed)
 
 
 def same(a: Batch, b: Batch) -> bool:
@@ -92,23 +92,23 @@ def test_the_second_view_has_options_of_its_own() -> None:
         AugmentConfig(jitter=[0.1, 0.1, 0.1, 0.6])
 
 
-def test_equal_pictures_have_equal_keys_and_views_of_their_own(tmp_path: Path) -> None:
-    drawn = [picture(n, (40, 40)) for n in (1, 1, 2)]
+def test_equal_images_have_equal_keys_and_views_of_their_own(tmp_path: Path) -> None:
+    drawn = [image(n, (40, 40)) for n in (1, 1, 2)]
     write_tar(tmp_path / "a.tar", [(f"{i}.png", data) for i, data in enumerate(drawn)])
     batch = views(tmp_path / "a.tar").__getitems__([(0, i) for i in range(3)]).with_noise()
     assert batch.x_keys[0] == batch.x_keys[1] != batch.x_keys[2]
     assert not torch.equal(batch.x[0], batch.x[1])
 
 
-def test_bad_pictures_are_replaced_or_stop_the_run(tmp_path: Path) -> None:
-    good = [(f"{i}.png", picture(i, (40, 40))) for i in range(5)]
-    write_tar(tmp_path / "a.tar", [*good, ("5.png", b"no picture"), ("6.png", b"")])
+def test_bad_images_are_replaced_or_stop_the_run(tmp_path: Path) -> None:
+    good = [(f"{i}.png", image(i, (40, 40))) for i in range(5)]
+    write_tar(tmp_path / "a.tar", [*good, ("5.png", b"no image"), ("6.png", b"")])
     batch = views(tmp_path / "a.tar").__getitems__([(0, i) for i in range(7)]).with_noise()
     assert len(batch) == 7 and {b.id for b in batch.bad} >= {5, 6}
     assert Counter(batch.sample_ids.tolist())[0] >= 1 and not {5, 6} & {*batch.sample_ids.tolist()}
     with raises(SampleError, "'5'"):
         views(tmp_path / "a.tar", bad_samples=BadSamples.stop).__getitems__([(0, 5)]).with_noise()
-    write_tar(tmp_path / "b.tar", [("5.png", b"no picture")])
+    write_tar(tmp_path / "b.tar", [("5.png", b"no image")])
     with raises(DataError, "'5'"):
         views(tmp_path / "b.tar")
 

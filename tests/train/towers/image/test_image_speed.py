@@ -1,4 +1,4 @@
-"""What makes picture towers fast: pixels normalised in one pass, memory formats, patches dropped where they are."""
+"""What makes image towers fast: pixels normalised in one pass, memory formats, patches dropped where they are."""
 
 import copy
 import json
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.step import same_bits, snapshot, train_step
-from helpers.towers import ARCHITECTURES, VIT, config_file, pictures, timm_tower, with_image
+from helpers.towers import ARCHITECTURES, VIT, config_file, random_images, timm_tower, with_image
 from open_clip.transformer import PatchDropout as TheirPatchDropout
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -69,7 +69,7 @@ def test_other_ways_to_normalise_round_once(kernel: str) -> None:
 
 
 def test_float32_has_the_bits_that_it_always_had() -> None:
-    pixels = pictures(70, 128)
+    pixels = random_images(70, 128)
     mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (MEAN, STD))
     found = NormalizePixels(ImageSpec(128, MEAN, STD))(pixels)
     assert torch.equal(found, ((pixels.float() / 255) - mean) / std)
@@ -107,7 +107,7 @@ def test_convolutions_are_channels_last_off_the_cpu(kind: str, convolves: bool, 
 def test_pixels_of_a_cpu_are_channels_last_in_fp32(kind: str, last: bool, tmp_path: Path) -> None:
     """Where there are convolutions and no batch norms; embeddings and gradients stay what they were, to rounding."""
     tower = build_image_text(images(kind, tmp_path)).towers.x_tower.eval()
-    prepare, pixels = tower.prepare, pictures(6, 32)
+    prepare, pixels = tower.prepare, random_images(6, 32)
     assert isinstance(prepare, NormalizePixels)
     assert prepare(pixels).is_contiguous(memory_format=torch.channels_last) == last
     with torch.autocast("cpu", torch.bfloat16):
@@ -149,7 +149,7 @@ def test_dropped_patches_are_dropped_again_in_the_second_pass(tmp_path: Path) ->
         trunk: Any = model.towers.x_tower.trunk
         assert type(trunk.patch_dropout) is PatchDropout
         ids = torch.arange(16)
-        batch = Batch(pictures(16, 32), model.tokenize(["a cat", "dogs"] * 8), ids, ids, ids)
+        batch = Batch(random_images(16, 32), model.tokenize(["a cat", "dogs"] * 8), ids, ids, ids)
         step = train_step(model.towers, 16, chunk_size=4, keep_graphs=keep_graphs)
         step(batch, 0)
         found.append(snapshot(step))

@@ -1,4 +1,4 @@
-"""Hard negatives of pictures: texts of json fields or of a mined file, pictures of members or of one; by the seed."""
+"""Hard negatives of images: texts of json fields or of a mined file, images of members or of one; by the seed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.messages import raises
-from helpers.shards import picture, write_tar
+from helpers.shards import image, write_tar
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from dyad.data.config import AugmentConfig, DataConfig, NegativeList, NegativesC
 from dyad.data.image_text.dataset import ImageText, PairMaker
 from dyad.data.image_text.negatives import MinedTexts
 from dyad.data.image_text.transforms import ImageSpec
-from dyad.data.image_text.wrong_pictures import MinedPictures
+from dyad.data.image_text.wrong_images import MinedImages
 from dyad.data.shards.content_keys import content_key, key_name
 from dyad.data.shards.shards import Shards, open_shards
 from dyad.data.shards.sources import parse_sources
@@ -43,10 +43,10 @@ def shards(tmp_path: Path) -> Shards:
 
 
 def written(folder: Path, samples: list[dict[str, Any]], wrong: dict[int, list[bytes]] | None = None) -> Shards:
-    """wrong: number of a sample → the pictures of its members neg0.png, neg1.png, …"""
+    """wrong: number of a sample → the images of its members neg0.png, neg1.png, …"""
     members = []
     for n, of_json in enumerate(samples):
-        members += [(f"{n:03d}.png", picture(n)), (f"{n:03d}.json", json.dumps(of_json).encode())]
+        members += [(f"{n:03d}.png", image(n)), (f"{n:03d}.json", json.dumps(of_json).encode())]
         members += [(f"{n:03d}.neg{k}.png", encoded) for k, encoded in enumerate((wrong or {}).get(n, []))]
     return open_shards(parse_sources(str(write_tar(folder / "a.tar", members))), workers=0)
 
@@ -57,7 +57,7 @@ def dataset(shards: Shards, seed: int = 0, mined: MinedTexts | None = None, **ne
 
 
 def mined_file(folder: Path, lines: dict[int, list[str]]) -> Path:
-    rows = [{"query_id": key_name(content_key(picture(n))), "negatives": texts} for n, texts in lines.items()]
+    rows = [{"query_id": key_name(content_key(image(n))), "negatives": texts} for n, texts in lines.items()]
     (folder / "mined.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "mined.jsonl"
 
@@ -82,13 +82,13 @@ def test_a_batch_has_the_negatives_of_its_rows(shards: Shards) -> None:
 
 
 def test_negatives_leave_the_other_draws_alone(shards: Shards) -> None:
-    """The caption and the noise of a picture are those of a run without negatives, which has no further items."""
+    """The caption and the noise of an image are those of a run without negatives, which has no further items."""
     plain, more = (dataset(shards, per_row=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
     assert plain.extra is None and torch.equal(plain.x, more.x) and torch.equal(plain.y, more.y)
     assert (plain.x_noise is None) == (more.x_noise is None)
 
 
-def test_mined_texts_are_found_by_the_content_of_the_picture(shards: Shards, tmp_path: Path) -> None:
+def test_mined_texts_are_found_by_the_content_of_the_image(shards: Shards, tmp_path: Path) -> None:
     path = mined_file(tmp_path, {2: ["tree", "own 2"], 0: ["sun"]})
     first_mined = mined_dataset(shards, path, [NegativeList.mined, NegativeList.hard_negatives])
     extra = first_mined.__getitems__([(0, 0), (0, 2), (0, 3)]).extra
@@ -114,15 +114,15 @@ def test_a_file_of_other_lines_is_refused(line: str, tmp_path: Path) -> None:
         MinedTexts(str(path))
 
 
-def test_a_repeated_picture_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_image_is_refused(tmp_path: Path) -> None:
     path = mined_file(tmp_path, {1: ["x"]})
     path.write_text(path.read_text() * 2)
     with raises(DataError, f"{path}: line 2", f"{path}: line 1"):
         MinedTexts(str(path))
 
 
-def test_a_file_mined_of_other_pictures_is_refused(shards: Shards, tmp_path: Path) -> None:
-    """A picture without a negative may be in it, so a strict mining is no other data."""
+def test_a_file_mined_of_other_images_is_refused(shards: Shards, tmp_path: Path) -> None:
+    """An image without a negative may be in it, so a strict mining is no other data."""
     mined = [NegativeList.mined]
     mined_dataset(shards, mined_file(tmp_path, {1: []}), mined)
     with raises(ConfigError, "data.negatives.per_row", "data.negatives.fields"):
@@ -153,18 +153,18 @@ def test_a_file_that_nothing_draws_from_is_refused(file: str, count: str) -> Non
     assert getattr(NegativesConfig(**mined), file) == "a"
 
 
-# Pictures -------------------------------------------------------------------------------------------------------------
+# Images -------------------------------------------------------------------------------------------------------------
 
-WRONG_PICTURES = {0: [picture(7), picture(8)], 2: [picture(9)], 3: [picture(3), picture(8), picture(8)]}
+WRONG_IMAGES = {0: [image(7), image(8)], 2: [image(9)], 3: [image(3), image(8), image(8)]}
 NAMES = ["neg0.png", "neg1.png", "neg2.png"]
 
 
 @pytest.fixture
-def with_pictures(tmp_path: Path) -> Shards:
-    return written(tmp_path, [{"caption": f"own {n}", "more": f"more {n}"} for n in range(4)], WRONG_PICTURES)
+def with_images(tmp_path: Path) -> Shards:
+    return written(tmp_path, [{"caption": f"own {n}", "more": f"more {n}"} for n in range(4)], WRONG_IMAGES)
 
 
-def picture_dataset(shards: Shards, mined: MinedPictures | None = None, **negatives: Any) -> ImageText:
+def image_dataset(shards: Shards, mined: MinedImages | None = None, **negatives: Any) -> ImageText:
     own = NegativesConfig(**{"pictures": 2, "picture_fields": NAMES, **negatives})
     augment = AugmentConfig(crop_scale=[0.3, 1.0], gain=[0.5, 1.0])
     config = DataConfig(captions=["caption"], negatives=own, augment=augment)
@@ -177,11 +177,11 @@ def drawn(data: ImageText, *positions: tuple[int, int]) -> ExtraX:
     return extra_x
 
 
-def test_a_batch_has_the_wrong_pictures_of_its_rows(with_pictures: Shards) -> None:
-    """At most so many each; none twice, never the own picture. All that is random depends on seed, epoch and sample."""
-    data = picture_dataset(with_pictures)
+def test_a_batch_has_the_wrong_images_of_its_rows(with_images: Shards) -> None:
+    """At most so many each; none twice, never the own image. All that is random depends on seed, epoch and sample."""
+    data = image_dataset(with_images)
     extra = drawn(data, (0, 3), (0, 1), (0, 0), (5, 2))
-    own, keys = [content_key(picture(n)) for n in range(10)], extra.keys.tolist()
+    own, keys = [content_key(image(n)) for n in range(10)], extra.keys.tolist()
     assert extra.row.tolist() == [0, 2, 2, 3]
     assert keys[0] == own[8] and {*keys[1:3]} == {own[7], own[8]} and keys[3] == own[9]
     noisy = extra.with_noise()
@@ -194,30 +194,30 @@ def test_a_batch_has_the_wrong_pictures_of_its_rows(with_pictures: Shards) -> No
     assert {tuple(each) for each in of_row} == {(own[7], own[8]), (own[8], own[7])}
 
 
-def test_wrong_pictures_leave_the_other_draws_alone(with_pictures: Shards) -> None:
-    plain, more = (picture_dataset(with_pictures, pictures=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
+def test_wrong_images_leave_the_other_draws_alone(with_images: Shards) -> None:
+    plain, more = (image_dataset(with_images, pictures=n).__getitems__([(0, 0), (1, 3)]) for n in (0, 2))
     assert plain.extra_x is None and plain.extra is more.extra is None
     assert torch.equal(plain.with_noise().x, more.with_noise().x) and torch.equal(plain.y, more.y)
 
 
-def test_a_batch_without_any_wrong_picture_has_none(with_pictures: Shards) -> None:
-    extra = drawn(picture_dataset(with_pictures), (0, 1), (1, 1)).with_noise()
+def test_a_batch_without_any_wrong_image_has_none(with_images: Shards) -> None:
+    extra = drawn(image_dataset(with_images), (0, 1), (1, 1)).with_noise()
     assert extra.x.shape == (0, 3, 8, 8) and extra.row.shape == extra.keys.shape == (0,)
 
 
-def test_mined_pictures_are_found_by_the_content_of_the_caption(with_pictures: Shards, tmp_path: Path) -> None:
-    own = [content_key(picture(n)) for n in range(4)]
-    path = mined_pictures(tmp_path, {"own 0": [own[2], own[0], own[3]], "own 1": []})
-    mined = MinedPictures(str(path), with_pictures, DataConfig())
+def test_mined_pictures_are_found_by_the_content_of_the_caption(with_images: Shards, tmp_path: Path) -> None:
+    own = [content_key(image(n)) for n in range(4)]
+    path = mined_images(tmp_path, {"own 0": [own[2], own[0], own[3]], "own 1": []})
+    mined = MinedImages(str(path), with_images, DataConfig())
     lists = [NegativeList.mined, NegativeList.hard_negatives]
-    extra = drawn(picture_dataset(with_pictures, mined, picture_file=str(path), lists=lists), (0, 0), (0, 1), (0, 2))
+    extra = drawn(image_dataset(with_images, mined, picture_file=str(path), lists=lists), (0, 0), (0, 1), (0, 2))
     assert extra.row.tolist() == [0, 0, 2] and {*extra.keys[:2].tolist()} == {own[2], own[3]}
-    assert extra.keys[2] == content_key(picture(9))  # it was not mined
-    only = picture_dataset(with_pictures, mined, picture_file=str(path), lists=lists[:1])
+    assert extra.keys[2] == content_key(image(9))  # it was not mined
+    only = image_dataset(with_images, mined, picture_file=str(path), lists=lists[:1])
     assert drawn(pickle.loads(pickle.dumps(only)), (0, 0), (0, 2)).row.tolist() == [0, 0]
 
 
-def mined_pictures(folder: Path, lines: dict[str, list[int]]) -> Path:
+def mined_images(folder: Path, lines: dict[str, list[int]]) -> Path:
     rows = [
         {"query_id": key_name(content_key(text.encode())), "negatives": [key_name(key) for key in keys]}
         for text, keys in lines.items()
@@ -226,25 +226,25 @@ def mined_pictures(folder: Path, lines: dict[str, list[int]]) -> Path:
     return folder / "mined.jsonl"
 
 
-def test_a_file_mined_of_pictures_that_are_not_there_is_refused(with_pictures: Shards, tmp_path: Path) -> None:
-    path = mined_pictures(tmp_path, {"own 0": [content_key(picture(9))]})  # a member, no picture of a sample
-    mined = MinedPictures(str(path), with_pictures, DataConfig())
-    with raises(DataError, f"data.negatives.picture_file={path}", key_name(content_key(picture(9))), "mine=pictures"):
-        picture_dataset(with_pictures, mined, picture_file=str(path), lists=[NegativeList.mined])
+def test_a_file_mined_of_images_that_are_not_there_is_refused(with_images: Shards, tmp_path: Path) -> None:
+    path = mined_images(tmp_path, {"own 0": [content_key(image(9))]})  # a member, no image of a sample
+    mined = MinedImages(str(path), with_images, DataConfig())
+    with raises(DataError, f"data.negatives.picture_file={path}", key_name(content_key(image(9))), "mine=pictures"):
+        image_dataset(with_images, mined, picture_file=str(path), lists=[NegativeList.mined])
     texts = mined_file(tmp_path, {1: ["a text"]})
     with raises(DataError, f"{texts}: line 1"):
-        MinedPictures(str(texts), with_pictures, DataConfig())
+        MinedImages(str(texts), with_images, DataConfig())
 
 
-def test_data_without_any_wrong_picture_are_refused(with_pictures: Shards) -> None:
+def test_data_without_any_wrong_image_are_refused(with_images: Shards) -> None:
     with raises(ConfigError, "data.negatives.pictures", "data.negatives.picture_fields", "mine=pictures"):
-        picture_dataset(with_pictures, picture_fields=["negative.png"])
+        image_dataset(with_images, picture_fields=["negative.png"])
     with raises(ConfigError, "data.negatives.lists", "data.negatives.picture_file"):
-        picture_dataset(with_pictures, lists=[NegativeList.mined])
+        image_dataset(with_images, lists=[NegativeList.mined])
 
 
-def test_a_wrong_picture_that_is_none_makes_a_bad_sample(tmp_path: Path) -> None:
+def test_a_wrong_image_that_is_none_makes_a_bad_sample(tmp_path: Path) -> None:
     samples = [{"caption": f"own {n}"} for n in range(4)]
-    shards = written(tmp_path, samples, {0: [picture(7)], 1: [b"no picture"]})
-    batch = picture_dataset(shards).__getitems__([(0, 0), (0, 1)])
+    shards = written(tmp_path, samples, {0: [image(7)], 1: [b"no image"]})
+    batch = image_dataset(shards).__getitems__([(0, 0), (0, 1)])
     assert {one.key for one in batch.bad} == {"001"} and "no sound" in batch.bad[0].reason

@@ -1,4 +1,4 @@
-"""Pictures that are wrong for a caption: members of its sample, such as a.negative.jpg beside a.jpg, or pictures of
+"""Images that are wrong for a caption: members of its sample, such as a.negative.jpg beside a.jpg, or images of
 other samples that `python -m eval.mine mine=pictures` found, named by their content keys.
 
 They are drawn, cropped and augmented by random numbers of the row that draws them.
@@ -28,26 +28,26 @@ from dyad.data.shards.content_keys import Int64s, content_key, key_name, key_of_
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.shards import Shards
 
-Drawn = Sequence[tuple[Cropped, int]]  # pictures before noise, with their content keys
+Drawn = Sequence[tuple[Cropped, int]]  # images before noise, with their content keys
 
 
-class WrongPicture(NamedTuple):
-    """A picture that is wrong for a caption: its content key, and what decodes it, uint8 (3, H, W)."""
+class WrongImage(NamedTuple):
+    """An image that is wrong for a caption: its content key, and what decodes it, uint8 (3, H, W)."""
 
     key: int
     decoded: Callable[[], Tensor]
 
 
-class MinedPictures(Mined):
-    """The mined pictures of each caption. They are pictures of the training data."""
+class MinedImages(Mined):
+    """The mined images of each caption. They are images of the training data."""
 
     key = "data.negatives.picture_file"
-    line = '{"query_id": content key of a caption, "negatives": [content keys of pictures]}'
+    line = '{"query_id": content key of a caption, "negatives": [content keys of images]}'
 
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined pictures of `shards`. Errors as of Mined.
+        """Open the file `path` of mined images of `shards`. Errors as of Mined.
 
-        The first call for some shards reads all of their pictures to find them by their content, and stores where they
+        The first call for some shards reads all of their images to find them by their content, and stores where they
         are.
         """
         super().__init__(path)
@@ -60,57 +60,57 @@ class MinedPictures(Mined):
     def is_negative(value: object) -> bool:
         return key_of_name(value) is not None
 
-    def pictures(self, text: str) -> list[WrongPicture]:
-        """Return the mined pictures of a caption, best ranked first; none if it has no line."""
+    def images(self, text: str) -> list[WrongImage]:
+        """Return the mined images of a caption, best ranked first; none if it has no line."""
         keys = (key_of_name(name) or 0 for name in self.negatives(content_key(text.encode())))
-        return [WrongPicture(key, partial(self._decoded, key)) for key in keys]
+        return [WrongImage(key, partial(self._decoded, key)) for key in keys]
 
     def _decoded(self, key: int) -> Tensor:
-        """Decode the picture with this content key. Raises DataError where no sample of the data has it."""
+        """Decode the image with this content key. Raises DataError where no sample of the data has it."""
         if (sample_id := place_of(key, self._samples)) is None:
-            problem = f"{self.key}={self.path}: no sample of data.train has its picture {key_name(key)}"
+            problem = f"{self.key}={self.path}: no sample of data.train has its image {key_name(key)}"
             raise DataError(f"{problem}. Mine these data: python -m eval.mine run=… mine=pictures")
         found = ShardSample.read(self._shards, sample_id)
         return found.decoded(self._config.image_key, self._config.max_image_pixels)
 
 
 @dataclass(frozen=True)
-class WrongPictures:
-    """Draws the pictures that are wrong for the caption of a row, and makes them further items of a batch."""
+class WrongImages:
+    """Draws the images that are wrong for the caption of a row, and makes them further items of a batch."""
 
     spec: ImageSpec
     config: DataConfig
-    mined: MinedPictures | None
+    mined: MinedImages | None
 
     @property
     def draws(self) -> int:
-        """How many random numbers a row takes: one to choose each picture, and DRAWS for its augmentation."""
+        """How many random numbers a row takes: one to choose each image, and DRAWS for its augmentation."""
         return self.config.negatives.pictures * (1 + DRAWS)
 
     def drawn(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Drawn:
-        """Draw pictures that are wrong for the caption `text` of a sample, at most data.negatives.pictures.
+        """Draw images that are wrong for the caption `text` of a sample, at most data.negatives.pictures.
 
-        x_key: content key of the sample's own picture, which is never drawn; no other is drawn twice. draws: random
-        numbers in [0, 1). Raises SampleError for a picture that cannot be decoded.
+        x_key: content key of the sample's own image, which is never drawn; no other is drawn twice. draws: random
+        numbers in [0, 1). Raises SampleError for an image that cannot be decoded.
         """
-        which, of_pictures = np.split(draws, [self.config.negatives.pictures])
+        which, of_images = np.split(draws, [self.config.negatives.pictures])
         size = partial(training_size, spec=self.spec, augment=self.config.augment)
-        each = zip(self._chosen(own, text, x_key, which), of_pictures.reshape(-1, DRAWS), strict=False)
-        return tuple(((size(picture.decoded(), draws=crop), crop), picture.key) for picture, crop in each)
+        each = zip(self._chosen(own, text, x_key, which), of_images.reshape(-1, DRAWS), strict=False)
+        return tuple(((size(image.decoded(), draws=crop), crop), image.key) for image, crop in each)
 
     def any_for(self, own: ShardSample, texts: Iterable[str], x_key: int) -> bool:
-        """Whether a caption in `texts` of a sample has wrong pictures, or was mined, with what result ever. One picture
+        """Whether a caption in `texts` of a sample has wrong images, or was mined, with what result ever. One image
         is decoded. Errors as of `drawn`."""
         for text in texts:
-            for picture in self._chosen(own, text, x_key, np.zeros(1)):
-                picture.decoded()
+            for image in self._chosen(own, text, x_key, np.zeros(1)):
+                image.decoded()
                 return True
             if self.mined and content_key(text.encode()) in self.mined:
                 return True
         return False
 
     def extra(self, x: Tensor, noise: Noise, drawn: Sequence[Drawn]) -> ExtraX:
-        """Return the wrong pictures of all rows of a batch as its further items. x, noise: of the batch."""
+        """Return the wrong images of all rows of a batch as its further items. x, noise: of the batch."""
         row = torch.tensor([row for row, own in enumerate(drawn) for _ in own], dtype=torch.int64)
         keys = torch.tensor([key for own in drawn for _, key in own], dtype=torch.int64)
         if not len(row):
@@ -118,29 +118,29 @@ class WrongPictures:
         more, more_noise = stacked((cropped for own in drawn for cropped, _ in own), self.config.augment)
         return ExtraX(more, row, keys, more_noise)
 
-    def _chosen(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Iterable[WrongPicture]:
-        """Draw at most one picture for each random number, from the first list in data.negatives.lists that has any."""
+    def _chosen(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Iterable[WrongImage]:
+        """Draw at most one image for each random number, from the first list in data.negatives.lists that has any."""
         if not len(draws):
             return ()
         names, most = self.config.negatives.picture_fields, self.config.max_image_pixels
         lists = {
             NegativeList.hard_negatives: lambda: [
-                WrongPicture(content_key(own.members[name]), partial(own.decoded, name, most))
+                WrongImage(content_key(own.members[name]), partial(own.decoded, name, most))
                 for name in names
                 if name in own.members
             ],
-            NegativeList.mined: lambda: self.mined.pictures(text) if self.mined else [],
+            NegativeList.mined: lambda: self.mined.images(text) if self.mined else [],
         }
         found = next((f for name in self.config.negatives.lists if name in lists and (f := lists[name]())), ())
-        return (found[i] for i in sample(distinct([picture.key for picture in found], {x_key}), draws))
+        return (found[i] for i in sample(distinct([image.key for image in found], {x_key}), draws))
 
 
 def _samples_by_key(shards: Shards, config: DataConfig) -> Int64s:
-    """Return the content keys of all pictures, ascending, and the first sample of each, (2, n). Reads all samples."""
+    """Return the content keys of all images, ascending, and the first sample of each, (2, n). Reads all samples."""
     found: dict[int, int] = {}
-    for i in tracked(range(len(shards)), "Content keys of pictures", len(shards)):
+    for i in tracked(range(len(shards)), "Content keys of images", len(shards)):
         try:
-            found.setdefault(content_key(ShardSample.read(shards, i).picture(config.image_key)), i)
+            found.setdefault(content_key(ShardSample.read(shards, i).image(config.image_key)), i)
         except SampleError:  # training replaces it
             continue
     return sorted_table(found)

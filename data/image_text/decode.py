@@ -1,0 +1,48 @@
+"""Decodes images: from the bytes of a JPEG, PNG or WebP file to its pixels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dyad.data.image_text.image_files import JPEG_MAGIC, check_size, opened_image, refuse_many_scans
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def decode(data: bytes, max_pixels: int) -> Tensor:
+    """Decode a JPEG, PNG or WebP image to uint8 (3, H, W), H its height and W its width.
+
+    Transparent areas become white; of an animation the first frame is decoded. Raises DataError with the reason for
+    damaged or other data, for more than `max_pixels` pixels, and for too many scans. Pixels and scans are counted
+    before anything is decoded.
+    """
+    refuse_many_scans(data)
+    if data[:3] == JPEG_MAGIC:
+        import simplejpeg  # towers and noise, which need this file too, do without it
+
+        try:
+            height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+            check_size(int(width), int(height), max_pixels, "data.max_image_pixels")
+            if colours in ("RGB", "YCbCr", "Gray"):
+                return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
+        except ValueError:
+            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
+    with opened_image(data, max_pixels, "data.max_image_pixels") as image:
+        return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
+
+
+def to_rgb(image: Image) -> Image:
+    """Convert an image to RGB, drawn on white where it is transparent."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image if image.mode == "RGB" else image.convert("RGB")

@@ -1,0 +1,23 @@
+"""The random numbers of dropout and the like, equal in both passes of a step and in a resumed run."""
+
+import hashlib
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
+    """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
+
+    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
+    generators are restored.
+    """
+    seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        # torch.manual_seed would also format a stack trace for each kind of device that is not in use
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+        yield
