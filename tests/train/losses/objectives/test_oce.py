@@ -263,7 +263,7 @@ def test_the_first_visit_of_cvar_has_its_whole_gradient(b: int, pair_loss: str) 
     close(got, whole)
     some = build("coce", divergence="cvar", nu="state", num_samples=9, pair_loss=pair_loss, margin=0.4)
     some(x[:2], y[:2], torch.tensor([0, 1]))
-    nu = some.memory.gathered(x.device)["nu_x"][:b]
+    nu = some.sample_state.gathered(x.device)["nu_x"][:b]
     loss, tau = some(x, y, torch.arange(b)).loss, torch.tensor(0.5, dtype=torch.float64)
     kind: dict[str, Any] = dict(divergence="cvar", pair_loss=pair_loss)
     new = [i for i in range(b) if nu[i].isnan()]
