@@ -147,7 +147,7 @@ def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData
 
 
 def _language_model(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    model.tokenize.check(config.data.question.length, config.data.passage.length)
+    model.tokenize.check(config.data.passage.length)
     return _of_questions(config, model, PromptAnswers)[1]
 
 

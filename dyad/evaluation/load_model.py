@@ -37,6 +37,7 @@ model= is one of, each with the weights, prompts and lengths that it brings:
   hf:NAME                       a CLIP or SigLIP of transformers, or an encoder: mean of the states of 32 and 128
                                 tokens, cosine
   dpr:FOLDER                    two encoders, question_encoder/ and ctx_encoder/, such as an export of format=dpr
+  lm:NAME                       a causal language model of transformers, a folder or published, which scores answers
   FOLDER                        a run, a checkpoint, or a folder of one of these kinds, such as an export
   RUN@best                      the best checkpoint of a run, by its checkpoint.best; run= and checkpoint= take it, too
 """
@@ -66,12 +67,12 @@ class FoundModel:
 
 def find_model(name: str) -> FoundModel:
     """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
-    kind, colon, target = name.partition(":")
+    (kind, colon, target), folder = name.partition(":"), Path(name).expanduser()
     if colon and kind in KINDS:
         found = KINDS[kind][0](target)
-    elif colon and not Path(name).expanduser().exists():
+    elif colon and not folder.exists():
         raise ConfigError(f"{name}: no such kind of model. Write FOLDER or {', '.join(f'{k}:…' for k in KINDS)}")
-    elif find := next((find for find, file in KINDS.values() if (Path(name).expanduser() / file).exists()), None):
+    elif find := next((find for find, file in KINDS.values() if file and (folder / file).exists()), None):
         found = find(name)
     else:
         return find_trained(name)
@@ -169,11 +170,18 @@ def _sequence(target: str) -> FoundModel:
     return FoundModel(found.config, lambda: found)
 
 
-# Kind of models → what finds one by the part of its name after KIND:, and a file that its folders have
+def _language_model(target: str) -> FoundModel:
+    keys = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": target}
+    keys |= {"objective.similarity": "dot", "data.question.length": 192, "data.passage.length": 64}
+    return _found(Task.language_model, keys, target if (Path(target) / SETTINGS).exists() else "")
+
+
+# Kind of models → what finds one by the part of its name after KIND:, and a file that its folders alone have
 KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
     "open_clip": (_open_clip, "open_clip_config.json"),
     "st": (_sentence_transformer, "modules.json"),
     "dpr": (_dpr, "question_encoder/config.json"),
     "sequence": (_sequence, "sequence.json"),
     "hf": (_transformers, "tokenizer_config.json"),
+    "lm": (_language_model, ""),  # a folder does not say whether it embeds or scores
 }

@@ -27,7 +27,9 @@ CARD = "README.md"
 EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
 
 
-ExportFormat = StrEnum("ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch"])
+ExportFormat = StrEnum(
+    "ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch", "causal_lm"]
+)
 
 
 @dataclass
@@ -42,9 +44,9 @@ class ExportCommand:
 
 
 PURPOSE = """\
-Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders), onnxruntime
-or torch (of sequences) loads, with a model card, checked by loading it there and comparing embeddings. Everything is
-key=value."""
+Write a trained model as a folder that open_clip, sentence-transformers, transformers (dpr: two encoders; causal_lm: a
+language model), onnxruntime or torch (of sequences) loads, with a model card, checked by loading it there and comparing
+embeddings. Everything is key=value."""
 EXAMPLES = {
     "the newest checkpoint, into the run's own folder": "python -m train.export run=runs/emoji_scratch",
     "the best by checkpoint.best": "python -m train.export run=runs/x@best",
@@ -174,7 +176,7 @@ def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportForm
     from dyad.train.towers.models import LanguageModel, SequenceModel, TextPairModel
 
     if isinstance(model, LanguageModel):
-        raise ConfigError("a model of task=language_model has no export yet: its weights are in its checkpoints")
+        return ExportFormat.causal_lm
     if isinstance(model, SequenceModel):
         return ExportFormat.torch
     if isinstance(model, TextPairModel):

@@ -197,12 +197,30 @@ def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
             yield str(i), linear("leave", states[:, -1]).numpy()
 
 
+def _causal_lm(folder: str, calls: list[dict[str, Any]]) -> Answers:
+    """Load a language model by transformers; yield (i, its score of an answer) for entry number i of `calls`.
+
+    An entry holds the ids of a prompt and its answer, and where the answer starts.
+    """
+    import torch
+    import transformers
+
+    transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
+    with torch.no_grad():
+        for i, call in enumerate(calls):
+            ids = torch.tensor([call["ids"]])
+            labels = ids.where(torch.arange(ids.shape[1]) >= call["start"], -100)
+            yield str(i), -model(ids, labels=labels).loss.reshape(1, 1).numpy()
+
+
 LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
     "open_clip": _open_clip,
     "sentence_transformers": _sentence_transformers,
     "transformers": _transformers,
     "onnxruntime": _onnxruntime,
     "torch": _torch,
+    "causal_lm": _causal_lm,
 }
 
 if __name__ == "__main__":

@@ -86,14 +86,14 @@ def shard(
 
 
 def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
-    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower without any.
+    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower of weights without any.
 
     size: how many ranks share the weights; for 1 there is nothing to say.
     """
     for side, tower in (("x", towers.x_tower), ("y", towers.y_tower)) if size > 1 else ():
         if count := len(list(layers_of(tower))):
             yield f"the {side} tower is gathered layer by layer, {count} layers"
-        else:
+        elif any(True for _ in tower.parameters()):
             problem = f"warning: the {side} tower has no layers of one class: all its weights are gathered at once"
             yield f"{problem}. Give its blocks one class, in an nn.ModuleList"
 

@@ -78,7 +78,8 @@ class Monitor:
         if self.digest_every and self.world.size > 1 and step != self._compared_at:
             named = named_tensors(self.modules)
             whole = {name: tensor for name, tensor in named.items() if own_rows(tensor) is None}
-            check_same_weights(self.world, whole, step)
-            if parts := {name: local(tensor) for name, tensor in named.items() if name not in whole}:
-                check_same_weights(self.world, parts, step, self.shard_size)
+            parts = {name: local(tensor) for name, tensor in named.items() if name not in whole}
+            for tensors, shards in ((whole, 1), (parts, self.shard_size)):
+                if tensors:  # all may be sharded, or none
+                    check_same_weights(self.world, tensors, step, shards)
             self._compared_at = step

@@ -72,23 +72,25 @@ class PromptTokenizer:
         """Convert n prompts, each with an answer, to rows of tokens int64 (n, 1 + L). Each is tokenised by itself.
 
         prompt, answer: the most tokens of each; of a longer prompt the last are taken, of a longer answer the first.
-        Raises ConfigError if the model does not take that many, SampleError for an answer without tokens.
+        A prompt has fewer where the model does not take both. Raises ConfigError if the model does not take an answer
+        of that many, SampleError for an answer without tokens.
         """
-        self.check(prompt, answer)
+        self.check(answer)
         asked, given = self._ids(prompts), self._ids(answers)
         if not all(given):
             raise SampleError("an answer has no tokens, so it has no likelihood")
-        heads = [[self.begin, *ids[max(len(ids) - prompt + 1, 0) :]] for ids in asked]
-        rows = [[len(head), *head, *ids[:answer]] for head, ids in zip(heads, given, strict=True)]
-        width = padded_length(max(map(len, rows), default=1), 1 + prompt + answer)
+        pairs = [(ids, own[:answer]) for ids, own in zip(asked, given, strict=True)]
+        heads = [[self.begin, *_last(ids, min(prompt, self.limit - len(own)) - 1)] for ids, own in pairs]
+        rows = [[len(head), *head, *own] for head, (_, own) in zip(heads, pairs, strict=True)]
+        width = padded_length(max(map(len, rows), default=1), 1 + min(prompt + answer, self.limit))
         return torch.tensor([row + [PADDING] * (width - len(row)) for row in rows]).reshape(-1, width)
 
-    def check(self, prompt: int, answer: int) -> None:
-        """Raise ConfigError if the model does not take prompts and answers of so many tokens."""
-        if prompt + answer > self.limit:
+    def check(self, answer: int) -> None:
+        """Raise ConfigError if the model does not take answers of so many tokens behind a prompt."""
+        if answer >= self.limit:
             raise ConfigError(
-                f"data.question.length={prompt}, data.passage.length={answer}: this model takes {self.limit} tokens of "
-                "prompt and answer together. Lower one of them"
+                f"data.passage.length={answer}: this model takes {self.limit} tokens of prompt and answer together. "
+                f"Set it below {self.limit}"
             )
 
     def lengths(self, tokens: Tensor) -> Lengths:
@@ -97,3 +99,7 @@ class PromptTokenizer:
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
         return self.tokenizer(list(texts), add_special_tokens=False).input_ids if texts else []
+
+
+def _last(ids: Sequence[int], count: int) -> Sequence[int]:
+    return ids[max(len(ids) - count, 0) :]

@@ -75,8 +75,10 @@ def test_answers_are_drawn_with_their_prompts(folder: Path) -> None:
 
 def test_what_has_no_score_is_refused(folder: Path) -> None:
     tokenize = build_language_model(config(folder)).tokenize
-    with raises(ConfigError, "data.question.length=60", "data.passage.length=20", "64"):
-        tokenize.check(60, 20)
+    with raises(ConfigError, "data.passage.length=64", "64"):
+        tokenize.check(64)
+    row = tokenize(["x" * 70], ["y" * 20], 60, 30)[0]
+    assert row.tolist() == [44, tokenize.begin, *[row[2]] * 43, *[row[-1]] * 20]  # 64 tokens: the answer is whole
     with raises(SampleError, "answer", "tokens"):
         tokenize(["a"], [""], 8, 8)
     entry = ["task=language_model", "data.train=rows.jsonl", "steps=1", "objective=one_sided_dpm", "eval.suite=[]"]
