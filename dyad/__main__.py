@@ -13,6 +13,7 @@ COMMANDS = {
     "doctor": ("dyad.doctor.main", "is this machine ready for that run?"),
     "export": ("dyad.export.main", "weights for other libraries"),
     "mine": ("dyad.evaluation.mine", "mine hard negatives with a run"),
+    "score": ("dyad.evaluation.score", "score prompts by a language model"),
     "report": ("dyad.eval.report.main", "write the report of a run"),
 }
 

@@ -56,6 +56,20 @@ class EvalCommand:
 
 
 @dataclass
+class ScoreCommand:
+    """Options of the command `python -m eval.score`, which scores prompts by a language model."""
+
+    model: str = described(MISSING, "a language model: lm:NAME, or a run of task=language_model")
+    rows: str = described(MISSING, "rows of questions and answers, as data.train; each is a prompt for the others")
+    out: str = described(MISSING, "file of scored rows; the same command goes on where it was stopped")
+    by: str = described("bm25", "what finds the candidates: bm25, random, or a model that embeds texts")
+    depth: int = described(50, "candidates of each row", least=1, most=10_000)
+    template: str = described("{question}{answer}\\n", "a row as a prompt, which stands before the question")
+    batch: int = described(64, "prompts that are scored at a time", least=1)
+    seed: int = described(0, "of by=random", least=0)
+
+
+@dataclass
 class MineCommand:
     """Options of the command `python -m eval.mine`, which finds hard negatives with the model of a run."""
 

@@ -135,11 +135,13 @@ def _by_time(users: Users, options: SequencesOptions) -> PartOf:
 
 
 def _by_hash(users: Users, options: SequencesOptions) -> PartOf:
-    def part(user: str) -> str:
-        share = int.from_bytes(hashlib.sha256(user.encode()).digest()[:8]) / 2**64
-        return "test" if share < options.test else "val" if share < options.test + options.val else "train"
+    return {user: [part_by_hash(user, options.val, options.test)] * len(events) for user, events in users.items()}
 
-    return {user: [part(user)] * len(events) for user, events in users.items()}
+
+def part_by_hash(name: str, val: float, test: float) -> str:
+    """Return the part of a group of data, train, val or test, by a hash of its name. val, test: their shares."""
+    share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
+    return "test" if share < test else "val" if share < test + val else "train"
 
 
 SPLITS = {LogSplit.last: _last, LogSplit.time: _by_time, LogSplit.user: _by_hash}

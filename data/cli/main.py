@@ -12,6 +12,7 @@ from dyad.data.base.command_line import HELP, key_table, parse_options
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.data.cli.options import (
     CheckOptions,
+    ContinuationsOptions,
     IndexOptions,
     NegativesOptions,
     PackOptions,
@@ -67,6 +68,13 @@ VERBS = (
     Verb("pack", "images and captions into shards, questions into formats", PackOptions, "INPUT"),
     Verb("split", "part of it for validation, without a copy on both sides", SplitOptions),
     Verb(
+        "continuations",
+        "prompts, right and wrong answers for a language model",
+        ContinuationsOptions,
+        "CORPUS",
+        "build",
+    ),
+    Verb(
         "negatives", "training data for DPR by BM25, from answers or judgements", NegativesOptions, "QUESTIONS", "build"
     ),
     Verb(
@@ -105,6 +113,8 @@ pack pairs.csv out=parts val=0.05
 split shards/ out=parts
 split shards/ out=parts val=0.05 by=picture
 split beir/scifact/ out=parts
+continuations corpus.jsonl out=halves
+continuations corpus.jsonl out=halves 'group_of=(.*)[.][0-9]+' wrong=3
 negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10

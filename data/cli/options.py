@@ -145,6 +145,22 @@ class NegativesOptions(QuestionKeys):
 
 
 @dataclass
+class ContinuationsOptions:
+    """The key=value options of `python -m data continuations`."""
+
+    out: str | None = described(None, "folder to write; must not exist yet (required)")
+    group_of: str = described("(.*)", "regular expression whose group names what stays in one part, of ids of texts")
+    wrong: int = described(7, "wrong answers of each prompt", least=1, most=1000)
+    seed: int = described(0, "of the wrong answers", least=0)
+    val: float = described(0.1, "share for validation", above=0, below=1)
+    test: float = described(0.1, "share for the test", above=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_shares(self.val, self.test)
+        check_group("group_of", self.group_of)
+
+
+@dataclass
 class SequencesOptions:
     """The key=value options of `python -m data sequences`."""
 
@@ -161,13 +177,24 @@ class SequencesOptions:
     least: int = described(3, "users with fewer events are left out", least=3)
 
     def __post_init__(self) -> None:
-        if self.val + self.test >= 1:
-            raise ConfigError(f"val={self.val:g} test={self.test:g}: nothing is left to train on. Make them smaller")
-        try:
-            if self.user_of is not None and re.compile(self.user_of).groups != 1:
-                raise ConfigError(f"user_of={self.user_of}: needs one group, as in '(.*)[.][0-9]+'")
-        except re.error as error:
-            raise ConfigError(f"user_of={self.user_of}: is no regular expression: {error}") from error
+        check_shares(self.val, self.test)
+        if self.user_of is not None:
+            check_group("user_of", self.user_of)
+
+
+def check_shares(val: float, test: float) -> None:
+    """Raise ConfigError for shares of validation and test that leave nothing to train on."""
+    if val + test >= 1:
+        raise ConfigError(f"val={val:g} test={test:g}: nothing is left to train on. Make them smaller")
+
+
+def check_group(key: str, pattern: str) -> None:
+    """Raise ConfigError unless `pattern` is a regular expression with one group. key: its name, for the message."""
+    try:
+        if re.compile(pattern).groups != 1:
+            raise ConfigError(f"{key}={pattern}: needs one group, as in '(.*)[.][0-9]+'")
+    except re.error as error:
+        raise ConfigError(f"{key}={pattern}: is no regular expression: {error}") from error
 
 
 @dataclass

@@ -15,7 +15,7 @@ from transformers.utils import logging
 END = "<|endoftext|>"
 
 
-def write(folder: Path) -> None:
+def write(folder: Path, positions: int = 64) -> None:
     """Write the model and its tokenizer to `folder`."""
     logging.disable_progress_bar()
     torch.manual_seed(0)
@@ -25,5 +25,7 @@ def write(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END, eos_token=END).save_pretrained(folder)
     off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     ends = dict.fromkeys(("bos_token_id", "eos_token_id"), len(letters))
-    shape = GPT2Config(vocab_size=len(letters) + 1, n_positions=64, n_embd=16, n_layer=2, n_head=2, **off, **ends)
+    shape = GPT2Config(
+        vocab_size=len(letters) + 1, n_positions=positions, n_embd=16, n_layer=2, n_head=2, **off, **ends
+    )
     AutoModelForCausalLM.from_config(shape).save_pretrained(folder)

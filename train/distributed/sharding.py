@@ -86,7 +86,7 @@ def shard(
 
 
 def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
-    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower of weights without any.
+    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower without any.
 
     size: how many ranks share the weights; for 1 there is nothing to say.
     """

@@ -263,7 +263,7 @@ def test_help_of_a_verb_names_every_key(
         assert f"\n  {key} " in printed
 
 
-VERBS_ARE = "There is: index, check, pack, split, negatives, sequences, weights."
+VERBS_ARE = "There is: index, check, pack, split, continuations, negatives, sequences, weights."
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,169 @@
+"""The command python -m eval.score model=lm:NAME: scores prompts by a language model, for objective=epr.
+
+Each row of questions and answers is a candidate prompt for the others. Its score for a row is the mean log-likelihood
+of a token of the row's answer, after the prompt and the question (Rubin et al. 2022, section 3.1).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dyad.data.base.command_line import command_options
+from dyad.data.base.errors import ConfigError
+from dyad.data.base.files import write_json
+from dyad.data.base.progress import print_line, tracked
+from dyad.data.question_passage.questions import named_files
+from dyad.eval.config import ScoreCommand
+
+if TYPE_CHECKING:
+    from dyad.data.question_passage.prompts import AnswerLists
+    from dyad.data.shards.content_keys import Int64s
+    from dyad.train.towers.models import LanguageModel
+
+Find = Callable[[int, int], "Int64s"]  # (row, count) → that many other rows, or fewer
+PURPOSE = """\
+Score prompts by a language model: how likely it makes the answer of each row after each of its candidate prompts, which
+are other rows. experiment=epr trains on the result: which examples help as a prompt (Rubin et al. 2022).
+Everything is key=value."""
+EXAMPLES = {
+    "candidates by BM25": "python -m eval.score model=lm:FOLDER rows=train.jsonl out=scored.jsonl",
+    "by a model that embeds texts": "python -m eval.score model=runs/lm_nll rows=train.jsonl out=scored.jsonl "
+    "by=runs/topics depth=20",
+    "then train on them": "python -m train experiment=epr data.train=scored.jsonl",
+}
+NOTES = """\
+out has a line {"id", "question", "answers", "ctxs": [{"id", "text", "score"}, …]} for each row, best prompt first.
+While it is written it is OUT.part, and OUT.json holds the options; the same command goes on with it.
+"""
+
+
+def main() -> None:
+    command = command_options(ScoreCommand, "python -m eval.score", PURPOSE, EXAMPLES, lambda: NOTES)
+    for place in ("{question}", "{answer}"):
+        if place not in command.template:
+            raise ConfigError(f"template={command.template}: must hold {{question}} and {{answer}}")
+    if Path(command.out).expanduser().exists():
+        raise ConfigError(f"out={command.out} exists, so these rows are scored. Choose another, or remove it")
+
+    from dyad.data.question_passage.prompts import answer_lists
+    from dyad.evaluation.load_model import find_model
+    from dyad.train.towers.models import LanguageModel
+
+    found = find_model(command.model)
+    named_files(command.rows, found.config.data, "rows")
+    model = found.load().model
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(f"model={command.model} scores no answers: give lm:NAME, or a run of task=language_model")
+    score(command, model, answer_lists(command.rows, found.config.data, model.tokenize, "rows"))
+
+
+def score(command: ScoreCommand, model: LanguageModel, rows: AnswerLists) -> None:
+    """Write the scored rows. Raises ConfigError if out is begun with other options."""
+    out = Path(command.out).expanduser()
+    part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
+    done = _finished(part, about, asdict(command))
+    right_n = np.flatnonzero(rows.right_N)[np.searchsorted(rows.row_N[rows.right_N], np.arange(len(rows.prompts)))]
+    answers = [rows.answers[number].text for number in right_n.tolist()]
+    template = command.template.replace("\\n", "\n")
+    prompts = [
+        template.replace("{question}", question.text).replace("{answer}", answer)
+        for question, answer in zip(rows.prompts, answers, strict=True)
+    ]
+    find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
+    with part.open("a", encoding="utf-8") as file:
+        for row in tracked(range(done, len(prompts)), "rows scored", len(prompts) - done):
+            candidates = find(row, command.depth)
+            scores = _scores(model, rows, [prompts[i] for i in candidates.tolist()], row, answers[row], command.batch)
+            order = np.argsort(-scores, kind="stable").tolist()
+            ctxs = [
+                {"id": str(candidates[i]), "title": "", "text": prompts[candidates[i]], "score": float(scores[i])}
+                for i in order
+            ]
+            question = rows.prompts[row]
+            line = {"id": question.id, "question": question.text, "answers": [answers[row]], "ctxs": ctxs}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.flush()
+    part.rename(out)
+    print_line(f"{out}: {len(prompts):,} rows. Train on them:  python -m train experiment=epr data.train={out}")
+
+
+def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
+    """Return how many rows are scored already, and cut off a line that was not written whole."""
+    if not part.exists():
+        part.parent.mkdir(parents=True, exist_ok=True)
+        write_json(about, options)
+        return 0
+    begun = json.loads(about.read_text()) if about.exists() else {}
+    if other := next((key for key, value in options.items() if begun.get(key) != value), None):
+        raise ConfigError(
+            f"{part} was begun with {other}={begun.get(other)}, not {options[other]}. Give that again, or remove it"
+        )
+    content = part.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    with part.open("r+b") as file:
+        file.truncate(len(whole))
+    return whole.count(b"\n")
+
+
+def _scores(
+    model: LanguageModel, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str, batch: int
+) -> np.ndarray:
+    """Return the score of one answer after each of n prompts and the question of its row, float64 (n,)."""
+    import torch
+
+    question, passage = rows.config.question, rows.config.passage
+    asked = [prompt + rows.prompts[row].rendered(question)[0] for prompt in prompts]
+    given, tower = passage.prefix + answer, model.towers.y_tower.eval()
+    found = [np.empty(0)]
+    with torch.inference_mode():
+        for start in range(0, len(asked), batch):
+            own = asked[start : start + batch]
+            tokens = model.tokenize(own, [given] * len(own), question.length, passage.length)
+            found.append(tower(tokens)[:, 0].double().numpy())
+    return np.concatenate(found)
+
+
+def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    from dyad.data.question_passage.bm25 import build_bm25
+
+    index = build_bm25(prompts)
+
+    def find(row: int, count: int) -> Int64s:
+        ((_, found),) = index.search([questions[row]], count + 1)
+        return found[found != row][:count]
+
+    return find
+
+
+def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    def find(row: int, count: int) -> Int64s:
+        others = len(prompts) - 1
+        drawn = np.random.default_rng([command.seed, row]).choice(others, min(count, others), replace=False)
+        return drawn + (drawn >= row)
+
+    return find
+
+
+def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
+    import dyad
+
+    model = dyad.load(command.by)
+    index, asked = model.index(list(prompts)), model.encode_question(list(questions))
+    found_nk = index.faiss.search(asked, min(command.depth + 1, len(prompts))).positions
+
+    def find(row: int, count: int) -> Int64s:
+        return found_nk[row][found_nk[row] != row][:count]
+
+    return find
+
+
+FINDERS: dict[str, Callable[[ScoreCommand, Sequence[str], Sequence[str]], Find]] = {
+    "bm25": _by_bm25,
+    "random": _by_random,
+}

@@ -1,0 +1,67 @@
+"""python -m eval.score: scores equal those of the Python API; an interrupted file is gone on with."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import tiny_causal
+from helpers.messages import raises
+
+import dyad
+from dyad.data.base.errors import ConfigError
+from dyad.evaluation.score import main
+
+ROWS = [("one and one", " two"), ("two and one", " three"), ("a frog", " is green"), ("one frog", " jumps")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_causal.write(tmp_path, positions=128)
+    lines = [json.dumps({"query_id": f"q{i}", "query": q, "pos": [a]}) for i, (q, a) in enumerate(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def scored(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[dict[str, Any]]:
+    given = {"model": f"lm:{folder}", "rows": folder / "rows.jsonl", "out": folder / "scored.jsonl", **options}
+    monkeypatch.setattr(sys, "argv", ["eval.score", *(f"{key}={value}" for key, value in given.items())])
+    main()
+    return [json.loads(line) for line in (folder / "scored.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("by", "batch"), [("bm25", 1), ("random", 64)])
+def test_scores_are_those_of_the_model(by: str, batch: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scored(folder, monkeypatch, by=by, depth=2, batch=batch)
+    model = dyad.load(f"lm:{folder}")
+    assert [row["question"] for row in found] == [question for question, _ in ROWS]
+    for row, (question, answer) in zip(found, ROWS, strict=True):
+        own = [context["score"] for context in row["ctxs"]]
+        assert own == sorted(own, reverse=True) and row["answers"] == [answer]
+        for context in row["ctxs"]:
+            q, a = ROWS[int(context["id"])]
+            assert q != question and context["text"] == f"{q}{a}\n"
+            assert model.score(context["text"] + question, [answer])[0] == pytest.approx(context["score"], abs=1e-5)
+    assert [len(row["ctxs"]) for row in found] == ([2, 2, 1, 2] if by == "bm25" else [2] * 4)
+
+
+def test_an_interrupted_file_is_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = scored(folder, monkeypatch)
+    out = folder / "scored.jsonl"
+    with raises(ConfigError, "scored.jsonl", "remove"):
+        scored(folder, monkeypatch)
+    first, second = out.read_bytes().splitlines(keepends=True)[:2]
+    out.rename(folder / "scored.jsonl.part").write_bytes(first + second[:10])
+    with raises(ConfigError, "depth=50", "3"):
+        scored(folder, monkeypatch, depth=3)
+    assert scored(folder, monkeypatch) == whole
+
+
+def test_wrong_options_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with raises(ConfigError, "template=x", "{question}"):
+        scored(folder, monkeypatch, template="x")
+    with raises(ConfigError, "missing.jsonl"):
+        scored(folder, monkeypatch, rows=folder / "missing.jsonl")
