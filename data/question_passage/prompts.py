@@ -85,3 +85,14 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
     every = [(row, *pair) for row, of_row in enumerate(found) for pair in reversed(of_row.values())]
     row_N, right_N = np.array([row for row, _, _ in every]), np.array([right for _, _, right in every])
     return AnswerLists([row.question for row in rows], [p for _, p, _ in every], row_N, right_N, tokenize, config)
+
+
+def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
+    """Return each row as an example that stands before a question: its question and its first right answer.
+
+    template: a text with {question} and {answer}.
+    """
+    right = np.flatnonzero(lists.right_N)
+    first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()
+    pairs = [(q.text, lists.answers[i].text) for q, i in zip(lists.prompts, first_n, strict=True)]
+    return [template.replace("{question}", question).replace("{answer}", answer) for question, answer in pairs]

@@ -16,7 +16,8 @@ import numpy as np
 
 from dyad.data.base.command_line import command_options
 from dyad.data.base.errors import ConfigError
-from dyad.data.base.files import write_json
+from dyad.data.base.files import open_foreign, write_json
+from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.question_passage.questions import named_files
 from dyad.eval.config import ScoreCommand
@@ -65,16 +66,13 @@ def main() -> None:
 
 def score(command: ScoreCommand, model: LanguageModel, rows: AnswerLists) -> None:
     """Write the scored rows. Raises ConfigError if out is begun with other options."""
+    from dyad.data.question_passage.prompts import rows_as_prompts
+
     out = Path(command.out).expanduser()
     part, about = out.with_name(f"{out.name}.part"), out.with_name(f"{out.name}.json")
     done = _finished(part, about, asdict(command))
-    right_n = np.flatnonzero(rows.right_N)[np.searchsorted(rows.row_N[rows.right_N], np.arange(len(rows.prompts)))]
-    answers = [rows.answers[number].text for number in right_n.tolist()]
-    template = command.template.replace("\\n", "\n")
-    prompts = [
-        template.replace("{question}", question.text).replace("{answer}", answer)
-        for question, answer in zip(rows.prompts, answers, strict=True)
-    ]
+    answers = rows_as_prompts(rows, "{answer}")
+    prompts = rows_as_prompts(rows, command.template.replace("\\n", "\n"))
     find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
     with part.open("a", encoding="utf-8") as file:
         for row in tracked(range(done, len(prompts)), "rows scored", len(prompts) - done):
@@ -99,16 +97,17 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
         part.parent.mkdir(parents=True, exist_ok=True)
         write_json(about, options)
         return 0
-    begun = json.loads(about.read_text()) if about.exists() else {}
+    begun = read_json(about) if about.exists() else {}
     if other := next((key for key, value in options.items() if begun.get(key) != value), None):
         raise ConfigError(
             f"{part} was begun with {other}={begun.get(other)}, not {options[other]}. Give that again, or remove it"
         )
-    content = part.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
+    with open_foreign(part, part.stat().st_size) as file:
+        lines = file.readlines()
+    whole = [line for line in lines if line.endswith(b"\n")]
     with part.open("r+b") as file:
-        file.truncate(len(whole))
-    return whole.count(b"\n")
+        file.truncate(sum(map(len, whole)))
+    return len(whole)
 
 
 def _scores(

@@ -13,6 +13,8 @@ views
 question_passage, and views of texts (formats: question_sets.py)
   beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
   dpr:PATH              questions with their answers or their passages
+  in_context:TASK.json  questions with right and wrong answers, which a language model chooses among after an example
+                        (format: prompts.py, and --help)
 language_model
   answers:ROWS          prompts with right and wrong answers, rows named as in data.train
 sequence
@@ -37,7 +39,7 @@ from dyad.data.base.plugins import plugins_needed
 from dyad.eval.config import Baseline
 from dyad.eval.search.index_spec import EXACT, check_spec
 from dyad.eval.tasks.question_sets import names_beir
-from dyad.evaluation.kinds.answers import ANSWERS
+from dyad.evaluation.kinds.answers import ANSWERS, IN_CONTEXT
 from dyad.evaluation.kinds.images import RETRIEVAL, VIEWS, WDS, ZERO_SHOT
 from dyad.evaluation.kinds.labelled import CLASSES, PROBE
 from dyad.evaluation.kinds.passages import BEIR, DPR
@@ -131,6 +133,7 @@ KINDS = {
     "dpr": DPR,
     "next_item": NEXT_ITEM,
     "answers": ANSWERS,
+    "in_context": IN_CONTEXT,
     "context_probe": CONTEXT_PROBE,
     "probe": PROBE,
 }

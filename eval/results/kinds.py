@@ -316,7 +316,7 @@ def _answer_tables(results: Sequence[Result]) -> Iterator[Any]:
     """Yield one printed table for each result on answers of a language model."""
     for result in results:
         shown = [metric for metric in ANSWER_METRICS if metric in result["metrics"]]
-        table = _table("answers", *map(label, shown), title=_title(result, "prompts", "answers"))
+        table = _table("answers", *map(label, shown), title=_title(result, "prompts"))
         _add_rows(table, "model", shown, result)
         yield table
 
@@ -350,5 +350,6 @@ KINDS = {
     "rare_class": _classes("image-classification", "rare class", "rare class", RARE),
     "next_item": ResultKind("other", _next_groups, _next_tables),
     "answers": ResultKind("text-generation", _answer_groups, _answer_tables),
+    "in_context": ResultKind("text-generation", _answer_groups, _answer_tables),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

@@ -16,6 +16,7 @@ Result = Mapping[str, Any]
 LARGEST_NUMBER = 1e100  # float32 ends at 3e38, and products of two such numbers are still finite
 LARGEST_IMAGE = 48_000  # bytes; thumbnails of 96 pixels have a tenth
 SYSTEMS = {"model": "this run", "bm25": "BM25", "untrained": "before training", "fusion": "fused with BM25"}
+SYSTEMS |= {"random": "random examples", "no_prompt": "no example"}
 SYSTEMS |= {"popularity": "popularity", "successors": "what follows the last item", "item_knn": "item-kNN"}
 
 

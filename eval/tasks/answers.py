@@ -27,25 +27,25 @@ class Answers(Evaluator):
     data: AnswerLists
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
-        score_N = self._scores(encode)
-        values, details = self._values(score_N), {"baselines": dict[str, Any]()}
+        score_N = self.scores(encode)
+        values, details = self.values(score_N), {"baselines": dict[str, Any]()}
         metrics = {name: float(v.mean()) for name, v in values.items()} | {"perplexity": self._perplexity(score_N)}
         if before := before_training(self.untrained, encode.world):
-            others_N = self._scores(before)
-            found = comparison(values, self._values(others_N), self._groups)
+            others_N = self.scores(before)
+            found = comparison(values, self.values(others_N), self.groups)
             found["metrics"]["perplexity"] = self._perplexity(others_N)
             details["baselines"]["untrained"] = found
         if examples is not None:
-            details["intervals"] = summary(values, self._groups)["intervals"]
+            details["intervals"] = summary(values, self.groups)["intervals"]
         if examples:
-            details["gallery"] = {"prompt → answer": self._cases(score_N, examples)}
+            details["gallery"] = {"prompt → answer": self.cases(score_N, examples)}
         sizes = {"num_prompts": float(len(self.data.prompts)), "num_answers": float(len(self.data))}
-        return Report("answers", {**metrics, **sizes}, self._chance(), details)
+        return Report("answers", {**metrics, **sizes}, self.chance(), details)
 
     def higher_is_better(self) -> dict[str, bool]:
         return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
 
-    def _scores(self, encode: Encoder) -> np.ndarray:
+    def scores(self, encode: Encoder) -> np.ndarray:
         """Return the scores of all answers, float64 (N,)."""
         return replace(encode, cosine=False, features=False)("y", self.data)[:, 0].astype(np.float64)
 
@@ -63,14 +63,15 @@ class Answers(Evaluator):
         before_N = ~right_N & (score_N >= best_n[row_N])
         return 1 + np.bincount(row_N[before_N], minlength=n)
 
-    def _values(self, score_N: np.ndarray) -> Values:
+    def values(self, score_N: np.ndarray) -> Values:
         """Return metric → its values: of prompts with a wrong answer, or of all."""
         (wrong_n, right_n), right_N = self._counts, self.data.right_N
         likelihood_n = np.bincount(self.data.row_N[right_N], score_N[right_N]) / right_n
         chosen = {"choice_accuracy": 1.0 * (self._ranks(score_N) == 1)[wrong_n > 0]} if wrong_n.any() else {}
         return {**chosen, "log_likelihood": likelihood_n}
 
-    def _groups(self, metric: str) -> Sequence[Hashable]:
+    def groups(self, metric: str) -> Sequence[Hashable]:
+        """Return the group of each prompt that has a value of a metric."""
         wrong_n = self._counts[0]
         return [q.group for q, n in zip(self.data.prompts, wrong_n, strict=True) if n or metric != "choice_accuracy"]
 
@@ -79,12 +80,14 @@ class Answers(Evaluator):
         tokens = self.data.token_counts(right)
         return float(np.exp(-(tokens * score_N[right]).sum() / tokens.sum()))
 
-    def _chance(self) -> dict[str, float]:
+    def chance(self) -> dict[str, float]:
+        """Return the metrics of random scores."""
         wrong_n, right_n = self._counts
         several = wrong_n > 0
         return {"choice_accuracy": float((right_n / (right_n + wrong_n))[several].mean())} if several.any() else {}
 
-    def _cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
+    def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
+        """Return example cases, `examples` of each kind. score_N: of the answers."""
         several = np.flatnonzero(self._counts[0])
         rank_n = self._ranks(score_N)[several]
         starts = np.searchsorted(self.data.row_N, np.arange(len(self.data.prompts) + 1))

@@ -26,6 +26,8 @@ probe:TASK.json names one with three keys; that of zero_shot may have them too, 
   "train", "test"  shards to fit on and to score: .tar of images, or .jsonl of texts in the field "text"; "label"
 context_probe:TASK.json has the same keys for contexts of sequences: logs, and the column with the class of a user; or
   .npy files of frames, and the field of the .json beside each file: one class, or a list with that of each frame
+in_context:TASK.json names one with "questions": rows with right and wrong answers; "examples": rows of which one stands
+  before a question, "{question}{answer}\\n" or as "template" says; "language_model": lm:NAME or a run
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),
@@ -33,6 +35,7 @@ KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "templates": (list, "a list"),
     "classes": ((dict, list), "a list, or an object of lists"),
 }
+TEMPLATE = "{question}{answer}\n"  # a row as a prompt
 PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 
 
@@ -82,6 +85,24 @@ def read_probe(path: Path) -> tuple[dict[str, str], str]:
     """
     content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
+
+
+@dataclass(frozen=True)
+class InContextTask:
+    """The content of a task file of in-context evaluation. questions, examples: rows. template: a row as a prompt."""
+
+    questions: str
+    examples: str
+    language_model: str
+    template: str = TEMPLATE
+
+
+def read_in_context(path: Path) -> InContextTask:
+    """Read the task file of in-context evaluation (JSON) at `path`. Raises ConfigError as `read_task` does."""
+    names = ("questions", "examples", "language_model")
+    content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))
+    questions, examples = (_beside(path, content[name]) for name in names[:2])
+    return InContextTask(questions, examples, content["language_model"], str(content.get("template", TEMPLATE)))
 
 
 def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:

@@ -1,15 +1,18 @@
-"""Data sets of prompts with right and wrong answers."""
+"""Data sets of prompts with right and wrong answers, of language models and of models that find examples for them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dyad.data.base.errors import ConfigError
 from dyad.data.question_passage.questions import named_files
+from dyad.eval.tasks.prompts import InContextTask, read_in_context
 from dyad.evaluation.suite_entry import Inputs, SuiteEntry, SuiteKind
 from dyad.train.config import Task
 
 if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator
+    from dyad.evaluation.load_model import FoundModel
 
 
 def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -20,6 +23,31 @@ def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     return Answers(entry.name, entry.spec, data)
 
 
+def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
+    from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts
+    from dyad.eval.tasks.in_context import InContext
+    from dyad.train.towers.models import LanguageModel
+
+    task, found = _check_in_context(entry)
+    scorer = found.load().model
+    if not isinstance(scorer, LanguageModel):
+        raise ConfigError(f"{entry.target}: language_model '{task.language_model}' scores no answers. Give lm:NAME")
+    data = answer_lists(task.questions, found.config.data, scorer.tokenize, f"{entry.target}: questions")
+    rows = answer_lists(task.examples, found.config.data, scorer.tokenize, f"{entry.target}: examples")
+    own = inputs.model.tokenize, inputs.config.data
+    return InContext(entry.name, entry.spec, data, rows_as_prompts(rows, task.template), scorer.towers.y_tower, *own)
+
+
+def _check_in_context(entry: SuiteEntry) -> tuple[InContextTask, FoundModel]:
+    from dyad.evaluation.load_model import find_model
+
+    task = read_in_context(entry.path)
+    for key in ("questions", "examples"):
+        named_files(getattr(task, key), entry.data, f"{entry.target}: {key}")
+    return task, find_model(task.language_model)
+
+
+IN_CONTEXT = SuiteKind(Task.question_passage, "TASK.json", _check_in_context, _in_context)
 ANSWERS = SuiteKind(
     Task.language_model, "ROWS", lambda entry: named_files(entry.target, entry.data, entry.key), _answers
 )

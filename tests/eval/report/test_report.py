@@ -205,7 +205,7 @@ def test_a_case_is_shown_once_and_what_is_no_better_than_chance_is_muted(tmp_pat
     of_val = raw.partition('id="set-1"')[0]
     assert of_val.count(first) == 1 and 0 < raw.index('class="glance') < raw.index(first) < raw.index('id="what"')
     assert re.search(r'<details class="fold cases"><summary>Worst', raw) and "picture → text" in raw
-    assert "images: " in raw
+    assert "pictures: " in raw
 
 
 def shown(text: str, spans: list[list[int]]) -> str:

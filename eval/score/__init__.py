@@ -1,0 +1,1 @@
+"""The command python -m eval.score, which scores prompts by a language model."""

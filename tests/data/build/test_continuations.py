@@ -1,0 +1,56 @@
+"""python -m data continuations: halves of texts, wrong answers of the same part, groups in one part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.messages import raises
+
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.build.continuations import run
+from dyad.data.cli.options import ContinuationsOptions
+
+PARTS = ("train", "val", "test")
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    texts = [{"_id": f"{i // 5}.{i % 5}", "text": f"word{i} a" + " b" * (i % 3) + f" end{i}"} for i in range(200)]
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*texts, {"_id": "40.0", "text": "oneword"}])))
+    return path
+
+
+def rows(folder: Path) -> dict[str, list[dict[str, str]]]:
+    return {part: [json.loads(line) for line in (folder / f"{part}.jsonl").open()] for part in PARTS}
+
+
+def test_halves_and_wrong_answers(corpus: Path, tmp_path: Path) -> None:
+    given = {"group_of": r"(\d+)[.]\d+", "wrong": 3}
+    for name in ("a", "b"):
+        run([str(corpus)], ContinuationsOptions(out=str(tmp_path / name), **given))
+    found = rows(tmp_path / "a")
+    assert found == rows(tmp_path / "b")
+    texts = {row["_id"]: row["text"] for row in map(json.loads, corpus.open())}
+    groups = [{row["id"].split(".")[0] for row in found[part]} for part in PARTS]
+    assert sum(map(len, groups)) == len(set.union(*groups)) == 40
+    for part in PARTS:
+        own = {row["pos"][0] for row in found[part]}
+        for row in found[part]:
+            assert row["query"] + row["pos"][0] == texts[row["id"]] and row["pos"][0].startswith(" ")
+            assert abs(len(row["query"]) - len(texts[row["id"]]) / 2) <= 4
+            assert len({*row["neg"]}) == 3 and {*row["neg"]} <= own - {row["pos"][0]}
+
+
+def test_what_cannot_be_divided_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with raises(DataError, "group_of=[a-z]*()", "0.0"):
+        run([str(corpus)], ContinuationsOptions(out=str(tmp_path / "a"), group_of="[a-z]*()"))
+    with raises(DataError, "wrong=1000"):
+        run([str(corpus)], ContinuationsOptions(out=str(tmp_path / "a"), wrong=1000))
+    with raises(ConfigError, "val=0.6", "test=0.5"):
+        ContinuationsOptions(val=0.6, test=0.5)
+    with raises(ConfigError, "group_of=."):
+        ContinuationsOptions(group_of=".")
+    assert not (tmp_path / "a").exists()
