@@ -65,6 +65,7 @@ class ScoreCommand:
     by: str = described("bm25", "what finds the candidates: bm25, random, or a model that embeds texts")
     depth: int = described(50, "candidates of each row", least=1, most=10_000)
     template: str = described("{question}{answer}\\n", "a row as a prompt, which stands before the question")
+    length: int | None = described(None, "most tokens of prompt and question; null: as the model has it", least=2)
     batch: int = described(64, "prompts that are scored at a time", least=1)
     seed: int = described(0, "of by=random", least=0)
 

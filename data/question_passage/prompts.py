@@ -5,7 +5,7 @@ Letters in shapes: n prompts; N answers of all of them; L tokens of the longest 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -96,3 +96,8 @@ def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
     first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()
     pairs = [(q.text, lists.answers[i].text) for q, i in zip(lists.prompts, first_n, strict=True)]
     return [template.replace("{question}", question).replace("{answer}", answer) for question, answer in pairs]
+
+
+def with_length(config: DataConfig, length: int | None) -> DataConfig:
+    """Return the configuration with another length of prompts, in tokens; None: with its own."""
+    return config if length is None else replace(config, question=replace(config.question, length=length))

@@ -52,7 +52,7 @@ def main() -> None:
     if Path(command.out).expanduser().exists():
         raise ConfigError(f"out={command.out} exists, so these rows are scored. Choose another, or remove it")
 
-    from dyad.data.question_passage.prompts import answer_lists
+    from dyad.data.question_passage.prompts import answer_lists, with_length
     from dyad.evaluation.load_model import find_model
     from dyad.train.towers.models import LanguageModel
 
@@ -61,7 +61,8 @@ def main() -> None:
     model = found.load().model
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"model={command.model} scores no answers: give lm:NAME, or a run of task=language_model")
-    score(command, model, answer_lists(command.rows, found.config.data, model.tokenize, "rows"))
+    data = with_length(found.config.data, command.length)
+    score(command, model, answer_lists(command.rows, data, model.tokenize, "rows"))
 
 
 def score(command: ScoreCommand, model: LanguageModel, rows: AnswerLists) -> None:

@@ -27,7 +27,8 @@ probe:TASK.json names one with three keys; that of zero_shot may have them too, 
 context_probe:TASK.json has the same keys for contexts of sequences: logs, and the column with the class of a user; or
   .npy files of frames, and the field of the .json beside each file: one class, or a list with that of each frame
 in_context:TASK.json names one with "questions": rows with right and wrong answers; "examples": rows of which one stands
-  before a question, "{question}{answer}\\n" or as "template" says; "language_model": lm:NAME or a run
+  before a question, "{question}{answer}\\n" or as "template" says; "language_model": lm:NAME or a run;
+  "length": most tokens of example and question together, where it is not that of the model
 """
 KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "source": (str, "a text"),
@@ -89,12 +90,17 @@ def read_probe(path: Path) -> tuple[dict[str, str], str]:
 
 @dataclass(frozen=True)
 class InContextTask:
-    """The content of a task file of in-context evaluation. questions, examples: rows. template: a row as a prompt."""
+    """The content of a task file of in-context evaluation.
+
+    questions, examples: rows. template: a row as a prompt. length: most tokens of example and question; None: as the
+    language model has it.
+    """
 
     questions: str
     examples: str
     language_model: str
     template: str = TEMPLATE
+    length: int | None = None
 
 
 def read_in_context(path: Path) -> InContextTask:
@@ -102,7 +108,11 @@ def read_in_context(path: Path) -> InContextTask:
     names = ("questions", "examples", "language_model")
     content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))
     questions, examples = (_beside(path, content[name]) for name in names[:2])
-    return InContextTask(questions, examples, content["language_model"], str(content.get("template", TEMPLATE)))
+    length = content.get("length")
+    if length is not None and not (isinstance(length, int) and length > 1):
+        raise ConfigError(f"{path}: 'length' is {length!r:.40}: write a number of tokens, 2 or more, or leave it out")
+    template = str(content.get("template", TEMPLATE))
+    return InContextTask(questions, examples, content["language_model"], template, length)
 
 
 def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:

@@ -29,7 +29,12 @@ def test_numbers_equal_those_of_the_python_api(commands: Commands, tmp_path: Pat
     }
     for name, lines in rows.items():
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    task = {"questions": "questions.jsonl", "examples": "examples.jsonl", "language_model": f"lm:{tmp_path}"}
+    task = {
+        "questions": "questions.jsonl",
+        "examples": "examples.jsonl",
+        "language_model": f"lm:{tmp_path}",
+        "length": 192,
+    }
     (tmp_path / "task.json").write_text(json.dumps(task))
     out = tmp_path / "out"
     words = [f"model=st:{MINILM}", f"suite=[in_context:{tmp_path}/task.json]", f"out={out}"]

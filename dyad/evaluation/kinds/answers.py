@@ -24,7 +24,7 @@ def _answers(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
-    from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts
+    from dyad.data.question_passage.prompts import answer_lists, rows_as_prompts, with_length
     from dyad.eval.tasks.in_context import InContext
     from dyad.train.towers.models import LanguageModel
 
@@ -32,8 +32,9 @@ def _in_context(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
     scorer = found.load().model
     if not isinstance(scorer, LanguageModel):
         raise ConfigError(f"{entry.target}: language_model '{task.language_model}' scores no answers. Give lm:NAME")
-    data = answer_lists(task.questions, found.config.data, scorer.tokenize, f"{entry.target}: questions")
-    rows = answer_lists(task.examples, found.config.data, scorer.tokenize, f"{entry.target}: examples")
+    config = with_length(found.config.data, task.length)
+    data = answer_lists(task.questions, config, scorer.tokenize, f"{entry.target}: questions")
+    rows = answer_lists(task.examples, config, scorer.tokenize, f"{entry.target}: examples")
     own = inputs.model.tokenize, inputs.config.data
     return InContext(entry.name, entry.spec, data, rows_as_prompts(rows, task.template), scorer.towers.y_tower, *own)
 
