@@ -7,6 +7,7 @@ from pathlib import Path
 from dyad.data.base.errors import raise_broken
 from dyad.data.base.limits import broken_limits
 from dyad.data.config import Batches, DrawnPositives, ItemKind, Mode, Shuffle
+from dyad.data.shards.storage import scheme_of
 from dyad.train.checkpoint_config import best_rules
 from dyad.train.config import (
     ITEMS,
@@ -69,6 +70,8 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
     steps, size, model, profile = config.steps, config.global_batch_size, config.model, config.profile
     if Path(config.run.name or "").is_absolute():
         yield f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME"
+    if scheme_of(config.run.dir):
+        yield f"run.dir={config.run.dir}: runs are written to a file system. Set run.dir=FOLDER, and copy it afterwards"
     if model.head is not Head.none and model.embed_dim is None:
         yield f"model.head={model.head}: where to? Set model.embed_dim"
     unchanged = all(augment == type(augment)() for augment in config.data.augments)

@@ -34,6 +34,7 @@ MISTAKES = {
     "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
     "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "model.name=ViT-B-32"]),
     "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
+    "URL as a folder": ([EMOJI, "run.dir=s3://bucket/runs"], ["run.dir=s3://bucket/runs", "run.dir=FOLDER"]),
     "images of the other task": (
         ["experiment=topics", "data.negatives.pictures=1"],
         ["data.negatives.pictures=1", "task=question_passage"],
