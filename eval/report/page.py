@@ -246,7 +246,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
 def _model(options: Mapping[str, Any]) -> str:
     """Describe the towers in words: what each is, its weights, how much of it learns, and what is not as usual."""
     task, items = options.get("task"), joined(options.get("data.items"))
-    towers = {"encoder of texts": "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
+    encoder = "language model" if task == "language_model" else "encoder of texts"
+    towers = {encoder: "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
     of_items: dict[str, list[str]] = {}
     if task == "sequence":
         towers = {name: tower for name, tower in towers.items() if name == items}

@@ -27,8 +27,11 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
     scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
 
     x_bD, y_bD: this rank's embeddings; row i of x and row i of y are a pair. They need not be normalised. scale: 1/τ;
-    None for objectives without temperature. cosine: whether scores are of normalised embeddings.
+    None for objectives without temperature. cosine: whether scores are of normalised embeddings. Embeddings of width 1
+    are scores, which have no directions: there are no metrics of them.
     """
+    if x_bD.shape[-1] == 1:
+        return {}
     x, y = _first_rows(x_bD), _first_rows(y_bD)
     unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
     if cosine:
