@@ -206,8 +206,8 @@ def maker_with_mined(
 
 
 class LabelMaker(PairMaker):
-    """Makes pairs of an image and the name of its class, which data.label says. tokenize: the numbers of classes; so y
-    is the number of the class, int64 (b,)."""
+    """Makes pairs of an image and its class, which data.label says. tokenize: turns names of classes into their
+    numbers, so that y is int64 (b,)."""
 
     tokenize: ClassNumbers
 

@@ -61,10 +61,10 @@ class Labelled:
         return self.tokenize(self.classes)
 
     def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
-        """Return a rank's batch, joined of its parts, with its sides.
+        """Return `batch`, which has samples as x and the class of each as y, with both sides filled in.
 
-        With classes, y is this rank's share of them, and a sample's positive is its class. Else x are the samples of
-        the class 0, and y all others.
+        With classes, y is this rank's share of all classes, and a sample's positive is its own class. Without, x are
+        the samples of class 0 and y the others.
         """
         if self.classes is not None:
             own = local_rows(len(self.classes), rank, world_size)

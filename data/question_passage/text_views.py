@@ -43,8 +43,8 @@ def text_of(fields: Fields) -> Passage:
 def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables]) -> list[ShardSource]:
     """Return the files of texts that `value` names, in the syntax of data.train; of a folder of BEIR its passages.
 
-    by: checked_tables or prepared_tables. Raises ConfigError for a value that cannot work, and for a table without
-    texts. Reads no text.
+    by: makes shards of the tables among the files; checked_tables only checks them, prepared_tables converts them.
+    Raises ConfigError for a value that cannot work, and for a table without texts. Reads no text.
     """
     tables = by(table_options(config), text_of)
 

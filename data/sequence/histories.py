@@ -74,7 +74,8 @@ def padded(histories: Sequence[Int64s]) -> Tensor:
 
 @dataclass(frozen=True)
 class NextItems(Histories):
-    """n events to predict, `event_n`, each from the history before it. train_e (E,) bool: the events of training."""
+    """n events to predict, each from the history before it. event_n (n,): their places among the E events of the log.
+    train_e (E,) bool: whether an event is one of training."""
 
     train_e: np.ndarray
 

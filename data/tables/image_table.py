@@ -15,6 +15,7 @@ from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.image_text.captions import captions_in
 from dyad.data.image_text.image_files import read_header
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
+from dyad.data.shards.storage import scheme_of
 from dyad.data.tables.readers import Fields, Row, Table
 
 PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of images
@@ -112,9 +113,11 @@ class ImageTable:
 
     def encoded(self, fields: Fields) -> tuple[bytes, str]:
         """Return the bytes of the image of a row, and its name for messages. Raises BadRow when there is none."""
+        value = fields.get(self.image)
+        if isinstance(value, str) and scheme_of(value):
+            raise BadRow("image URL", f"{value:.80} is not downloaded; img2dataset makes shards of such a table")
         if path := self.path(fields):
             return content(Path(path), MAX_BYTES[IMAGES[0]]), path
-        value = fields.get(self.image)
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if not isinstance(data, bytes) or not data:
             raise BadRow("no image path", f"{self.image} = {value!r:.80}" if value else "")

@@ -156,8 +156,8 @@ def value(formula: Formula, sizes: Mapping[str, float]) -> float:
 
 
 def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, float]:
-    """Return the factors of the products `names` in the sum that gives `values` at the sizes `at`; those near 0 are
-    left out."""
+    """Fit values[k] ≈ Σ_name factor[name] · product[name](at[k]) by least squares, and return the factors, without
+    those near 0."""
     matrix = torch.tensor([[products(*sizes)[name] for name in names] for sizes in at], dtype=torch.float64)
     scale = matrix.amax(0)
     found = torch.linalg.lstsq(matrix / scale, torch.tensor(values, dtype=torch.float64)).solution / scale

@@ -57,8 +57,8 @@ def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
 
 
 def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
-    """Return how many images a second one core decodes and crops for a GPU, and which: the first of the run's own
-    shard, measured here, or, without one, those of RESULTS.md."""
+    """Return how many images one core decodes and crops in a second, and a text that says what was measured: the first
+    samples of `shard` on this machine, or, without one, those of RESULTS.md."""
     if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
         with suppress(UserError, OSError):

@@ -27,7 +27,8 @@ class AdaptedAttention(nn.MultiheadAttention):
 
     @classmethod
     def adapt(cls, attention: nn.MultiheadAttention, rank: int, alpha: float) -> None:
-        """Add adapters to `attention`, in place; B is zero at first. The names of its own parameters do not change."""
+        """Turn `attention` into an AdaptedAttention, in place. lora_B starts at zero, so outputs do not change yet; its
+        own parameters keep their names. The scale of the adapters is alpha / rank."""
         weight = attention.in_proj_weight
         attention.__class__ = cls
         adapted = cast(AdaptedAttention, attention)

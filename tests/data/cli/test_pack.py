@@ -159,6 +159,7 @@ def test_printed_command_names_these_shards(
 
 BAD = {
     "missing file": ({"image": "images/none.png", "caption": "x"}, "images/none.png"),
+    "image URL": ({"image": "https://example.org/a.jpg", "caption": "x"}, "img2dataset"),
     "undecodable image": ({"image": "images/text.png", "caption": "x"}, "images/text.png"),
     "too many pixels": ({"image": "images/big.png", "caption": "x"}, "110 x 100"),
     "unreadable file": ({"image": "images", "caption": "x"}, "images"),
