@@ -4,6 +4,7 @@ answers.
 Letters in shapes: n prompts; N answers of all of them; L tokens of the longest prompt and answer.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,11 +81,17 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
     rows = [questions.row(i) for i in range(len(questions))]
     if not rows:
         raise DataError(f"{key}={value}: has no row")
-    lists = [[(passage.key, passage, of is row.positives) for of in row.lists for passage in of] for row in rows]
-    found = [{number: (passage, right) for number, passage, right in reversed(each)} for each in lists]
-    every = [(row, *pair) for row, of_row in enumerate(found) for pair in reversed(of_row.values())]
-    row_N, right_N = np.array([row for row, _, _ in every]), np.array([right for _, _, right in every])
-    return AnswerLists([row.question for row in rows], [p for _, p, _ in every], row_N, right_N, tokenize, config)
+    answers, row_N, right_N = list[Passage](), list[int](), list[bool]()
+    for number, row in enumerate(rows):
+        found: dict[int, tuple[Passage, bool]] = {}
+        for passages in row.lists:  # the right ones first: a wrong answer that is one of them is none
+            for passage in passages:
+                found.setdefault(passage.key, (passage, passages is row.positives))
+        answers += [passage for passage, _ in found.values()]
+        row_N += [number] * len(found)
+        right_N += [right for _, right in found.values()]
+    prompts = [row.question for row in rows]
+    return AnswerLists(prompts, answers, np.array(row_N), np.array(right_N), tokenize, config)
 
 
 def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
@@ -94,8 +101,8 @@ def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
     """
     right = np.flatnonzero(lists.right_N)
     first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()
-    pairs = [(q.text, lists.answers[i].text) for q, i in zip(lists.prompts, first_n, strict=True)]
-    return [template.replace("{question}", question).replace("{answer}", answer) for question, answer in pairs]
+    parts = [{"question": q.text, "answer": lists.answers[i].text} for q, i in zip(lists.prompts, first_n, strict=True)]
+    return [re.sub(r"\{(question|answer)\}", lambda place, of=of: of[place[1]], template) for of in parts]
 
 
 def with_length(config: DataConfig, length: int | None) -> DataConfig:

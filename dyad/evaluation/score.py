@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,15 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import open_foreign, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, tracked
+from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import named_files
 from dyad.eval.config import ScoreCommand
+from dyad.eval.tasks.prompts import check_row_template
 
 if TYPE_CHECKING:
     from dyad.data.question_passage.prompts import AnswerLists
     from dyad.data.shards.content_keys import Int64s
-    from dyad.train.towers.models import LanguageModel
+    from dyad.eval.encode.encoder import Encoder
 
 Find = Callable[[int, int], "Int64s"]  # (row, count) → that many other rows, or fewer
 PURPOSE = """\
@@ -46,14 +48,17 @@ While it is written it is OUT.part, and OUT.json holds the options; the same com
 
 def main() -> None:
     command = command_options(ScoreCommand, "python -m eval.score", PURPOSE, EXAMPLES, lambda: NOTES)
-    for place in ("{question}", "{answer}"):
-        if place not in command.template:
-            raise ConfigError(f"template={command.template}: must hold {{question}} and {{answer}}")
+    check_row_template(command.template, "template")
     if Path(command.out).expanduser().exists():
         raise ConfigError(f"out={command.out} exists, so these rows are scored. Choose another, or remove it")
 
+    import torch
+
     from dyad.data.question_passage.prompts import answer_lists, with_length
+    from dyad.eval.encode.encoder import Encoder
     from dyad.evaluation.load_model import find_model
+    from dyad.train.distributed.devices import cuda_usable
+    from dyad.train.distributed.world import World
     from dyad.train.towers.models import LanguageModel
 
     found = find_model(command.model)
@@ -62,11 +67,14 @@ def main() -> None:
     if not isinstance(model, LanguageModel):
         raise ConfigError(f"model={command.model} scores no answers: give lm:NAME, or a run of task=language_model")
     data = with_length(found.config.data, command.length)
-    score(command, model, answer_lists(command.rows, data, model.tokenize, "rows"))
+    world = World(device=torch.device("cuda" if cuda_usable() else "cpu"))
+    encoder = Encoder.of(found.config, model, world)
+    encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # one row at a time
+    score(command, encoder, answer_lists(command.rows, data, model.tokenize, "rows"))
 
 
-def score(command: ScoreCommand, model: LanguageModel, rows: AnswerLists) -> None:
-    """Write the scored rows. Raises ConfigError if out is begun with other options."""
+def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
+    """Write the scored rows. encoder: of the language model. Raises ConfigError if out is begun with other options."""
     from dyad.data.question_passage.prompts import rows_as_prompts
 
     out = Path(command.out).expanduser()
@@ -78,7 +86,7 @@ def score(command: ScoreCommand, model: LanguageModel, rows: AnswerLists) -> Non
     with part.open("a", encoding="utf-8") as file:
         for row in tracked(range(done, len(prompts)), "rows scored", len(prompts) - done):
             candidates = find(row, command.depth)
-            scores = _scores(model, rows, [prompts[i] for i in candidates.tolist()], row, answers[row], command.batch)
+            scores = _scores(encoder, rows, [prompts[i] for i in candidates.tolist()], row, answers[row])
             order = np.argsort(-scores, kind="stable").tolist()
             ctxs = [
                 {"id": str(candidates[i]), "title": "", "text": prompts[candidates[i]], "score": float(scores[i])}
@@ -111,22 +119,14 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
     return len(whole)
 
 
-def _scores(
-    model: LanguageModel, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str, batch: int
-) -> np.ndarray:
+def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str) -> np.ndarray:
     """Return the score of one answer after each of n prompts and the question of its row, float64 (n,)."""
-    import torch
-
-    question, passage = rows.config.question, rows.config.passage
-    asked = [prompt + rows.prompts[row].rendered(question)[0] for prompt in prompts]
-    given, tower = passage.prefix + answer, model.towers.y_tower.eval()
-    found = [np.empty(0)]
-    with torch.inference_mode():
-        for start in range(0, len(asked), batch):
-            own = asked[start : start + batch]
-            tokens = model.tokenize(own, [given] * len(own), question.length, passage.length)
-            found.append(tower(tokens)[:, 0].double().numpy())
-    return np.concatenate(found)
+    if not prompts:
+        return np.empty(0)
+    question, n = rows.prompts[row], len(prompts)
+    asked = [replace(question, text=prompt + question.text) for prompt in prompts]
+    pairs = {"prompts": asked, "answers": [Passage(answer)] * n, "row_N": np.arange(n), "right_N": np.ones(n, bool)}
+    return encoder("y", replace(rows, **pairs))[:, 0].astype(np.float64)
 
 
 def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:

@@ -112,7 +112,14 @@ def read_in_context(path: Path) -> InContextTask:
     if length is not None and not (isinstance(length, int) and length > 1):
         raise ConfigError(f"{path}: 'length' is {length!r:.40}: write a number of tokens, 2 or more, or leave it out")
     template = str(content.get("template", TEMPLATE))
+    check_row_template(template, f"{path}: template")
     return InContextTask(questions, examples, content["language_model"], template, length)
+
+
+def check_row_template(template: str, key: str) -> None:
+    """Raise ConfigError unless a template of rows as prompts has both of its places. key: its name, for the message."""
+    if not all(place in template for place in ("{question}", "{answer}")):
+        raise ConfigError(f"{key}={template}: must hold {{question}} and {{answer}}")
 
 
 def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
