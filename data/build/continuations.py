@@ -45,20 +45,18 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
             for name, first, second in texts:
                 row = {"id": name, "query": first, "pos": [second], "neg": _wrong(texts, second, options, generator)}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    print_line(", ".join(f"{part} {len(texts):,}" for part, texts in parts.items()) + " prompts")
+    counts = ", ".join(f"{part} {len(texts):,}" for part, texts in parts.items())
     print_line(
-        f"train on them:\n  python -m train task=language_model model=causal_lm model.text.name=FOLDER objective=nll "
-        f"data.train={out}/train.jsonl data.val={out}/val.jsonl data.negatives.per_row=0 epochs=1"
+        f"{counts} prompts\ntrain on them:\n  python -m train task=language_model model=causal_lm "
+        f"model.text.name=FOLDER objective=nll data=question_passage data.train={out}/train.jsonl data.val={out}/val.jsonl data.negatives.per_row=0 epochs=1"
     )
 
 
 def _halves(text: str) -> tuple[str, str] | None:
     """Cut a text at the blank nearest its middle, which begins the second half; None without one."""
-    blanks = [i for i, letter in enumerate(text) if letter == " "]
-    if not blanks:
-        return None
-    cut = min(blanks, key=lambda i: abs(i - len(text) / 2))
-    return text[:cut], text[cut:]
+    blanks = (found.start() for found in re.finditer(" ", text))
+    cut = min(blanks, key=lambda i: abs(i - len(text) / 2), default=None)
+    return None if cut is None else (text[:cut], text[cut:])
 
 
 def _wrong(

@@ -24,7 +24,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def rows(folder: Path) -> dict[str, list[dict[str, str]]]:
-    return {part: [json.loads(line) for line in (folder / f"{part}.jsonl").open()] for part in PARTS}
+    return {part: [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()] for part in PARTS}
 
 
 def test_halves_and_wrong_answers(corpus: Path, tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_halves_and_wrong_answers(corpus: Path, tmp_path: Path) -> None:
         run([str(corpus)], ContinuationsOptions(out=str(tmp_path / name), **given))
     found = rows(tmp_path / "a")
     assert found == rows(tmp_path / "b")
-    texts = {row["_id"]: row["text"] for row in map(json.loads, corpus.open())}
+    texts = {row["_id"]: row["text"] for row in map(json.loads, corpus.read_text().splitlines())}
     groups = [{row["id"].split(".")[0] for row in found[part]} for part in PARTS]
     assert sum(map(len, groups)) == len(set.union(*groups)) == 40
     for part in PARTS:
