@@ -47,8 +47,9 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     counts = ", ".join(f"{part} {len(texts):,}" for part, texts in parts.items())
     print_line(
-        f"{counts} prompts\ntrain on them:\n  python -m train task=language_model model=causal_lm "
-        f"model.text.name=FOLDER objective=nll data=question_passage data.train={out}/train.jsonl data.val={out}/val.jsonl data.negatives.per_row=0 epochs=1"
+        f"{counts} prompts\ntrain on them:\n  python -m train task=language_model data=question_passage "
+        f"model=causal_lm model.text.name=FOLDER objective=nll data.train={out}/train.jsonl "
+        f"data.val={out}/val.jsonl epochs=1"
     )
 
 
