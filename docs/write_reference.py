@@ -24,14 +24,31 @@ from typing import Any, get_args, get_type_hints
 import dyad
 from dyad.__main__ import COMMANDS
 from dyad.data.cli.main import VERBS
+from dyad.eval.report.curves import DERIVED, HEALTH, TRAINING
 from dyad.eval.report.health_checks import CHECKS
 from dyad.train.cli.compose import as_argument, keys
-from dyad.train.cli.presets import groups
+from dyad.train.cli.presets import CONFIG_DIR, groups
 from dyad.train.losses import OBJECTIVES
+from dyad.train.run_folder.folder import read_yaml
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs/reference"
 NOTE = "This page is made from the code by `python -m docs.write_reference`.\n"
+OTHER_METRICS = {  # of every run, without a chart of their own
+    "skipped": "Share of the steps since the last line whose loss or gradient was not finite; they changed nothing.",
+    "duplicates_x duplicates_y": "Share of the batch whose item stands in it more than once.",
+    "substituted": "Samples that could not be read and were replaced, since the start.",
+    "batch_time": "Seconds of a step; data_time: of these, waiting for data.",
+    "samples_per_second_per_device": "Pairs a second of one device.",
+    "checkpoint_seconds": "Seconds that the steps since the last line waited for saving.",
+    "mfu": "Model FLOPs utilisation: share of the GPU's peak, where that is known.",
+    "copy_time": "On a GPU: seconds that the copies of a batch took.",
+    "mi_saturated": "1 where mi_bound is near log K, and says little.",
+    "alignment": "Mean squared distance of the normalised embeddings of a pair.",
+    "log_z_x log_z_std_x log_z_y log_z_std_y": "Log mean exp of an anchor's logits: mean, deviation.",
+    "participation_x participation_y": "1 / Σπ², π the softmax over an anchor's negatives: another count of those it sees.",
+    "log_k": "log K, with K the candidates of an anchor: the loss of a guess, in nats.",
+}
 AREAS = {  # of the messages: title → what the folders of tests that meet them begin with; the first title counts
     "Data": r"data/",
     "Models": r"train/towers",
@@ -87,13 +104,23 @@ def keys_page() -> str:
         section = key.partition(".")[0] if "." in key else "Keys without a section"
         if section != "objective":
             sections.setdefault(section, []).append((f"`{key}`", f"`{as_argument(default)}`", meaning))
-    choices = [(f"`{name}`", ", ".join(f"`{c}`" for c in found)) for name, found in groups().items()]
+    chosen = default_choices()
+    choices = [
+        (f"`{name}`", f"`{chosen.get(name) or 'null'}`", ", ".join(f"`{c}`" for c in found))
+        for name, found in groups().items()
+    ]
     parts = [f"# Keys\n\n{NOTE}", "Every key is typed as `key=value` after `python -m train`.\n"]
     parts += ["## Groups\n", "A group has presets in `configs/`; `group=choice` takes one.\n"]
-    parts.append(table(("group", "choices"), choices))
+    parts.append(table(("group", "default", "choices"), choices))
     for section, rows in sections.items():
         parts += [f"## {section}\n", table(("key", "default", "meaning"), rows)]
     return "\n".join(parts)
+
+
+def default_choices() -> dict[str, str | None]:
+    """Return the choice of each group that a run has without arguments, from configs/train.yaml."""
+    defaults = read_yaml(CONFIG_DIR / "train.yaml")["defaults"]
+    return {group: choice for entry in defaults if isinstance(entry, dict) for group, choice in entry.items()}
 
 
 def objectives_page() -> str:
@@ -195,6 +222,23 @@ def _said(template: str) -> str:
     return cell(re.sub(r"\{[^}]*}", "…", template)).removeprefix("…: ").removesuffix(".")
 
 
+def metrics_page() -> str:
+    """Return the page of the numbers of a training run, by the charts of the report that show them."""
+    parts = [
+        f"# Numbers of a run\n\n{NOTE}",
+        "In `metrics.jsonl`, W&B and TensorBoard “train/” stands before a name, and numbers of evaluations are "
+        "“eval/DATA/METRIC”. A run has those that its objective, device and task make. x and y are the two sides of a "
+        "pair, such as images and texts.\n",
+    ]
+    rows = []
+    for title, plan in (TRAINING | HEALTH).items():
+        made = [DERIVED.get(name, (name,)) for names in plan.lines.values() for name in names.split()]
+        rows.append((title, ", ".join(f"`{name}`" for names in made for name in names), plan.note))
+    rows += [("", ", ".join(f"`{name}`" for name in names.split()), said) for names, said in OTHER_METRICS.items()]
+    parts.append(table(("chart of the report", "names", "meaning"), rows))
+    return "\n".join(parts)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands": commands_page,
     "keys": keys_page,
@@ -202,6 +246,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "api": api_page,
     "messages": messages_page,
     "signs": signs_page,
+    "metrics": metrics_page,
 }
 
 

@@ -64,10 +64,13 @@ class ScoreCommand:
     out: str = described(MISSING, "file of scored rows; the same command goes on where it was stopped")
     by: str = described("bm25", "what finds the candidates: bm25, random, or a model that embeds texts")
     depth: int = described(50, "candidates of each row", least=1, most=10_000)
+    sample: int | None = described(
+        None, "rows that are scored, drawn by seed; null: all. Candidates are all rows", least=1
+    )
     template: str = described("{question}{answer}\\n", "a row as a prompt, which stands before the question")
     length: int | None = described(None, "most tokens of prompt and question; null: as the model has it", least=2)
     batch: int = described(64, "prompts that are scored at a time", least=1)
-    seed: int = described(0, "of by=random", least=0)
+    seed: int = described(0, "of by=random and of sample", least=0)
 
 
 @dataclass

@@ -1,51 +1,68 @@
-"""`python -m data continuations`: prompts and answers from a corpus, to train and choose with a language model.
+"""`python -m data continuations`: prompts and answers for a language model, from a corpus or from a file of classes.
 
-Each text is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. Wrong answers
-are second halves of other texts of the same part. All texts of a group belong to one part, by a hash of its name.
+Each text of a corpus is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. A
+text of a class is a prompt, and the name of its class the answer. Wrong answers are those of other rows of the same
+part. All texts of a group belong to one part, by a hash of its name; a text of a class is a group of its own.
+
+A language model uses an example in its prompt only if it has met such prompts: with examples=N each row of train also
+stands N times after a row of another group: in three of four cases after the next that BM25 finds for its prompt, else
+after a random one.
 """
 
 import json
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from dyad.data.base.errors import DataError
-from dyad.data.base.progress import print_line
+from dyad.data.base.json_text import read_json
+from dyad.data.base.progress import print_line, tracked
 from dyad.data.build.sequences import PARTS, part_by_hash
 from dyad.data.cli import outputs
 from dyad.data.cli.options import ContinuationsOptions
+from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.shards.sources import local_path
 
-Halves = tuple[str, str, str]  # id, first and second half of a text
+BY_BM25 = 0.75  # share of the examples
+DEPTH = 100  # rows that BM25 finds for a prompt
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt with its right answer. group: what stays in one part."""
+
+    id: str
+    group: str
+    prompt: str
+    answer: str
 
 
 def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     """Write rows of the parts into the new folder options.out, and print what they hold.
 
-    Raises DataError for an id that group_of does not match, and for a part with too few texts to draw wrong answers of.
+    Raises DataError for an id that group_of does not match, for a file of classes that holds something else, and for a
+    part with too few answers to draw wrong ones of.
     """
-    out = outputs.checked_out(options.out)
-    parts: dict[str, list[Halves]] = {part: [] for part in PARTS}
-    corpus = open_corpus(local_path(arguments[0]), "INPUT")
-    for i in range(len(corpus)):
-        (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
-        if not (found := re.fullmatch(options.group_of, name)):
-            raise DataError(f"{arguments[0]}: the id '{name:.80}' does not match group_of={options.group_of}")
-        if halves := _halves(text):
-            parts[part_by_hash(found[1], options.val, options.test)].append((name, *halves))
-    if short := next((part for part in PARTS if len({half for *_, half in parts[part]}) <= options.wrong), None):
-        raise DataError(f"{arguments[0]}: {short} has {len(parts[short])} texts, too few for wrong={options.wrong}")
-    with outputs.new_folder(out) as folder, ExitStack() as stack:
-        for number, (part, texts) in enumerate(parts.items()):
-            file = stack.enter_context((folder / f"{part}.jsonl").open("w", encoding="utf-8"))
+    out, (path, *_) = outputs.checked_out(options.out), arguments
+    parts: dict[str, list[Row]] = {part: [] for part in PARTS}
+    for row in _of_classes(path) if path.endswith(".json") else _of_corpus(path, options.group_of):
+        parts[part_by_hash(row.group, options.val, options.test)].append(row)
+    for part, rows in parts.items():
+        if (found := len({row.answer for row in rows})) <= options.wrong:
+            raise DataError(f"{path}: {part} has {found} different answers, too few for wrong={options.wrong}")
+    with outputs.new_folder(out) as folder:
+        for number, (part, rows) in enumerate(parts.items()):
             generator = np.random.default_rng([options.seed, number])
-            for name, first, second in texts:
-                row = {"id": name, "query": first, "pos": [second], "neg": _wrong(texts, second, options, generator)}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    counts = ", ".join(f"{part} {len(texts):,}" for part, texts in parts.items())
+            lines = [_line(row, row.prompt, rows, options, generator) for row in rows]
+            _write(folder / f"{part}.jsonl", lines)
+        if options.examples:
+            generator = np.random.default_rng([options.seed, len(parts)])
+            _write(folder / "examples.jsonl", _after_examples(parts["train"], options, generator))
+    counts = ", ".join(f"{part} {len(rows):,}" for part, rows in parts.items())
     print_line(
         f"{counts} prompts\ntrain on them:\n  python -m train task=language_model data=question_passage "
         f"model=causal_lm model.text.name=FOLDER objective=nll data.train={out}/train.jsonl "
@@ -53,20 +70,64 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     )
 
 
-def _halves(text: str) -> tuple[str, str] | None:
-    """Cut a text at the blank nearest its middle, which begins the second half; None without one."""
-    blanks = (found.start() for found in re.finditer(" ", text))
-    cut = min(blanks, key=lambda i: abs(i - len(text) / 2), default=None)
-    return None if cut is None else (text[:cut], text[cut:])
+def _of_corpus(path: str, group_of: str) -> Iterator[Row]:
+    """Yield each text of a corpus, cut at the blank nearest its middle, which begins the answer; none without one."""
+    corpus = open_corpus(local_path(path), "INPUT")
+    for i in range(len(corpus)):
+        (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
+        if not (group := re.fullmatch(group_of, name)):
+            raise DataError(f"{path}: the id '{name:.80}' does not match group_of={group_of}")
+        blanks = [found.start() for found in re.finditer(" ", text)]
+        if blanks:
+            cut = min(blanks, key=lambda i: abs(i - len(text) / 2))
+            yield Row(name, group[1], text[:cut], text[cut:])
 
 
-def _wrong(
-    texts: Sequence[Halves], right: str, options: ContinuationsOptions, generator: np.random.Generator
-) -> list[str]:
-    """Draw the second halves of `wrong` other texts, all different and none the right one."""
-    found: dict[str, None] = {}
-    while len(found) < options.wrong:
-        half = texts[int(generator.integers(len(texts)))][2]
-        if half != right:
-            found.setdefault(half)
-    return [*found]
+def _of_classes(path: str) -> Iterator[Row]:
+    """Yield each text of a file {"classes": {name: [text, …]}}, such as a zero-shot task."""
+    try:
+        task = read_json(Path(path).expanduser())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from None
+    classes = task.get("classes") if isinstance(task, dict) else None
+    if not isinstance(classes, dict):
+        raise DataError(
+            f'{path}: wanted {{"classes": {{name: [text, …]}}}}, or a corpus in a .jsonl, .tsv or BEIR folder'
+        )
+    for name, texts in classes.items():
+        for text in texts if isinstance(texts, list) else [None]:
+            if not isinstance(text, str):
+                raise DataError(f"{path}: the class '{name:.80}' is no list of texts")
+            yield Row(text, text, f"{text}:", f" {name}")
+
+
+def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _line(
+    row: Row, prompt: str, rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
+) -> dict[str, object]:
+    """Return the line of a row with its prompt, and the answers of other rows, all different and none the right one."""
+    wrong: dict[str, None] = {}
+    while len(wrong) < options.wrong:
+        answer = rows[int(generator.integers(len(rows)))].answer
+        if answer != row.answer:
+            wrong.setdefault(answer)
+    return {"id": row.id, "query": prompt, "pos": [row.answer], "neg": [*wrong]}
+
+
+def _after_examples(
+    rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
+) -> Iterator[dict[str, object]]:
+    """Yield the line of each row options.examples times, each time after another row."""
+    index = build_bm25(row.prompt + row.answer for row in rows)
+    for row in tracked(rows, "rows with examples", len(rows)):
+        ((_, found),) = index.search([row.prompt], DEPTH)
+        similar = iter([rows[i] for i in found.tolist() if rows[i].group != row.group])
+        for _ in range(options.examples):
+            example = next(similar, None) if generator.random() < BY_BM25 else None
+            while example is None or example.group == row.group:
+                example = rows[int(generator.integers(len(rows)))]
+            yield _line(row, f"{example.prompt}{example.answer}\n{row.prompt}", rows, options, generator)

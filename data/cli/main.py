@@ -71,7 +71,7 @@ VERBS = (
         "continuations",
         "prompts, right and wrong answers for a language model",
         ContinuationsOptions,
-        "CORPUS",
+        "INPUT",
         "build",
     ),
     Verb(
@@ -115,6 +115,7 @@ split shards/ out=parts val=0.05 by=picture
 split beir/scifact/ out=parts
 continuations corpus.jsonl out=halves
 continuations corpus.jsonl out=halves 'group_of=(.*)[.][0-9]+' wrong=3
+continuations classes.json out=classes wrong=3 examples=8
 negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10

@@ -151,7 +151,10 @@ class ContinuationsOptions:
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     group_of: str = described("(.*)", "regular expression whose group names what stays in one part, of ids of texts")
     wrong: int = described(7, "wrong answers of each prompt", least=1, most=1000)
-    seed: int = described(0, "of the wrong answers", least=0)
+    examples: int = described(
+        0, "also write examples.jsonl: each row of train so many times, after another row", least=0
+    )
+    seed: int = described(0, "of the wrong answers and of examples", least=0)
     val: float = described(0.1, "share for validation", above=0, below=1)
     test: float = described(0.1, "share for the test", above=0, below=1)
 

@@ -38,6 +38,7 @@ EXAMPLES = {
     "candidates by BM25": "python -m eval.score model=lm:FOLDER rows=train.jsonl out=scored.jsonl",
     "by a model that embeds texts": "python -m eval.score model=runs/lm_nll rows=train.jsonl out=scored.jsonl "
     "by=runs/topics depth=20",
+    "2,000 of the rows": "python -m eval.score model=lm:FOLDER rows=train.jsonl out=scored.jsonl sample=2000",
     "then train on them": "python -m train experiment=epr data.train=scored.jsonl",
 }
 NOTES = """\
@@ -83,8 +84,9 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
     answers = rows_as_prompts(rows, "{answer}")
     prompts = rows_as_prompts(rows, command.template.replace("\\n", "\n"))
     find = FINDERS.get(command.by, _by_model)(command, prompts, [question.text for question in rows.prompts])
+    scored = _scored_rows(command, len(prompts))[done:]
     with part.open("a", encoding="utf-8") as file:
-        for row in tracked(range(done, len(prompts)), "rows scored", len(prompts) - done):
+        for row in tracked(scored, "rows scored", len(scored)):
             candidates = find(row, command.depth)
             scores = _scores(encoder, rows, [prompts[i] for i in candidates.tolist()], row, answers[row])
             order = np.argsort(-scores, kind="stable").tolist()
@@ -97,7 +99,14 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
     part.rename(out)
-    print_line(f"{out}: {len(prompts):,} rows. Train on them:  python -m train experiment=epr data.train={out}")
+    print_line(f"{out}: {done + len(scored):,} rows. Train on them:  python -m train experiment=epr data.train={out}")
+
+
+def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
+    """Return the numbers of the rows that are scored, ascending."""
+    if command.sample is None or command.sample >= n:
+        return [*range(n)]
+    return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
 
 
 def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:

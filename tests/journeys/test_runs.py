@@ -146,6 +146,11 @@ def test_finished_again_anew_and_from_elsewhere(commands, tiny, tmp_path: Path) 
     run = tmp_path / "runs" / "a"
     assert commands.run(*tiny({"run.name": "a", "checkpoint.every": 3})).code == 0
     weights, metrics = last_weights(run), (run / "metrics.jsonl").read_bytes()
+    names = {
+        name.removeprefix("train/") for line in metrics.splitlines() for name in json.loads(line) if "train/" in name
+    }
+    page = (ROOT / "docs/reference/metrics.md").read_text()
+    assert names and {name for name in names if f"`{name}`" not in page} == set()
 
     again = commands.run(*tiny({"run.name": "a"}))
     assert (again.code, again.out) == (0, f"already finished: {run}\n")

@@ -48,6 +48,16 @@ def test_scores_are_those_of_the_model(by: str, batch: int, folder: Path, monkey
     assert [len(row["ctxs"]) for row in found] == ([2, 2, 1, 2] if by == "bm25" else [2] * 4)
 
 
+def test_a_sample_of_the_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = {row["id"]: row for row in scored(folder, monkeypatch)}
+    (folder / "scored.jsonl").unlink()
+    half = scored(folder, monkeypatch, sample=2)
+    assert len(half) == 2 and all(row == whole[row["id"]] for row in half)
+    part = (folder / "scored.jsonl").rename(folder / "scored.jsonl.part")
+    part.write_text(json.dumps(half[0], ensure_ascii=False) + "\n")
+    assert scored(folder, monkeypatch, sample=2) == half
+
+
 def test_an_interrupted_file_is_gone_on_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = scored(folder, monkeypatch)
     out = folder / "scored.jsonl"
