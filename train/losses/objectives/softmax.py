@@ -1,5 +1,25 @@
 """The softmax family (InfoNCE, CLIP, DPR, SimCLR, symmetric and one-sided DPM): formulas over log-sums of sums/lse.py.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def info_nce(a_BM):  # of each row, whose positive is the column of the same number
+    return a_BM.logsumexp(1) - a_BM.diagonal()
+
+def clip(x_BD, y_BD, tau):  # rows of length 1, for a cosine
+    a_BB = x_BD @ y_BD.T / tau
+    return (info_nce(a_BB) + info_nce(a_BB.T)).mean() / 2
+
+def one_sided_dpm(x_BD, y_BD, tau, log_q_B):
+    a_BB = x_BD @ y_BD.T / tau
+    return tau * ((a_BB - log_q_B).logsumexp(1) - a_BB.diagonal()).mean()
+
+def simclr(x_BD, y_BD, tau):
+    z_MD = torch.cat([x_BD, y_BD])  # M = 2B views
+    a_MM = (z_MD @ z_MD.T / tau).fill_diagonal_(-math.inf)
+    return info_nce(a_MM.roll(len(x_BD), 1)).mean()
+```
+
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, s_ij = <x_i, y_j>
 scores, logits a_ij = s_ij/τ; an anchor is a row or column whose positives are to be found; C_i the candidates of anchor
 i (the columns in its sum), m_i = |C_i|, P_i its positives, p one of them, P without index the number of listed positive
