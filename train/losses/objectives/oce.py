@@ -3,10 +3,10 @@
 The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
 
 ```python
-def kl(l_RM, tau):
+def kl(l_RM, tau):  # l: the losses of R rows
     return tau * ((l_RM / tau).logsumexp(1) - math.log(l_RM.shape[1]))
 
-def chi2(l_RM, tau):
+def chi2(l_RM, tau):  # t = ν − τ solves Σ_j max(l_j − t, 0) = Mτ: the largest t of the first n of the sorted losses
     largest_RM, n_M = l_RM.sort(1, descending=True).values, torch.arange(l_RM.shape[1]) + 1
     nu_R1 = ((largest_RM.cumsum(1) - len(n_M) * tau) / n_M).amax(1, keepdim=True) + tau
     u_RM = ((l_RM - nu_R1) / tau).clamp(min=-1)

@@ -3,7 +3,7 @@
 The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
 
 ```python
-def hinge(d, margin):
+def hinge(d, margin):  # d_rj = s_rj − p_r
     return (margin + d).clamp(min=0)
 
 def squared_hinge(d, margin):

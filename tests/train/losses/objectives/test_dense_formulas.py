@@ -221,5 +221,8 @@ def test_a_dense_formula_is_an_independent_reading(name: str) -> None:
     close(dense(name, x, y, known(objective)), independent(name, objective, x, y), 1e-10)
 
 
-def test_every_objective_has_a_dense_formula() -> None:
+def test_every_objective_has_a_dense_formula_and_every_formula_is_compared() -> None:
     assert set(DENSE) == set(OBJECTIVES)
+    text = Path(__file__).read_text()
+    functions = [name for code in vars(CODE).values() for name, value in vars(code).items() if callable(value)]
+    assert len(functions) > 20 and all(re.search(rf"[.\"]{name}\b", text) for name in functions), functions
