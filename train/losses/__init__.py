@@ -38,6 +38,9 @@ The route of one score, from embeddings to the loss and back, by file:
 A loss of rows alone takes sums/row_losses.py in place of steps 5 and 7. gathered/further_rows.py adds x items of no
 pair, such as wrong images, to the sums of columns.
 
+Each file of objectives/ opens with its formula on whole score matrices, in one process: code that a test runs and
+compares. Read it first.
+
 The other families: objectives/logistic.py and objectives/pair_losses.py sum any function of a score by
 sums/pair_sum.py in place of step 5; oce.py and robust.py use them, and sums/row_select.py, which selects thresholds.
 objectives/spectral.py needs no scores. objectives/cpc.py is step 5 for sequences. objectives/estimators.py keeps

@@ -1,5 +1,18 @@
 """Contrastive predictive coding (CPC): from a context, identify the encodings of its own sequence some steps ahead.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def cpc(x_BTC, y_BTD, w_HDC, lengths_B, tau):  # w: one matrix for each horizon
+    losses = []
+    for u in range(1, x_BTC.shape[1]):
+        there_B = lengths_B > u  # these sequences reach step u: anchors and candidates
+        for steps, w_DC in enumerate(w_HDC[:u], 1):
+            a_bb = x_BTC[there_B, u - steps] @ w_DC.T @ y_BTD[there_B, u].T / tau
+            losses.append(a_bb.logsumexp(1) - a_bb.diagonal())
+    return torch.cat(losses).mean()
+```
+
 Legend: b sequences on this rank, B on all W ranks, T steps per sequence, H horizons (how many steps ahead are
 predicted), D width; step u = t + s is predicted from the context at step t.
 """

@@ -1,5 +1,24 @@
 """Estimators of the contrastive loss over the whole data set from small batches, with state for every sample.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def estimate(a_BB, u_B, gamma):  # a_ij = (s_ij − s_ii)/τ
+    others_BB = 1 - torch.eye(len(a_BB))
+    g_B = (others_BB * a_BB.exp()).sum(1) / (len(a_BB) - 1)
+    u_B = (1 - gamma) * u_B + gamma * g_B.detach()
+    return g_B - g_B.detach(), u_B  # the first is 0 and has the gradient of ĝ
+
+def fastclip_v3(d_BB, tau, u_B, gamma, rho):  # one direction, d_ij = s_ij − s_ii; sogclr: rho = 0
+    zero_B, u_B = estimate((d_BB.T / tau).T, u_B, gamma)  # isogclr: tau of each row, (B,)
+    return (tau * (u_B.log() + zero_B / u_B + rho)).mean()  # fastclip_v0: without tau and rho
+
+def nuclr(d_BB, tau, u_B, gamma, zeta_B, n):  # one direction
+    zero_B, u_B = estimate((d_BB + zeta_B) / tau, u_B, gamma)
+    D_B = u_B + (zeta_B / tau).exp() / (n - 1)
+    return (tau * (((n - 1) * D_B).log() + zero_B / D_B.detach()) - zeta_B).mean()
+```
+
 Legend: n samples; b pairs (x_i, y_i) on this rank, B on all ranks; τ temperature, s_ij score of x_i and y_j, d_ij =
 s_ij − s_ii; C_i the negatives of anchor i in the batch, m_i = |C_i|; a side, "x" or "y", is that of the anchors.
 

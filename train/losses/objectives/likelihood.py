@@ -1,4 +1,12 @@
-"""Maximum likelihood: the loss of scores that are log-likelihoods of answers."""
+"""Maximum likelihood: the loss of scores that are log-likelihoods of answers.
+
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def nll(x_BD, y_BD, w_B):  # w: the relevance of each pair
+    return -(w_B * (x_BD * y_BD).sum(1)).mean()
+```
+"""
 
 from torch import Tensor
 

@@ -1,5 +1,19 @@
 """The logistic family: binary classification of pairs as data or noise, by their logits a.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def siglip(x_BD, y_BD, tau, bias):  # local NCE: with bias − log(B − 1)
+    a_BB = x_BD @ y_BD.T / tau + bias
+    data_BB = torch.eye(len(a_BB))  # 1 for a pair (x_i, y_i), else 0
+    return -F.logsigmoid((2 * data_BB - 1) * a_BB).sum(1).mean()
+
+def nce(x_BD, y_BD, tau, bias, k):  # binary NCE: half of this, with k = 1
+    a_BB = x_BD @ y_BD.T / tau + bias - math.log(k)
+    noise_BB = ~torch.eye(len(a_BB), dtype=torch.bool)
+    return -F.logsigmoid(a_BB.diagonal()).mean() - k * F.logsigmoid(-a_BB[noise_BB]).mean()
+```
+
 Legend: b rows of this rank, B of all W ranks, M ≥ B columns, P listed pairs; s_ij scores, τ temperature; sp(a) = log(1
 + e^a) = −log σ(−a), σ the sigmoid; data pairs are positives, noise pairs are negatives; k_d, k_n: the numbers of data
 and noise pairs of the global batch; k: noise pairs per data pair; q: the density of the noise.

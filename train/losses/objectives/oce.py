@@ -1,5 +1,23 @@
 """Optimised certainty equivalents of the losses in each row of a score matrix, at memory linear in the batch.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def kl(l_RM, tau):  # l: the losses of R rows
+    return tau * ((l_RM / tau).logsumexp(1) - math.log(l_RM.shape[1]))
+
+def chi2(l_RM, tau):  # t = ν − τ solves Σ_j max(l_j − t, 0) = Mτ: the largest t of the first n of the sorted losses
+    largest_RM, n_M = l_RM.sort(1, descending=True).values, torch.arange(l_RM.shape[1]) + 1
+    nu_R1 = ((largest_RM.cumsum(1) - len(n_M) * tau) / n_M).amax(1, keepdim=True) + tau
+    u_RM = ((l_RM - nu_R1) / tau).clamp(min=-1)
+    return (tau * (u_RM + u_RM.square() / 2) + nu_R1).mean(1)
+
+def cvar(l_RM, alpha):
+    number = alpha * l_RM.shape[1]  # of the largest losses; the last one counts in part
+    shares_M = (number - torch.arange(l_RM.shape[1]).to(l_RM)).clamp(0, 1)
+    return (shares_M * l_RM.sort(1, descending=True).values).sum(1) / number
+```
+
 Legend: R rows of this rank, r one of them or, as a shape, the number of rows in a slice; M columns of all ranks; losses
 ℓ_rj = ℓ(s_rj − p_r) over the m_r columns j that row r does not leave out (its candidates C_r), s_rj score, p_r the
 score of the row's positive; τ temperature, φ divergence, φ* its conjugate, w the weights of the worst case, ν a scalar

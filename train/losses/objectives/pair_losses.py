@@ -1,5 +1,18 @@
 """The losses of candidates against positives, ℓ(s_rj − p_r), from which optimised certainty equivalents are computed.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def hinge(d, margin):  # d_rj = s_rj − p_r
+    return (margin + d).clamp(min=0)
+
+def squared_hinge(d, margin):
+    return hinge(d, margin).square()
+
+def logistic(d):
+    return torch.logaddexp(d, torch.zeros_like(d))  # log(1 + e^d)
+```
+
 Legend: R rows of this rank, r one of them or, as a shape, the number of rows in a slice; M columns of all ranks; s_rj
 the score of column j, p_r that of the row's positive.
 """

@@ -1,5 +1,18 @@
 """The robust family: for every positive pair, the worst case of a pair loss over distributions near the uniform.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def coce(x_BD, y_BD, pair_loss, oce):  # anchors x; pair_loss and oce as those that open pair_losses.py and oce.py
+    s_BB = x_BD @ y_BD.T
+    others_BB = ~torch.eye(len(s_BB), dtype=torch.bool)
+    d_BM = (s_BB - s_BB.diagonal()[:, None])[others_BB].view(len(s_BB), -1)  # M = B − 1
+    return oce(pair_loss(d_BM)).mean()
+
+def partial_auc(x_B1, y_M1, pair_loss, oce):  # scores of positives and of negatives
+    return oce(pair_loss(y_M1.T - x_B1)).mean()
+```
+
     L = mean_i mean_{p∈P_i} OCE_{j∈C_i} ℓ(s_ij − s_ip)
 
 Legend: i an anchor, P_i its positives, C_i its candidates; s_ij scores, ℓ the pair loss, τ temperature; OCE the

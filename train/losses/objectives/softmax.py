@@ -1,5 +1,25 @@
 """The softmax family (InfoNCE, CLIP, DPR, SimCLR, symmetric and one-sided DPM): formulas over log-sums of sums/lse.py.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def info_nce(a_BM):  # of each row, whose positive is the column of the same number
+    return a_BM.logsumexp(1) - a_BM.diagonal()
+
+def clip(x_BD, y_BD, tau):  # rows of length 1, for a cosine
+    a_BB = x_BD @ y_BD.T / tau
+    return (info_nce(a_BB) + info_nce(a_BB.T)).mean() / 2
+
+def one_sided_dpm(x_BD, y_BD, tau, log_q_B):
+    a_BB = x_BD @ y_BD.T / tau
+    return tau * ((a_BB - log_q_B).logsumexp(1) - a_BB.diagonal()).mean()
+
+def simclr(x_BD, y_BD, tau):
+    z_MD = torch.cat([x_BD, y_BD])  # M = 2B views
+    a_MM = (z_MD @ z_MD.T / tau).fill_diagonal_(-math.inf)
+    return info_nce(a_MM.roll(len(x_BD), 1)).mean()
+```
+
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, M ≥ B columns, D width; τ temperature, s_ij = <x_i, y_j>
 scores, logits a_ij = s_ij/τ; an anchor is a row or column whose positives are to be found; C_i the candidates of anchor
 i (the columns in its sum), m_i = |C_i|, P_i its positives, p one of them, P without index the number of listed positive
@@ -21,7 +41,6 @@ from dyad.train.losses.gathered.candidates import Anchors, Relations, relations,
 from dyad.train.losses.gathered.importance import column_numbers
 from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
 from dyad.train.losses.options.choices import Directions, Importance, Partition, Positives, Views
-from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions, SoftmaxOptions
 from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import known_sizes
@@ -74,8 +93,7 @@ class SoftmaxObjective(TemperatureObjective):
         related = relations(batch, options)
         negatives, in_sum_P = without_positives(related, options)
         if options.directions is Directions.x and related.plain and weights_M is None:
-            row, rows_b = rows_alone(related, in_sum_P, negatives, scale, options)
-            sums, column = (rows_b, None), row
+            row = column = rows_alone(related, in_sum_P, negatives, scale, options)
         else:
             layout = None if options.directions is Directions.x else batch.columns  # no sums over ranks for rows
             rows_b, columns_M = log_partition(
@@ -83,11 +101,10 @@ class SoftmaxObjective(TemperatureObjective):
             )
             if batch.further_rows is not None:
                 columns_M = batch.further_rows.joined(columns_M, batch.y_MD, scale, batch.columns)
-            sums = rows_b, columns_M
-            row, column = core_terms(related, in_sum_P, sums, scale, options, options.partition, weights_M)
+            row, column = core_terms(related, in_sum_P, (rows_b, columns_M), scale, options, weights_M)
         loss = symmetric_dpm(row, column, 1 / scale, options, related.mean_relevance() if options.rho else (1.0, 1.0))
         with torch.no_grad():  # the bound holds without weights only
-            bound = mi_bound(related, in_sum_P, sums, scale, options) if weights_M is None else {}
+            bound = mi_bound(related, row, column, options) if weights_M is None else {}
             return ObjectiveResult(loss, {**score_means(batch), **bound})
 
     def _log_weights(self, batch: GatheredBatch) -> Tensor | None:
@@ -188,8 +205,8 @@ def softplus(a: Tensor) -> Tensor:
 
 def rows_alone(
     related: Relations, in_sum_b: Tensor, negatives: Exclusion, scale: Tensor, options: SoftmaxOptions
-) -> tuple[Tensor, Tensor]:
-    """Return the mean over rows of f_i/τ as core_terms does, and the log-sums of the rows' negatives, without gradient.
+) -> Tensor:
+    """Return the mean over rows of f_i/τ as core_terms does, 0-d, without the sums of columns.
 
     Each row has one positive, y_i. in_sum_b, scale, options: as in core_terms. negatives: the pairs to leave out.
     """
@@ -202,29 +219,26 @@ def rows_alone(
     mean = options.partition is Partition.mean
     log_counts_b = anchors.counts.clamp(min=1).to(p_b).log() if mean else torch.zeros_like(p_b)
     of_rows = omega_b, log_counts_b, weighted(anchors.share * anchors.weights(p_b), batch.relevance)
-    total, log_sums_b, _ = row_losses(f, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=of_rows)
-    return total, log_sums_b + scale.detach() * p_b.detach()
+    return row_losses(f, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=of_rows)[0]
 
 
 def core_terms(
     related: Relations,
     in_sum_P: Tensor,
-    sums: tuple[Tensor, Tensor | None],
+    sums: tuple[Tensor, Tensor],
     scale: Tensor,
-    options: PairOptions,
-    partition: Partition,
+    options: SoftmaxOptions,
     weights_M: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the means over anchors of f_i/τ = LSE_{j∈C_i}(d_ij/τ) − c_i for rows and for columns, 0-d each.
 
     d_ij = s_ij − s_ip is the score of candidate j minus that of the positive p, and C_i holds the m_i candidates of
-    anchor i. c_i is 0 (partition=sum) or log m_i (partition=mean). The results are this rank's shares: their means over
+    anchor i. c_i is 0 (options.partition=sum) or log m_i (mean). The results are this rank's shares: their means over
     ranks are the means over the anchors of the global batch. Further symbols as in the module docstring.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
-    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,); None: the mean over columns is not
-    needed. scale: 1/τ. options: see the last paragraph. weights_M: the log-weights ω_j that were added to the logits of
-    the row sums.
+    LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
+    paragraph. weights_M: the log-weights ω_j that were added to the logits of the row sums.
 
     f_i/τ is computed as log(e^(N_i − a_ip) + Σ_{q∈P_i∩C_i} e^(a_iq − a_ip)) − c_i, which keeps all digits near a loss
     of 0. The difference LSE_{C_i} − a_ip would lose them, as both terms are near 1/τ.
@@ -240,12 +254,8 @@ def core_terms(
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
     omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
     of_pairs = [(index, omega_P, single, batch.relevance) for index, omega_P in zip(indices, omegas, strict=True)]
-    rows = DirectionSums(related.rows, sums[0], partition, *of_pairs[0], None)
-    row = mean(rows, a_P)
-    if sums[1] is None:
-        return row, torch.zeros_like(row)
-    columns = DirectionSums(related.columns, sums[1], partition, *of_pairs[1], batch.columns)
-    column = mean(columns, a_P)
+    row = mean(DirectionSums(related.rows, sums[0], options.partition, *of_pairs[0], None), a_P)
+    column = mean(DirectionSums(related.columns, sums[1], options.partition, *of_pairs[1], batch.columns), a_P)
     if related.same:
         correction = _own_minus_mean(related, scale)
         row, column = row + related.rows.share * correction[0], column + related.columns.share * correction[1]
@@ -301,11 +311,9 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the loss with positives=each: the mean over anchors of f/τ, averaged over positives.
+    """Return this rank's share of the mean over anchors of f/τ with positives=each, averaged over their positives.
 
-    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. side: the
-    anchors of one direction (rows or columns), with the log-sums over their negatives. a_P: the logits of the P listed
-    positive pairs.
+    f: as in core_terms. a_P: the logits of the P listed positive pairs.
     """
     log_positives = side.omega_P
     if not side.single:
@@ -317,11 +325,10 @@ def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
 
 
 def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the loss with positives=merge: the mean over anchors of f/τ.
+    """Return this rank's share of the mean over anchors of f/τ with positives=merge.
 
-    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. Here the
-    log-sum-exp over the anchor's positives takes the place of the logit s_ip/τ. side: the anchors of one direction
-    (rows or columns), with the log-sums over their negatives. a_P: the logits of the P listed positive pairs.
+    f: as in core_terms, with the log-sum-exp over the anchor's positives in place of the logit s_ip/τ. a_P: the logits
+    of the P listed positive pairs.
     """
     merged, in_sum = side.over_positives(a_P), side.over_positives(a_P + side.omega_P)
     f = side.f(slice(None), merged, torch.where(in_sum == merged, 0.0, in_sum - merged))
@@ -331,10 +338,9 @@ def _merged(side: DirectionSums, a_P: Tensor) -> Tensor:
 def _by_key(side: DirectionSums, a_b: Tensor) -> Tensor:
     """Return this rank's share of the mean over anchors i of f/τ, with the pair (x_i, y_i) as the only positive.
 
-    f_i/τ = LSE_{j∈C_i}((s_ij − s_ip)/τ) − c_i for anchor i, candidates C_i and positive p; see core_terms. side: the
-    anchors of one direction (rows or columns), with the log-sums over their negatives. a_b: the logits of the pairs
-    (x_i, y_i). Other pairs with equal keys are positives too, but are contained in the log-sums over negatives here;
-    _own_minus_mean adds the correction for the mean over these positives.
+    f: as in core_terms. a_b: the logits of the pairs (x_i, y_i). Other pairs with equal keys are positives too, but are
+    contained in the log-sums over negatives here; _own_minus_mean adds the correction for the mean over these
+    positives.
     """
     f_b = side.f(side.index, a_b, side.omega_P)
     return side.anchors.share * torch.where(side.anchors.valid[side.index], f_b, 0.0).sum()
@@ -373,21 +379,19 @@ def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
     return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_pair / max(total - 1, 1)}
 
 
-def mi_bound(
-    related: Relations, in_sum_P: Tensor, sums: tuple[Tensor, Tensor | None], scale: Tensor, options: SoftmaxOptions
-) -> dict[str, Tensor]:
+def mi_bound(related: Relations, row: Tensor, column: Tensor, options: SoftmaxOptions) -> dict[str, Tensor]:
     """Return two metrics in nats: log K − InfoNCE, a lower bound of the mutual information, and log K.
 
-    K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is averaged over the directions of the
-    loss. The bound holds only for one positive among all columns, so the result is {} for any other batch, and for one
-    with relevance. related, in_sum_P, sums, scale: as in core_terms.
+    K = B is the number of columns (van den Oord et al. 2018, eq. 5). InfoNCE is the loss f/τ with partition=sum,
+    averaged over the directions of the loss. The bound holds only for one positive among all columns, so the result is
+    {} for any other batch, and for one with relevance. row, column: the means over anchors of f/τ, 0-d.
     """
     batch = related.batch
     plain = related.exclusion is None and batch.positives.own is not None and len(batch.y_MD) == batch.rows.total
     if not plain or related.same or batch.relevance is not None or batch.further_rows is not None:
         return {}
-    log_k = torch.full_like(scale, math.log(batch.rows.total))
-    row, column = core_terms(related, in_sum_P, sums, scale, options, Partition.sum)
+    log_k = torch.full_like(row, math.log(batch.rows.total))
     both = options.directions in (Directions.sum, Directions.mean)
-    loss = DIRECTIONS[Directions.mean if both else options.directions](row, column)
-    return {"mi_bound": log_k - loss, "log_k": log_k}
+    mean = DIRECTIONS[Directions.mean if both else options.directions](row, column)
+    info_nce = mean + log_k if options.partition is Partition.mean else mean  # every anchor has K candidates
+    return {"mi_bound": log_k - info_nce, "log_k": log_k}

@@ -1,5 +1,29 @@
 """The spectral family: objectives of the second moments of the embeddings, without temperature.
 
+The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
+
+```python
+def spectral(x_BD, y_BD):
+    s_BB = x_BD @ y_BD.T
+    others_BB = ~torch.eye(len(s_BB), dtype=torch.bool)
+    return s_BB[others_BB].square().mean() - 2 * s_BB.diagonal().mean()
+
+def spectral_alternating(x_BD, y_BD):  # each side learns against the other, frozen
+    sides = ((x_BD, y_BD.detach()), (y_BD, x_BD.detach()))
+    return sum((phi @ nu.T).square().mean() - 2 * (phi * nu).sum(1).mean() for phi, nu in sides)
+
+def pca_penalty(x_BD, y_BD, penalty):
+    error_DD = (x_BD.T @ x_BD + y_BD.T @ y_BD) / (2 * len(x_BD)) - torch.eye(x_BD.shape[1])
+    return penalty * error_DD.square().sum() - (x_BD * y_BD).sum(1).mean()
+
+def vicreg(x_BD, y_BD, invariance, variance, covariance, gamma, eps):
+    c_2DD = torch.stack([torch.cov(x_BD.T), torch.cov(y_BD.T)])
+    v_2D = c_2DD.diagonal(dim1=1, dim2=2)
+    squares = (c_2DD - v_2D.diag_embed()).square().sum() / x_BD.shape[1]
+    hinge = F.relu(gamma - (v_2D + eps).sqrt()).mean()
+    return invariance * F.mse_loss(x_BD, y_BD) + variance * hinge + covariance * squares
+```
+
 Legend: b pairs (x_i, y_i) on this rank, B on all W ranks, D width; X, Y (B, D) the embeddings of all ranks; M_X =
 XᵀX/B, M_Y = YᵀY/B (D, D) their second moments. The relevance w_i of a pair, if given, multiplies its attraction, <x_i,
 y_i> or ‖x_i − y_i‖²; moments have no weights. So w(x, y) p(x, y) takes the place of p(x, y) in the spectral loss, not
