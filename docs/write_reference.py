@@ -46,7 +46,7 @@ OTHER_METRICS = {  # of every run, without a chart of their own
     "mi_saturated": "1 where mi_bound is near log K, and says little.",
     "alignment": "Mean squared distance of the normalised embeddings of a pair.",
     "log_z_x log_z_std_x log_z_y log_z_std_y": "Log mean exp of an anchor's logits: mean, deviation.",
-    "participation_x participation_y": "1 / Σπ², π the softmax over an anchor's negatives: another count of those it sees.",
+    "participation_x participation_y": "1 / Σπ², π as for effective negatives: another count of them.",
     "log_k": "log K, with K the candidates of an anchor: the loss of a guess, in nats.",
 }
 AREAS = {  # of the messages: title → what the folders of tests that meet them begin with; the first title counts
