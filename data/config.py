@@ -238,7 +238,7 @@ class DataConfig(Checked):
     id_key: str | None = described(None, "stream: json field with a sample's number 0, 1, …, for stateful objectives")
     workers: Any = described(
         AUTO,
-        "loader processes per rank; results depend on it with data.mode=stream alone. auto: cores - 1, at most 16; on CPUs 2",
+        "loader processes per rank; they change the results of streams alone. auto: cores - 1, at most 16; on CPUs 2",
         least=0,
         most=1024,
     )
