@@ -61,7 +61,7 @@ QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/libraries/calibration.py | Calibration
 the temperature is clamped | train/losses/objectives/base.py | clamp_
-the schedule of the learning rate | train/step/optim.py | learning_rate
+the schedule of the learning rate | train/step/schedule.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
 the formats of question files | data/question_passage/formats.py | FORMATS
 the relevance that a file gives a pair | data/base/relevance.py | relevance_of
