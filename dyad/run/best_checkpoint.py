@@ -45,8 +45,7 @@ class BestCheckpoint:
 
     def known(self, step: int) -> Best | None:
         """Return the best to be named in the checkpoint of `step`: it is this one, or its checkpoint is on the disk."""
-        on_disk = (b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir())
-        return next(on_disk, None)
+        return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
         """Return a line that names the best after `step` steps; none if nothing is known."""

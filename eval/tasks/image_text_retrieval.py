@@ -105,8 +105,7 @@ class Direction:
     @cached_property
     def ranked(self) -> Ranked:
         """The ranks of the best right items. All processes must ask for them together."""
-        depth = max(self.depth, ANSWERS)
-        return ranked(self.queries_nD, self.items_mD, self.matches, self.spec, depth, self.world)
+        return ranked(self.queries_nD, self.items_mD, self.matches, self.spec, max(self.depth, ANSWERS), self.world)
 
     @property
     def rank(self) -> np.ndarray:

@@ -46,10 +46,9 @@ class NextItem(Evaluator):
         own, found = self._ranked(encode)
         values = self._values(found.ranking.rank)
         details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
-        for baseline in [*SCORERS] if self.baselines else []:
-            if baseline in self.baselines:
-                rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
-                details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
+        for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
+            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
+            details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
         if before := before_training(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank
             details["baselines"]["untrained"] = comparison(values, self._values(rank), self._groups)
