@@ -211,7 +211,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
     """Return the entries of the list "What was trained" in the HTML report: name of an entry, such as "optimiser" →
     its text. Entries with an empty text are left out.
     """
-    options, history, changed = run.options, run.history, _changed(run.options)
+    options, history = run.options, run.history
+    changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
@@ -255,8 +256,7 @@ def _model(options: Mapping[str, Any]) -> str:
         of_items = {"items": [items], "contexts": [context or "gru", *_further(options, "model.context.")]}
     of_towers = {side: [*_tower(options, name), *_further(options, f"model.{name}.")] for side, name in towers.items()}
     said = {side: ", ".join(filter(None, words)) for side, words in (of_towers | of_items).items()}
-    parts = [f"{side}: {words}" for side, words in said.items() if words]
-    return "; ".join([*parts, *_further(options, "model.")])
+    return "; ".join([*(f"{side}: {words}" for side, words in said.items() if words), *_further(options, "model.")])
 
 
 def _further(options: Mapping[str, Any], section: str) -> Iterator[str]:
@@ -311,15 +311,6 @@ def _trained_seconds(run: RunFolder) -> float:
     """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
-
-
-def _changed(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the run that differ from their defaults, but for those of the model: section of the
-    configuration → "key=value, …".
-
-    options: the configuration of the run, dotted key → value.
-    """
-    return by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
 
 
 def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:
