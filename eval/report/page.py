@@ -12,7 +12,8 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, other_charts, training_charts
+from dyad.eval.report import curves
+from dyad.eval.report.curves import History, last_value
 from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
@@ -108,10 +109,10 @@ def render(run: RunFolder) -> str:
         more=max(0, len(results) - FIRST),
         checks=health_checks(run.options, run.history, results),
         sets=list(_data_sets(run, results, [*glance])),
-        over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
-        training=list(training_charts(run.options, run.history).items()),
-        health=list(health_charts(run.options, run.history).items()),
-        others=list(other_charts(run.options, run.history).items())[:CHARTS],
+        over_training=list(curves.evaluation_charts(run.history, results).items())[:CHARTS],
+        training=list(curves.training_charts(run.options, run.history).items()),
+        health=list(curves.planned_charts(curves.HEALTH, run.options, run.history).items()),
+        others=list(curves.other_charts(run.options, run.history).items())[:CHARTS],
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
         headings=KINDS,

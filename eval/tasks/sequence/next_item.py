@@ -20,7 +20,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.encode.histories import encode_histories
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import MISSED, Labels, Matches
-from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item
+from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item, ranked_case
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
@@ -116,13 +116,10 @@ class NextItem(Evaluator):
         before, target = self.data.before(event), int(self.data.target_n[event])
         dropped = {*before.tolist()} - {target} if self.seen is Seen.drop else set[int]()
         shown = [(number, score) for number, score in found if number not in dropped][:ANSWERS]
-        return {
-            "kind": kind,
-            "query": item(self.data.name(event), self.data.text(event)),
-            "value": {"rank": None if rank == MISSED else rank},
-            "systems": {"model": [answer(self._item(n), score, n == target) for n, score in shown]},
-            "right": [self._item(target)],
-        }
+        answers = [answer(self._item(number), score, number == target) for number, score in shown]
+        return ranked_case(
+            kind, item(self.data.name(event), self.data.text(event)), rank, answers, [self._item(target)]
+        )
 
     def _item(self, number: int) -> Item:
         name, items = self.data.log.items[number], self.data.items
