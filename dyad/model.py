@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dyad import inputs
 from dyad.data.base.errors import ConfigError, DataError, first_line
 from dyad.data.batch import Batch
 from dyad.data.config import Mode, PassageConfig, QuestionConfig
@@ -40,17 +41,7 @@ from dyad.evaluation.load_model import find_model, settings
 from dyad.evaluation.load_run import LoadedModel
 from dyad.evaluation.main import with_command
 from dyad.evaluation.suite import build_evaluators, check_suite
-from dyad.inputs import (
-    PassageLike,
-    count_of,
-    embeddings_of,
-    image_files,
-    images_of,
-    listed,
-    passages_of,
-    queries_of,
-    texts_of,
-)
+from dyad.inputs import PassageLike
 from dyad.recommend import Recommender, recommender
 from dyad.train.config import TrainConfig
 from dyad.train.distributed.devices import cuda_usable
@@ -142,32 +133,32 @@ class Model:
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n images as float32 (n, D)."""
-        return self._encode("x", self._given(images_of(images)), normalize)
+        return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n texts as float32 (n, D)."""
         if not isinstance(self.loaded.model, ImageTextModel):
             raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
-        return self._encode("y", Captions(texts_of(texts), self.tokenize), normalize)
+        return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
-        given = [Question("", text) for text in texts_of(questions, "questions")]
+        given = [Question("", text) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
     def encode_passage(
         self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
     ) -> np.ndarray:
         """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
-        inputs = self._texts(passages_of(passages), self.config.data.passage)
-        return encode_corpus(self._encoder(normalize), "y", inputs, None, log=lambda line: None)
+        texts = self._texts(inputs.passages_of(passages), self.config.data.passage)
+        return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
         the model compares by those. Divided by `temperature`, plus `bias`, they are the logits of training. One
         embedding (D,) counts as (1, D). Raises ConfigError for embeddings of two widths.
         """
-        x, y = embeddings_of(x, "x"), embeddings_of(y, "y")
+        x, y = inputs.embeddings_of(x, "x"), inputs.embeddings_of(y, "y")
         if x.shape[1] != y.shape[1]:
             raise ConfigError(f"x has embeddings of width {x.shape[1]}, y of {y.shape[1]}: they must be equal")
         if self.encoder.cosine:
@@ -185,7 +176,7 @@ class Model:
         """
         Spec.parsed(spec)
         path = str(items) if isinstance(items, str | PathLike) else None
-        given = listed(items, "items") if path is None else []
+        given = inputs.listed(items, "items") if path is None else []
         if isinstance(self.loaded.model, TextPairModel):
             if path is not None:
                 corpus = open_corpus(path, "items")
@@ -194,7 +185,7 @@ class Model:
                 ]
             return Index(given, self.encode_passage(given), self.identity, spec)
         if path is not None:
-            given = image_files(Path(path))
+            given = inputs.image_files(Path(path))
         if path is not None and not given:
             images = Images(open_shards(parse_sources(path, "items")), self._images.image, self.config.data)
             keys = [images.key(i) for i in range(len(images))]
@@ -212,8 +203,8 @@ class Model:
         query: a text, which is a question for a model of those, or an image, of which a path must be a Path. k: at
         least 1. Raises ConfigError for an index of another model.
         """
-        k = count_of(k)
-        queries, are_texts = queries_of(query)
+        k = inputs.count_of(k)
+        queries, are_texts = inputs.queries_of(query)
         if index.model != self.identity:
             raise ConfigError("this index has embeddings of another model, or of other weights: make it anew")
         of_texts = self.encode_text if isinstance(self.loaded.model, ImageTextModel) else self.encode_question
@@ -237,9 +228,9 @@ class Model:
         history: ids of items, oldest first. drop_seen: leave out those of the history. Raises ConfigError for a model
         of another task, for an empty history and for an id that the model does not know.
         """
-        k, many = count_of(k), [*listed(history, "items")]
+        k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
         is_one = all(isinstance(each, str) for each in many)
-        histories = [texts_of(each, "items of a history") for each in ([many] if is_one else many)]
+        histories = [inputs.texts_of(each, "items of a history") for each in ([many] if is_one else many)]
         found = [[Hit(*pair) for pair in row] for row in self._recommender(histories, k, drop_seen)]
         return found[0] if is_one else found
 
@@ -253,7 +244,7 @@ class Model:
             raise ConfigError("this model scores no answers: only one of task=language_model does")
         data, model = self.config.data, self.loaded.model
         asked = [data.question.prefix + prompt] * len(answers)
-        given = [data.passage.prefix + answer for answer in texts_of(answers, "answers")]
+        given = [data.passage.prefix + answer for answer in inputs.texts_of(answers, "answers")]
         rows = model.tokenize(asked, given, data.question.length, data.passage.length)
         with torch.inference_mode():
             return model.towers.y_tower.eval()(rows.to(self.encoder.world.device))[:, 0].cpu().numpy()
@@ -345,8 +336,7 @@ def evaluate(
     have captions, as data.captions; (): as the run has it. Raises ConfigError for a wrong entry, DataError for damaged
     data.
     """
-    command = EvalCommand(suite=list(suite), val=val, captions=list(captions) or None)
-    config = with_command(model.config, command)
+    config = with_command(model.config, EvalCommand(suite=list(suite), val=val, captions=list(captions) or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = Encoder.of(config, model.loaded.model, model.encoder.world)

@@ -63,8 +63,7 @@ class Recommender:
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
         """Return the contexts of n histories of numbers of items, (n, D), normalised if `cosine`."""
         last = padded([np.array(history[-self.length :]) for history in numbers])
-        tower = cast(SequenceTower, self.encoder.towers["x"])
-        of = OfHistory(tower, self.items_ND.to(self.encoder.world.device))
+        of = OfHistory(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
 
 

@@ -86,8 +86,7 @@ def _config(about: About, weights: dict[str, Tensor]) -> TrainConfig:
     count, width = weights["trunk.weight"].shape
     leave = weights.get("context.leave.weight")
     outside = None if leave is None else len(leave)
-    kind = ContextKind(about.kind)
-    context = ContextConfig(kind, about.layers, about.width, about.heads, 0.0, outside)
+    context = ContextConfig(ContextKind(about.kind), about.layers, about.width, about.heads, 0.0, outside)
     similarity = Similarity.cosine if about.cosine else Similarity.dot
     data = DataConfig(items=ItemKind.ids, sequence=SequenceConfig(length=about.length))
     model = ModelConfig(name=None, embed_dim=width, context=context)

@@ -13,7 +13,7 @@ optimiser step. Paths that start with data/ are below the package data, all othe
                                    data/shards/shards.py, decoded (decode.py), cropped (transforms.py) or
                                    tokenized → data/batch.py `Batch` of the two views, x and y
  4. step/loop.py                   `fit` takes a batch and calls the step, then the monitor; logs, evaluates, saves
- 5. step/step.py                   `TrainStep.__call__`: learning rate (step/optim.py), gradient, skip or apply
+ 5. step/step.py                   `TrainStep.__call__`: learning rate (step/schedule.py), gradient, skip or apply
  6. step/loss_term.py              `LossTerm.gradient`, of each loss (one, or those of also.NAME too: cli/also.py);
     step/chunks.py                 `in_chunks` cuts the batch into chunks, which the towers embed one by one
  7. step/loss_term.py              `_embed`: towers/tower.py embeds a chunk, under autocast, with dropout noise that

@@ -5,14 +5,23 @@ from enum import StrEnum
 
 from dyad.data.config import described
 
-# Name → memory in GiB, the name by which telemetry.py finds the peak, and GB/s to another GPU of the node, in one
-# direction. Memory: GB of NVIDIA's data sheets of the H100, H200, B200 (DGX B200: 1,440 GB of eight), A100, L40S, L4,
-# A10, V100 and T4, and of the GeForce RTX 4090's page. Links: half of NVLink's figure there, else PCIe's 16 lanes.
-GPUS = {"h100": (80, "H100", 450), "h100-pcie": (80, "H100 PCIe", 64), "h200": (141, "H200", 450)}
-GPUS |= {"b200": (180, "B200", 900), "a100-40": (40, "A100", 300), "a100-80": (80, "A100", 300)}
-GPUS |= {"l40s": (48, "L40S", 32), "l4": (24, "L4", 32), "a10g": (24, "A10G", 32), "rtx4090": (24, "RTX 4090", 32)}
-GPUS |= {"v100-16": (16, "V100", 150), "v100-32": (32, "V100", 150), "t4": (16, "Tesla T4", 16)}
-Gpu = StrEnum("Gpu", list(GPUS))
+# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32, and GB/s to another GPU of its
+# node in one direction; the first part found counts, of links the first that has one. Peaks are those of NVIDIA's data
+# sheets, whose figures "with sparsity" are halved; of GPUs without TF32 in FP32, and in FP16 alone. The peak of a slice
+# of a GPU (MIG) is not known. Links: half of NVLink's figure there, else PCIe's 16 lanes.
+GPUS: dict[str, tuple[float | None, float | None, float | None]] = {"MIG": (None, None, None)}
+GPUS |= {"GB200": (2500, 1250, 900), "B200": (2250, 1125, 900), "H200 NVL": (835.5, 417.5, 450)}
+GPUS |= {"H100 PCIe": (756, 378, 64), "H100 NVL": (835, 417.5, 450), "H100": (989.4, 494.7, 450)}
+GPUS |= {"A100": (312, 156, 300), "L40S": (362, 183, 32), "L40": (181, 90.5, 32), "L4": (121, 60.5, 32)}
+GPUS |= {"A10G": (70, 35, 32), "A10": (125, 62.5, None), "RTX 4090": (165.2, 82.6, 32), "H200": (989.4, 494.7, 450)}
+GPUS |= {"V100": (125, 15.7, 150), "Tesla T4": (65, 8.1, 16)}
+# Kind → memory in GiB, and its part of a name. GB of NVIDIA's data sheets of the H100, H200, B200 (DGX B200: 1,440 GB
+# of eight), A100, L40S, L4, A10, V100 and T4, and of the GeForce RTX 4090's page.
+KINDS = {"h100": (80, "H100"), "h100-pcie": (80, "H100 PCIe"), "h200": (141, "H200"), "b200": (180, "B200")}
+KINDS |= {"a100-40": (40, "A100"), "a100-80": (80, "A100"), "l40s": (48, "L40S"), "l4": (24, "L4")}
+KINDS |= {"a10g": (24, "A10G"), "rtx4090": (24, "RTX 4090"), "v100-16": (16, "V100"), "v100-32": (32, "V100")}
+KINDS |= {"t4": (16, "Tesla T4")}
+Gpu = StrEnum("Gpu", list(KINDS))
 
 
 @dataclass

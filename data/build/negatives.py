@@ -50,7 +50,9 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
     """Build the training rows of the questions that the only argument names, in the new file options.out, and print a
     summary. A build that was stopped goes on where it was. Raises ConfigError for options that cannot work, DataError
     for damaged data and if no question has a positive."""
-    (source,), out = arguments, _checked_out(options)
+    if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
+        raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
+    (source,), out = arguments, new_file(options.out, [*JSON_ROWS])
     with unfinished(out) as work:
         builder = Builder(source, options, Path(options.index or work))
         done, lines = lines_done(work / "rows", builder.identity), work / "rows"
@@ -74,12 +76,6 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
         paths["data.passage.corpus"] = Path(options.corpus or source)
     print_line(f"{len(summary.negatives):,} rows in {out}; train on them:")
     print_line(f"  {question_command(paths, len(summary.negatives), 'objective=dpr')}")
-
-
-def _checked_out(options: NegativesOptions) -> Path:
-    if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
-        raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
-    return new_file(options.out, [*JSON_ROWS])
 
 
 class Builder:
@@ -114,7 +110,9 @@ class Builder:
             raise ConfigError("passages=ids: QUESTIONS has passages inside its rows, not ids. Take passages=inside")
         row, rank = self._judged(found, hits)
         if not len(row.positives):
-            return b'{"why": "%s"}\t\n' % self._why(found).encode()
+            why = f"no answer in the best {self._options.depth} passages"
+            why = why if found.question.answers else "neither answers nor right passages"
+            return b'{"why": "%s"}\t\n' % why.encode()
         head = {"rank": rank, "positives": len(row.positives), "negatives": len(row.hard_negatives)}
         fields = ROWS[TARGETS[self._options.passages]][1](row, Counter())
         return json.dumps(head).encode() + b"\t" + json_bytes(fields) + b"\n"
@@ -142,11 +140,6 @@ class Builder:
         positives = found.positives if right else CorpusPassages(corpus, np.array(chosen, np.int64))
         negatives = CorpusPassages(corpus, np.array([*wrong.values()][: options.negatives], np.int64))
         return QuestionRow(found.question, positives, InlinePassages(), negatives), min(ranks, default=None)
-
-    def _why(self, found: QuestionRow) -> str:
-        if not found.question.answers:
-            return "neither answers nor right passages"
-        return f"no answer in the best {self._options.depth} passages"
 
 
 _OPEN: dict[str, Builder] = {}  # of this process, at most one

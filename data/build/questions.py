@@ -52,8 +52,7 @@ class AnsweredQuestions:
         return len(self._rows)
 
     def row(self, i: int) -> QuestionRow:
-        question = self._rows.read(i, lambda fields: answered_of(fields, self._answers))
-        return QuestionRow(question, InlinePassages())
+        return QuestionRow(self._rows.read(i, lambda fields: answered_of(fields, self._answers)), InlinePassages())
 
 
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:

@@ -31,6 +31,8 @@ from dyad.data.shards.sources import local_path
 PARTS = ("train", "val", "test")
 WEIGHTS = "log_q.safetensors"
 Event = tuple[str, str, float]  # user, item, time
+Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order
+PartOf = dict[str, list[str]]  # user → the part of each event
 
 
 def run(arguments: Sequence[str], options: SequencesOptions) -> None:
@@ -39,7 +41,9 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     Raises ConfigError for options that cannot work, DataError for data without events that could be divided.
     """
     out = outputs.checked_out(options.out)
-    of_users = _by_user(_events(arguments[0], options))
+    of_users: Users = {}
+    for user, item, time in _events(arguments[0], options):
+        of_users.setdefault(user, []).append((item, time))
     kept = {user: events for user, events in of_users.items() if len(events) >= options.least}
     if not kept:
         longest = max(map(len, of_users.values()), default=0)
@@ -101,23 +105,12 @@ def _named(source: str) -> Iterator[tuple[str, str]]:
                 yield question, passage
 
 
-def _by_user(events: Iterator[Event]) -> dict[str, list[tuple[str, float]]]:
-    of_users: dict[str, list[tuple[str, float]]] = {}
-    for user, item, time in events:
-        of_users.setdefault(user, []).append((item, time))
-    return of_users
-
-
 def _write_log_q(path: Path, counts: Mapping[str, int]) -> None:
     """Write log q of each item of the training part, which is its share of the events, by content key."""
     keys_n, counts_n = item_keys([*counts]), np.array([*counts.values()], np.float64)
     order = np.argsort(keys_n)
     log_q_n = np.log(counts_n[order] / counts_n.sum())
     write_log_weights(LogWeights(str(path), LOG_Q, keys_n[order], log_q_n))
-
-
-Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order
-PartOf = dict[str, list[str]]  # user → the part of each event
 
 
 def _last(users: Users, options: SequencesOptions) -> PartOf:

@@ -30,7 +30,7 @@ from dyad.data.cli.inputs import InputKind, Located, UnreadFields
 from dyad.data.cli.options import CheckOptions, ImageTask, table_keys
 from dyad.data.image_text.image_files import read_header
 from dyad.data.question_passage.passages import InlinePassages, Passage
-from dyad.data.question_passage.questions import LISTS, QuestionRow
+from dyad.data.question_passage.questions import LISTS
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index import ShardIndex
 from dyad.data.shards.scan_tar import unread_images
@@ -298,12 +298,6 @@ class PassageStatistics:
         )
 
 
-def _has_positive_negative(row: QuestionRow) -> bool:
-    """Whether a question row lists a passage both as positive and as negative. `draw_negatives` leaves it out."""
-    positives = set(row.positives.keys)
-    return any(key in positives for name in LISTS[1:] for key in getattr(row, name).keys)
-
-
 def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     """Read every question row of the files that `values` (paths or URLs) name, and the corpus of passages if there is
     one, and print statistics. Returns how many rows there are.
@@ -319,7 +313,8 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
         if isinstance(row, BadRow):
             bad.add(f"{where}: {row}")
             continue
-        if _has_positive_negative(row):
+        right = set(row.positives.keys)
+        if any(key in right for name in LISTS[1:] for key in getattr(row, name).keys):  # `draw_negatives` leaves it out
             odd.add(f"{where}: a negative is a positive, too: left out when drawn")
         for name in LISTS:
             passages = getattr(row, name)

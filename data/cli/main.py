@@ -10,16 +10,7 @@ from typing import Any
 
 from dyad.data.base.command_line import HELP, key_table, parse_options
 from dyad.data.base.errors import ConfigError, nearest
-from dyad.data.cli.options import (
-    CheckOptions,
-    ContinuationsOptions,
-    IndexOptions,
-    NegativesOptions,
-    PackOptions,
-    SequencesOptions,
-    SplitOptions,
-    WeightsOptions,
-)
+from dyad.data.cli import options as of_verbs
 
 PURPOSE = """Data for both tasks: list what is in it and what is broken, check it, pack and convert it.
   images and captions    shards: .tar files (webdataset); tables: CSV, Parquet (as on the Hugging Face hub, images
@@ -43,18 +34,21 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 @dataclass(frozen=True)
 class Verb:
     """A verb of `python -m data`, such as index. The module of its name, in the folder data/cli or data/build, has a
-    function run(plain arguments, options).
+    function run(plain arguments, options); options.py has the dataclass of its name, IndexOptions.
 
-    options: the dataclass of its key=value options. argument: what messages call a plain argument (one without key=):
+    argument: what messages call a plain argument (one without key=):
     SOURCE, of which there may be several, because a shell expands braces and globs to many; or INPUT or
     QUESTIONS, of which there is one.
     """
 
     name: str
     purpose: str
-    options: type
     argument: str = "SOURCE"
     folder: str = "cli"
+
+    @property
+    def options(self) -> type:
+        return getattr(of_verbs, f"{self.name.capitalize()}Options")
 
     @property
     def examples(self) -> list[str]:
@@ -63,24 +57,14 @@ class Verb:
 
 
 VERBS = (
-    Verb("index", "scan a source once; list samples and every problem", IndexOptions),
-    Verb("check", "read everything, tell what is in there and what is broken", CheckOptions),
-    Verb("pack", "images and captions into shards, questions into formats", PackOptions, "INPUT"),
-    Verb("split", "part of it for validation, without a copy on both sides", SplitOptions),
-    Verb(
-        "continuations",
-        "prompts, right and wrong answers for a language model",
-        ContinuationsOptions,
-        "INPUT",
-        "build",
-    ),
-    Verb(
-        "negatives", "training data for DPR by BM25, from answers or judgements", NegativesOptions, "QUESTIONS", "build"
-    ),
-    Verb(
-        "sequences", "logs to train, validate and test on, from a log or a corpus", SequencesOptions, "INPUT", "build"
-    ),
-    Verb("weights", "log q of each item, from how often it is a positive", WeightsOptions, folder="build"),
+    Verb("index", "scan a source once; list samples and every problem"),
+    Verb("check", "read everything, tell what is in there and what is broken"),
+    Verb("pack", "images and captions into shards, questions into formats", "INPUT"),
+    Verb("split", "part of it for validation, without a copy on both sides"),
+    Verb("continuations", "prompts, right and wrong answers for a language model", "INPUT", "build"),
+    Verb("negatives", "training data for DPR by BM25, from answers or judgements", "QUESTIONS", "build"),
+    Verb("sequences", "logs to train, validate and test on, from a log or a corpus", "INPUT", "build"),
+    Verb("weights", "log q of each item, from how often it is a positive", folder="build"),
 )
 EXAMPLES = """
 index shards/

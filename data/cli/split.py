@@ -144,8 +144,7 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
 def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
     """Write a BEIR folder with the chosen questions, their judgements of any grade, and the whole corpus."""
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
-    lines = [queries.shards.read(i)["json"] + b"\n" for i in chosen]
-    (part / "queries.jsonl").write_bytes(b"".join(lines))
+    (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))
     (part / "qrels").mkdir()
     ids = {passage_of(queries.fields(i)).id for i in chosen}
     judged = judgements(str(source / "qrels" / f"{options.split}.tsv"))

@@ -302,8 +302,7 @@ def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int],
     best candidates, and the config.neg_pool worst of the others. Returns their positions in the list."""
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
-    others = best[config.pos_pool :]
-    return best[: config.pos_pool], others[-config.neg_pool :]
+    return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]
 
 
 def _score(entry: Any, where: str) -> float:

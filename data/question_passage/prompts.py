@@ -90,8 +90,7 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
         answers += [passage for passage, _ in found.values()]
         row_N += [number] * len(found)
         right_N += [right for _, right in found.values()]
-    prompts = [row.question for row in rows]
-    return AnswerLists(prompts, answers, np.array(row_N), np.array(right_N), tokenize, config)
+    return AnswerLists([row.question for row in rows], answers, np.array(row_N), np.array(right_N), tokenize, config)
 
 
 def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:

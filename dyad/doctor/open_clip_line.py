@@ -124,23 +124,16 @@ def _launch(launcher: str, script: str, gpus: int | None) -> Launch:
     nodes = _option(text, ["nnodes", "nodes", "N"])
     scheduler = "slurm" if slurm else "torchrun" if re.search(r"torchrun|torch\.distributed", launcher) else "none"
     if gpus is not None:
-        nodes, per_node = _spread(gpus, nodes)
+        machines = nodes or max(gpus // GPUS_PER_MACHINE, 1)  # each with that many, or a single one with fewer
+        if gpus < 1 or gpus % machines or (nodes is None and gpus > GPUS_PER_MACHINE and gpus % GPUS_PER_MACHINE):
+            raise ConfigError(
+                f"gpus={gpus}: must be as many on each machine. Say: srun --nodes=N or torchrun --nnodes=N"
+            )
+        nodes, per_node = machines, gpus // machines
     if scheduler != "none" and per_node is None:
         raise ConfigError("translate: the line does not say how many GPUs, and --batch-size is per GPU. Add gpus=N")
     address = re.search(r"--(?:rdzv[-_]endpoint|master[-_]addr)[ =]([^\s:]+)", launcher)
     return Launch(scheduler, nodes or 1, per_node or 1, address[1] if address else "")
-
-
-def _spread(gpus: int, nodes: int | None) -> tuple[int, int]:
-    """Return (number of machines, GPUs of each machine) for `gpus` GPUs on `nodes` machines.
-
-    With nodes=None, each machine has GPUS_PER_MACHINE, or a single machine has fewer. Raises ConfigError if the GPUs
-    do not divide evenly.
-    """
-    machines = nodes or max(gpus // GPUS_PER_MACHINE, 1)
-    if gpus < 1 or gpus % machines or (nodes is None and gpus > GPUS_PER_MACHINE and gpus % GPUS_PER_MACHINE):
-        raise ConfigError(f"gpus={gpus}: must be as many on each machine. Say: srun --nodes=N or torchrun --nnodes=N")
-    return machines, gpus // machines
 
 
 def _option(text: str, names: Iterable[str]) -> int | None:

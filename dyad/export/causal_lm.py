@@ -1,5 +1,6 @@
 """format=causal_lm: write a language model as a folder that transformers' AutoModelForCausalLM loads."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,17 +21,15 @@ def write(folder: Path, source: ExportSource) -> None:
     model.tokenize.tokenizer.save_pretrained(folder)
 
 
-def calls(source: ExportSource) -> list[Call]:
+def calls(source: ExportSource) -> Iterator[Call]:
     """Return token ids of prompts and answers for the check of the export, with our scores of them."""
     model, config = _checked(source), source.config.data
-    found = []
     for prompt, answer in PAIRS:
         rows = model.tokenize([prompt], [answer], config.question.length, config.passage.length)
         ids = rows[0, 1:][rows[0, 1:] >= 0].tolist()
         with torch.no_grad():
             ours = model.towers.y_tower.eval()(rows)
-        found.append(Call(ours, hints={"ids": ids, "start": int(rows[0, 0])}))
-    return found
+        yield Call(ours, hints={"ids": ids, "start": int(rows[0, 0])})
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

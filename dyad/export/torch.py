@@ -1,5 +1,6 @@
 """format=torch: write a model of sequences as a folder that torch alone loads: the item matrix, the context network."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -20,29 +21,20 @@ HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as the
 def write(folder: Path, source: ExportSource) -> None:
     """Write items and context network into `folder`. Raises ConfigError for a model of another task, and of frames."""
     tower, made = _checked(source)
-    context, config = tower.next_network, source.config
-    about = About(
-        str(context.kind),
-        config.model.context.layers,
-        config.model.context.heads,
-        context.inside,
-        made.length,
-        made.cosine,
-    )
+    context, own = tower.next_network, source.config.model.context
+    about = About(str(context.kind), own.layers, own.heads, context.inside, made.length, made.cosine)
     write_sequence_folder(folder, about, context, made.items_ND, made.items.names)
 
 
-def calls(source: ExportSource) -> list[Call]:
+def calls(source: ExportSource) -> Iterator[Call]:
     """Return histories for the check of the export, with our contexts of them."""
     tower, made = _checked(source)
     count = len(made.items_ND)
-    found = []
     for history in HISTORIES:
         numbers = [number % count for number in history]
         with torch.no_grad():
             ours = OfHistory(tower, made.items_ND)(torch.tensor([numbers]))
-        found.append(Call(ours, hints={"history": numbers}))
-    return found
+        yield Call(ours, hints={"history": numbers})
 
 
 def snippet(folder: Path, source: ExportSource) -> str:

@@ -10,7 +10,7 @@ from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.sharding import shard_size
 from dyad.train.losses.sums.tiles import LARGE_TILE, ROOM, TILE
 from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.plan_config import GPUS
+from dyad.train.plan_config import GPUS, KINDS
 from dyad.train.step.graph_cache import cpu_memory
 
 WITHOUT_BF16 = ("V100", "Tesla T4")
@@ -44,7 +44,7 @@ def planned_devices(config: TrainConfig) -> Devices:
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())
     name, memory = "CPU", cpu_memory()[1]
     if plan.gpu or (plan.gpus and not cuda):
-        gib, name, _ = GPUS[plan.gpu or "h100"]
+        gib, name = KINDS[plan.gpu or "h100"]
         memory = gib * 2.0**30
     elif cuda:
         name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
@@ -54,6 +54,5 @@ def planned_devices(config: TrainConfig) -> Devices:
     peak = peak_tflops(name, precision) or math.nan
     tile = LARGE_TILE if is_gpu and memory >= ROOM else TILE
     shards = shard_size(config.dist, count, min(plan.gpus_per_node, count))
-    links = {part: link for _, part, link in sorted(GPUS.values(), key=lambda gpu: len(gpu[1])) if part in name}
-    link = [plan.network, *links.values()][-1]
+    link = next((link for part, (*_, link) in GPUS.items() if part in name and link), plan.network)
     return Devices(count, name, is_gpu, memory, precision, peak, tile, shards, plan.gpus_per_node, link, plan.network)

@@ -1,8 +1,8 @@
 """Decides which checkpoint of a run is the best so far, by a metric of its evaluations (checkpoint.best).
 
 Each evaluation is compared with the best so far; of equal ones the earlier stays. The checkpoint of a better one is
-written at once, says so itself (train/run_folder/best.py), and stays until another one is better. So a run that is
-killed goes on from its newest checkpoint with the best that was known there, and ends with the same.
+written at once, says so itself (train/run_folder/best_record.py), and stays until another one is better. So a run that
+is killed goes on from its newest checkpoint with the best that was known there, and ends with the same.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from dyad.data.base.errors import ConfigError, nearest
 from dyad.eval.encode.encoder import Evaluator
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.world import World
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 
@@ -45,8 +45,7 @@ class BestCheckpoint:
 
     def known(self, step: int) -> Best | None:
         """Return the best to be named in the checkpoint of `step`: it is this one, or its checkpoint is on the disk."""
-        on_disk = (b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir())
-        return next(on_disk, None)
+        return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
         """Return a line that names the best after `step` steps; none if nothing is known."""

@@ -1,11 +1,8 @@
 """Before a run begins: whether a file of numbers by content key is of the data that the run trains on."""
 
-from collections.abc import Iterator
-
 import torch
 
 from dyad.data.base.errors import DataError
-from dyad.data.batch import Batch
 from dyad.data.image_text.stream import Stream
 from dyad.data.loading.loader import BatchSource
 from dyad.data.log_weights import LogWeights
@@ -27,7 +24,8 @@ def notes_on_weights(
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):
         return []
     batch = dataset.__getitems__([(0, i) for i in range(min(samples, LOOKED_UP))])
-    table.weights.of(torch.cat([*_keys_of_columns(batch)]).numpy())
+    extra = [] if batch.extra is None else [batch.extra.keys]
+    table.weights.of(torch.cat([batch.y_keys, *extra]).numpy())
     if differences := made_of_other_data(table.weights, manifest):
         return [f"{table.weights.path} was made of other data ({differences}): an item that it lacks ends the run"]
     return []
@@ -43,9 +41,3 @@ def made_of_other_data(weights: LogWeights, manifest: Manifest) -> str:
         raise DataError(f"{weights.path}: what it says of its data is damaged. Make it anew") from error
     added = {key: f"{count:,} samples were added since" for key, count in found.added.items()}
     return "; ".join(f"{key}: {difference}" for key, difference in {**found.different, **added}.items())
-
-
-def _keys_of_columns(batch: Batch) -> Iterator[torch.Tensor]:
-    yield batch.y_keys
-    if batch.extra is not None:
-        yield batch.extra.keys

@@ -28,7 +28,7 @@ from dyad.train.config import TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.run_folder import checkpoint
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.checkpoint import Checkpoint
 from dyad.train.run_folder.checkpoint_state import CheckpointState, restore
 from dyad.train.run_folder.digests import once_a_machine

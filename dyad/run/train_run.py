@@ -54,8 +54,7 @@ def train_run(world: World, config: TrainConfig) -> None:
     folder = run_folder(config)
     requested_precision, config = config.precision, resolve_precision(config, folder, world)
     activation = from_rank_0(world, lambda: recorded_activation(config))
-    caption_per = from_rank_0(world, lambda: recorded_caption_per(config))
-    data = replace(config.data, caption_per=caption_per)
+    data = replace(config.data, caption_per=from_rank_0(world, lambda: recorded_caption_per(config)))
     config = replace(config, model=replace(config.model, activation=activation), data=data)
     if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
         min_workers = min(gather_objects(worker_count(config.data.workers, world.device), world))

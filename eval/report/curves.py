@@ -55,7 +55,7 @@ class Plan:
 
     note: a text that explains the chart. lines: label of each line → metric names without "train/", separated by
     blanks: one name for the line, or three names for the line and the lower and the upper end of a band around it.
-    Each {x} and {y} in a label stands for the word for that side. level: name of a horizontal line, see _planned.
+    Each {x} and {y} in a label stands for the word for that side. level: name of a horizontal line, see planned_charts.
     log, shows: see Chart.
     """
 
@@ -173,19 +173,12 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
         "train/temperature": taus if len(set(taus.values())) > 1 else {},  # else it is not learnt
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
-    return _planned(TRAINING, options, {**history, **derived})
+    return planned_charts(TRAINING, options, {**history, **derived})
 
 
 def sides(options: Mapping[str, Any]) -> tuple[str, str]:
     """Return the words for side x and side y in the task of a run, such as question and passage."""
     return SIDES.get(str(options.get("task")), ("x", "y"))
-
-
-def health_charts(options: Mapping[str, Any], history: History) -> Charts:
-    """Make the charts of the embeddings and of the state of samples; return title → chart. A chart without data is left
-    out. options: the configuration of the run, dotted key → value. history: metric → step → value.
-    """
-    return _planned(HEALTH, options, history)
 
 
 def other_charts(options: Mapping[str, Any], history: History) -> Charts:
@@ -241,7 +234,7 @@ def evaluations(history: History) -> dict[str, list[str]]:
     return found
 
 
-def _planned(plans: Mapping[str, Plan], options: Mapping[str, Any], history: History) -> Charts:
+def planned_charts(plans: Mapping[str, Plan], options: Mapping[str, Any], history: History) -> Charts:
     """Fill planned charts, by title, with the metrics of a run. options: dotted key → value. history: metric → step →
     value."""
     x, y = sides(options)

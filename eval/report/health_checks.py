@@ -12,14 +12,8 @@ from math import inf
 from typing import Any
 
 from dyad.data.base.findings import Finding, Level
+from dyad.eval.report import health_numbers
 from dyad.eval.report.curves import History, evaluations
-from dyad.eval.report.health_numbers import (
-    Numbers,
-    evaluation_numbers,
-    memory_numbers,
-    result_numbers,
-    training_numbers,
-)
 from dyad.eval.results.summary import Result
 
 
@@ -200,22 +194,22 @@ def health_checks(options: Mapping[str, Any], history: History, results: Sequenc
 
     options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
-    training = training_numbers(options, history)
-    by_heart = [found for result in results if (found := memory_numbers(options, training, result))]
+    training = health_numbers.training_numbers(options, history)
+    by_heart = [found for result in results if (found := health_numbers.memory_numbers(options, training, result))]
     if any(found["learnt_by_heart"] > 0.5 for found in by_heart):
         del training["batch_accuracy"]  # a larger batch is no answer to that
     checked = [
         training,
         {} if results or evaluations(history) else {"nothing_evaluated": 1},
         *by_heart,
-        *(result_numbers(result) for result in results),
-        *evaluation_numbers(history, results),
+        *(health_numbers.result_numbers(result) for result in results),
+        *health_numbers.evaluation_numbers(history, results),
     ]
     found = [_finding(condition, check, numbers) for condition, check in CHECKS.items() for numbers in checked]
     return sorted(filter(None, found), key=lambda finding: list(Level).index(finding.level), reverse=True)
 
 
-def _finding(problem_if: str, check: Check, numbers: Numbers) -> Finding | None:
+def _finding(problem_if: str, check: Check, numbers: health_numbers.Numbers) -> Finding | None:
     """Return the finding of one health check, which has level fail, warn or ok.
 
     Returns None if the quantity that it checks is missing, or if all is well and the check has no text that says so.

@@ -101,14 +101,10 @@ class _Training:
         guesses = bound is not None and bound < GUESS
         (first, last), (low, high) = _ends(loss), _ends(accuracy) if len(accuracy) >= ENOUGH else (0.0, 0.0)
         learns = last < first - TREND * abs(first) or high - low > TREND
-        return (
-            {}
-            if guesses and learns
-            else {
-                "loss_is_flat": 0 if learns else 2 if self.options.get("init_from") is None else 1,
-                "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end.",
-            }
-        )
+        if guesses and learns:
+            return {}
+        flat = 0 if learns else 2 if self.options.get("init_from") is None else 1
+        return {"loss_is_flat": flat, "losses": f"Loss {_short(first)} at the start, {_short(last)} at the end."}
 
     def warmup(self) -> Numbers:
         """Return the steps of the warm-up ("warmup"), their share of the run ("warmup_share"), the steps of the run

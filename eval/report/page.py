@@ -12,7 +12,8 @@ from markupsafe import Markup
 from dyad.data.base.errors import ConfigError
 from dyad.data.base.secrets import public_path
 from dyad.data.shards.licences import Notice, notices
-from dyad.eval.report.curves import History, evaluation_charts, health_charts, last_value, other_charts, training_charts
+from dyad.eval.report import curves
+from dyad.eval.report.curves import History, last_value
 from dyad.eval.report.gallery import KINDS, View, cases
 from dyad.eval.report.health_checks import health_checks
 from dyad.eval.report.plots import confusion_matrix, line_chart, score_histogram
@@ -108,10 +109,10 @@ def render(run: RunFolder) -> str:
         more=max(0, len(results) - FIRST),
         checks=health_checks(run.options, run.history, results),
         sets=list(_data_sets(run, results, [*glance])),
-        over_training=list(evaluation_charts(run.history, results).items())[:CHARTS],
-        training=list(training_charts(run.options, run.history).items()),
-        health=list(health_charts(run.options, run.history).items()),
-        others=list(other_charts(run.options, run.history).items())[:CHARTS],
+        over_training=list(curves.evaluation_charts(run.history, results).items())[:CHARTS],
+        training=list(curves.training_charts(run.options, run.history).items()),
+        health=list(curves.planned_charts(curves.HEALTH, run.options, run.history).items()),
+        others=list(curves.other_charts(run.options, run.history).items())[:CHARTS],
         notices=[(public_path(notice.file), notice.text[:NOTICE]) for notice in _notices(run)],
         config=run.config_text[:CONFIG],
         headings=KINDS,
@@ -211,7 +212,8 @@ def _facts(run: RunFolder) -> dict[str, str]:
     """Return the entries of the list "What was trained" in the HTML report: name of an entry, such as "optimiser" →
     its text. Entries with an empty text are left out.
     """
-    options, history, changed = run.options, run.history, _changed(run.options)
+    options, history = run.options, run.history
+    changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
     seconds, size = _trained_seconds(run), finite(options.get("global_batch_size")) or 0
     timed_steps = max(history.get("train/batch_time", {}), default=0)
     speed = f", {timed_steps * size / seconds:,.0f} pairs a second" if seconds and size else ""
@@ -255,8 +257,7 @@ def _model(options: Mapping[str, Any]) -> str:
         of_items = {"items": [items], "contexts": [context or "gru", *_further(options, "model.context.")]}
     of_towers = {side: [*_tower(options, name), *_further(options, f"model.{name}.")] for side, name in towers.items()}
     said = {side: ", ".join(filter(None, words)) for side, words in (of_towers | of_items).items()}
-    parts = [f"{side}: {words}" for side, words in said.items() if words]
-    return "; ".join([*parts, *_further(options, "model.")])
+    return "; ".join([*(f"{side}: {words}" for side, words in said.items() if words), *_further(options, "model.")])
 
 
 def _further(options: Mapping[str, Any], section: str) -> Iterator[str]:
@@ -311,15 +312,6 @@ def _trained_seconds(run: RunFolder) -> float:
     """
     times = run.history.get("train/batch_time", {})
     return sum((step - before) * times[step] for before, step in pairwise([0.0, *times]))
-
-
-def _changed(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the run that differ from their defaults, but for those of the model: section of the
-    configuration → "key=value, …".
-
-    options: the configuration of the run, dotted key → value.
-    """
-    return by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
 
 
 def _unusual(options: Mapping[str, Any]) -> dict[str, Any]:

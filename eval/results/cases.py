@@ -13,6 +13,8 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
+from dyad.eval.metrics.matches import MISSED
+
 ANSWERS = 5  # answers of each system in one case
 RIGHT = 3  # right answers in one case
 LONGEST = 600  # characters of a text
@@ -61,6 +63,15 @@ def answer(found: Item, score: float, right: bool) -> Item:
     it is right.
     """
     return {**found, "score": round(score, 4), "right": right}
+
+
+def ranked_case(kind: str, query: Item, rank: int, answers: Sequence[Item], right: Sequence[Item]) -> Case:
+    """Return the case of a query with its rank, which is null if an approximate index did not find what is right.
+
+    kind: as of `choose`. answers: the first ones of the model. right: some right answers.
+    """
+    value: dict[str, float | None] = {"rank": None if rank == MISSED else rank}
+    return Case(kind=kind, query=query, value=value, systems={"model": [*answers]}, right=[*right])
 
 
 def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int) -> list[tuple[str, int]]:

@@ -21,10 +21,10 @@ ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recal
 RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
 PASSAGE_COLUMNS = 4  # metrics of passages that are shown
-# metrics of passages, in the order in which they are shown
-# metrics of next items that are printed
-NEXT_COLUMNS = {"HR@1": "HR@1", "HR@10": "HR@10", "nDCG@10": "nDCG@10", "MRR": "MRR"}
+# metrics of next items and of answers that are printed
+NEXT_METRICS = ("HR@1", "HR@10", "nDCG@10", "MRR")
 ANSWER_METRICS = ("choice_accuracy", "log_likelihood", "perplexity")
+# metrics of passages, in the order in which they are shown
 PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 accuracy@1 accuracy@5".split()
 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _class_groups(title: str, result: Result) -> Groups:
-    """Return one table of a classification for the HTML report: the shares that have a chance level, and the accuracy
-    of always answering the largest class.
+    """Return one table of all metrics for the HTML report; of a classification also the accuracy of answering the
+    largest class always.
     """
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
@@ -293,30 +293,11 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
         yield table
 
 
-def _next_groups(result: Result) -> Groups:
-    """Return one table of next items for the HTML report: each metric with its baselines."""
-    return {"history → next item": _numbers(result, (m for m in result["metrics"] if not m.startswith("num_")))}
-
-
-def _next_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one printed table for each result on next items: rows for each system, columns for NEXT_COLUMNS."""
-    for result in results:
-        shown = {name: metric for name, metric in NEXT_COLUMNS.items() if metric in result["metrics"]}
-        table = _table("next item", *shown, title=_title(result, "events", "items"))
-        _add_rows(table, "model", list(shown.values()), result)
-        yield table
-
-
-def _answer_groups(result: Result) -> Groups:
-    """Return one table of answers of a language model for the HTML report: each metric with its baselines."""
-    return {"prompt → answer": _numbers(result, (m for m in result["metrics"] if not m.startswith("num_")))}
-
-
-def _answer_tables(results: Sequence[Result]) -> Iterator[Any]:
-    """Yield one printed table for each result on answers of a language model."""
-    for result in results:
-        shown = [metric for metric in ANSWER_METRICS if metric in result["metrics"]]
-        table = _table("answers", *map(label, shown), title=_title(result, "prompts"))
+def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], found: Sequence[Result]) -> Iterator[Any]:
+    """Yield a printed table for each result: rows for each system, a column for each metric, sizes in the title."""
+    for result in found:
+        shown = [metric for metric in columns if metric in result["metrics"]]
+        table = _table(title, *map(label, shown), title=_title(result, *counted))
         _add_rows(table, "model", shown, result)
         yield table
 
@@ -338,6 +319,11 @@ def _classes(hub_task: str, shown: str, printed: str, columns: Mapping[str, str]
     return ResultKind(hub_task, partial(_class_groups, shown), partial(_class_tables, printed, columns))
 
 
+def _rows_of_model(hub_task: str, shown: str, printed: str, metrics: Sequence[str], *counted: str) -> ResultKind:
+    """Return the kind of results whose printed table has rows of the model and its baselines."""
+    return ResultKind(hub_task, partial(_class_groups, shown), partial(_model_tables, printed, metrics, counted))
+
+
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
     "view_retrieval": ResultKind("image-feature-extraction", _retrieval_groups, _retrieval_tables),
@@ -348,8 +334,8 @@ KINDS = {
     "classification": _classes("image-classification", "sample → class", "classes", ZERO_SHOT),
     "text_classification": _classes("text-classification", "sample → class", "classes", ZERO_SHOT),
     "rare_class": _classes("image-classification", "rare class", "rare class", RARE),
-    "next_item": ResultKind("other", _next_groups, _next_tables),
-    "answers": ResultKind("text-generation", _answer_groups, _answer_tables),
-    "in_context": ResultKind("text-generation", _answer_groups, _answer_tables),
+    "next_item": _rows_of_model("other", "history → next item", "next item", NEXT_METRICS, "events", "items"),
+    "answers": _rows_of_model("text-generation", "prompt → answer", "answers", ANSWER_METRICS, "prompts"),
+    "in_context": _rows_of_model("text-generation", "prompt → answer", "answers", ANSWER_METRICS, "prompts"),
     "passage_retrieval": ResultKind("information-retrieval", _passage_groups, _passage_tables),
 }

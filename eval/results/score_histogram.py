@@ -47,5 +47,4 @@ def score_histogram(
 def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
     """Return the scores of each query with its items, in one array. items: for each query, item indices."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
-    columns = np.concatenate(items) if len(items) else np.empty(0, np.int64)
-    return pair_scores(queries_kD, items_mD, rows, columns)
+    return pair_scores(queries_kD, items_mD, rows, np.concatenate(items) if len(items) else np.empty(0, np.int64))

@@ -15,7 +15,7 @@ from dyad.data.base.errors import first_line
 from dyad.data.base.files import file_inside
 from dyad.data.base.json_text import read_json
 from dyad.eval.results.cases import Case
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 
 Count = Annotated[int, Field(ge=0, le=10**15)]
 Counts = list[Annotated[float, Field(ge=0, le=1e15)]]

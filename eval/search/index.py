@@ -31,8 +31,9 @@ from torch import Tensor
 from dyad.data.base.errors import ConfigError
 from dyad.data.loading.order import local_rows
 from dyad.eval.encode.process_memory import drop_pages
-from dyad.eval.search.index_spec import EXACT, Spec, has_gpu, load_faiss
+from dyad.eval.search.index_spec import EXACT, Spec, load_faiss
 from dyad.train.distributed.agreement import from_rank_0
+from dyad.train.distributed.devices import has_faiss_gpu
 from dyad.train.distributed.world import World, gather_objects
 
 SHARD_BYTES, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
@@ -206,7 +207,7 @@ class _Approximate:
     def __init__(self, faiss: ModuleType, spec: Spec, learnt: np.ndarray) -> None:
         self.faiss, self.spec = faiss, spec
         self.empty = faiss.deserialize_index(learnt)
-        self.resources = faiss.StandardGpuResources() if has_gpu(faiss) else None
+        self.resources = faiss.StandardGpuResources() if has_faiss_gpu(faiss) else None
         if self.resources is not None:
             self.resources.setTempMemory(SCRATCH)
 

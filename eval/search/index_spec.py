@@ -130,8 +130,3 @@ def load_faiss() -> ModuleType:
             "search needs FAISS, which is not installed. Take one: pip install -e '.[cpu]', or '.[gpu]' for CUDA 13"
         ) from error
     return faiss
-
-
-def has_gpu(faiss: Any) -> bool:
-    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; its GPU build may run without a GPU."""
-    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0

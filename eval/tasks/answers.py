@@ -16,7 +16,7 @@ import numpy as np
 from dyad.data.question_passage.prompts import AnswerLists
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
-from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item
+from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, excerpt, item, ranked_case
 from dyad.eval.tasks.baselines import before_training
 
 
@@ -102,13 +102,9 @@ class Answers(Evaluator):
         prompt, right_N = self.data.prompts[row], self.data.right_N
         order = own[np.argsort(-score_N[own], kind="stable")].tolist()
         found = [answer(self._item(number), float(score_N[number]), bool(right_N[number])) for number in order]
-        return {
-            "kind": kind,
-            "query": item(prompt.id or f"row {row + 1}", excerpt(prompt.text)[0]),
-            "value": {"rank": rank},
-            "systems": {"model": found[:ANSWERS]},
-            "right": [self._item(number) for number in order if right_N[number]][:RIGHT],
-        }
+        right = [self._item(number) for number in order if right_N[number]][:RIGHT]
+        query = item(prompt.id or f"row {row + 1}", excerpt(prompt.text)[0])
+        return ranked_case(kind, query, rank, found[:ANSWERS], right)
 
     def _item(self, number: int) -> Item:
         return item(str(number), excerpt(self.data.answers[number].text)[0])

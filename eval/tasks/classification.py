@@ -88,8 +88,7 @@ class Classification(Evaluator):
             details |= rank_0_only(world, lambda: self._details(direction, values, target, predicted)) or {}
             details["gallery"] = gallery
         files = {".pictures": small.write} if small and examples is not None else {}
-        task = self.task if small else f"{self._sort}_{self.task}"
-        return Report(task, metrics, chance, details, files)
+        return Report(self.task if small else f"{self._sort}_{self.task}", metrics, chance, details, files)
 
     def higher_is_better(self) -> dict[str, bool]:
         one = np.zeros(1, np.int64)

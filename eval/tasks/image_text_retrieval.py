@@ -20,8 +20,8 @@ import numpy as np
 from dyad.data.image_text.items import RetrievalSet
 from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
-from dyad.eval.metrics.matches import MISSED, Labels, Matches
-from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, item
+from dyad.eval.metrics.matches import Labels, Matches
+from dyad.eval.results.cases import ANSWERS, RIGHT, Case, Item, answer, choose, item, ranked_case
 from dyad.eval.results.score_histogram import score_histogram, spread
 from dyad.eval.results.thumbnails import Thumbnails
 from dyad.eval.search.index import Hits, Index
@@ -105,8 +105,7 @@ class Direction:
     @cached_property
     def ranked(self) -> Ranked:
         """The ranks of the best right items. All processes must ask for them together."""
-        depth = max(self.depth, ANSWERS)
-        return ranked(self.queries_nD, self.items_mD, self.matches, self.spec, depth, self.world)
+        return ranked(self.queries_nD, self.items_mD, self.matches, self.spec, max(self.depth, ANSWERS), self.world)
 
     @property
     def rank(self) -> np.ndarray:
@@ -143,14 +142,11 @@ class Direction:
         return [self._case(kind, int(queries[row]), hits.found(row)) for row, (kind, _) in enumerate(chosen)]
 
     def _case(self, kind: str, query: int, found: Sequence[tuple[int, float]]) -> Case:
-        right, rank = self.right(query).tolist(), int(self.rank[query])
-        return {
-            "kind": kind,
-            "query": self.query(query),
-            "value": {"rank": None if rank == MISSED else rank},
-            "systems": {"model": [answer(self.item(i), score, i in right) for i, score in found[:ANSWERS]]},
-            "right": [self.item(i) for i in right[:RIGHT]],
-        }
+        right = self.right(query).tolist()
+        answers = [answer(self.item(i), score, i in right) for i, score in found[:ANSWERS]]
+        return ranked_case(
+            kind, self.query(query), int(self.rank[query]), answers, [self.item(i) for i in right[:RIGHT]]
+        )
 
 
 Searched = dict[str, Direction]  # image_to_text, text_to_image → the search

@@ -17,8 +17,9 @@ from dyad.eval.encode.encoder import Encoder
 from dyad.eval.metrics.matches import Labels, Matches
 from dyad.eval.search import index
 from dyad.eval.search.index import Index
-from dyad.eval.search.index_spec import has_gpu, load_faiss
+from dyad.eval.search.index_spec import load_faiss
 from dyad.eval.search.ranks import count_ranks
+from dyad.train.distributed.devices import has_faiss_gpu
 from dyad.train.distributed.world import World
 from gpu.bare import flops_per_second, synchronize
 from gpu.needs import DEVICES, ON_GPU, TRAINER, packages
@@ -93,11 +94,11 @@ def test_exact_search_of_many_in_many(device: str, record_property: Any) -> None
 @ON_GPU
 @packages("faiss")
 def test_an_approximate_index_finds_the_same_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not has_gpu(load_faiss()):
+    if not has_faiss_gpu(load_faiss()):
         pytest.skip("needs faiss for GPUs: faiss-gpu-cuvs")
     queries, items = queries_and_items(20_000, 64)
     on_gpu = Index(items, "IVF64,Flat;nprobe=16").search(queries, 10)
-    monkeypatch.setattr(index, "has_gpu", lambda faiss: False)
+    monkeypatch.setattr(index, "has_faiss_gpu", lambda faiss: False)
     on_cpu = Index(items, "IVF64,Flat;nprobe=16").search(queries, 10)
     assert (on_gpu.positions == on_cpu.positions).mean() >= 0.95
 

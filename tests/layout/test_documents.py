@@ -127,6 +127,25 @@ def test_keys_and_files_between_backticks_exist(page: Path) -> None:
             assert any((folder / span).exists() for folder in (ROOT, page.parent)), f"`{span}`: no such file"
 
 
+def test_what_the_map_of_contributing_names_exists() -> None:
+    """Each file and folder of "Where things are", as seen from the folders of its row, the one above, or the root."""
+    rows = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2].split("```")[1].splitlines()
+    room, folders, missing = ROOT, [ROOT], list[str]()
+    for row in filter(None, rows):
+        first, second, text = row[:8].strip(), row[8:34].strip(), row[34:]
+        if first:
+            room, folders = ROOT / first, [ROOT / first]
+        if second:  # "towers/image/ text/" are folders of one folder; a row that begins with a file is of the room
+            head, *others = second.split()
+            named = [room / head, *((room / head).parent / other for other in others)]
+            folders = [room] if named[0].suffix else named
+            missing += [name(path) for path in named if not path.exists()]
+        for file in re.findall(r"[\w/]+\.py\b|\b[a-z_]+/(?=[a-z_]+/)[a-z_/]+/", text):
+            places = [ROOT, *folders, *(folder.parent for folder in folders)]
+            missing += [file] * (not any((place / file).exists() for place in places))
+    assert missing == []
+
+
 def test_quoted_values_between_backticks_can_be_copied() -> None:
     """The shell and Hydra both read quotes and braces."""
     quoted = {span for page in PAGES for span in spans(page) if re.match(r"'?[a-z_.]+=.*[\"'{]", span)}

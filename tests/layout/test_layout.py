@@ -56,12 +56,12 @@ dyad/export dyad/doctor
 """.split("\n")
 LEVEL = {folder: level for level, line in enumerate(LAYERS) for folder in line.split()}
 HEAVY = {"torch", "open_clip", "transformers", "webdataset", "accelerate", "wandb", "faiss", "pyarrow", "timm"}
-BUDGETS = {"data": 8900, "train": 11590, "eval": 4610, "dyad": 5765}  # code lines: no blanks, comments, docstrings
+BUDGETS = {"data": 8900, "train": 11600, "eval": 4610, "dyad": 5765}  # code lines: no blanks, comments, docstrings
 QUESTIONS = """
 what nobody typed is taken from the weights | train/cli/start_defaults.py | take_start_defaults
 the temperature that weights know | train/towers/libraries/calibration.py | Calibration
 the temperature is clamped | train/losses/objectives/base.py | clamp_
-the schedule of the learning rate | train/step/optim.py | learning_rate
+the schedule of the learning rate | train/step/schedule.py | learning_rate
 all objectives by name | train/losses/__init__.py | build_objective
 the formats of question files | data/question_passage/formats.py | FORMATS
 the relevance that a file gives a pair | data/base/relevance.py | relevance_of

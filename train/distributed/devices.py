@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,6 +25,11 @@ def cuda_usable() -> bool:
         usable = torch.cuda.is_available()
     _warnings.extend(str(warning.message).splitlines()[0] for warning in caught)
     return usable
+
+
+def has_faiss_gpu(faiss: Any) -> bool:
+    """Whether FAISS can use a GPU. Its CPU build has no StandardGpuResources; its GPU build may run without a GPU."""
+    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
 
 
 def gpus_hidden() -> bool:

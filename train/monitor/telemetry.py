@@ -14,18 +14,11 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.world import World
 from dyad.train.monitor.stragglers import LocalTimer
+from dyad.train.plan_config import GPUS
 from dyad.train.towers.batch_norm import batch_norms
 from dyad.train.towers.text.rows import Grouped, padded_length
 from dyad.train.towers.tower import TwoTower
 from dyad.train.towers.trial import features_on_meta, on_meta
-
-# Part of a GPU's name → peak TFLOP/s of dense products in bf16 and fp16, and in TF32; the first part found counts. From
-# NVIDIA's data sheets, whose figures "with sparsity" are halved; of GPUs without TF32 in FP32, and in FP16 alone. The
-# peak of a slice of a GPU (MIG) is not known.
-PEAKS = {"MIG": (None, None), "GB200": (2500, 1250), "B200": (2250, 1125), "H200 NVL": (835.5, 417.5)}
-PEAKS |= {"H100 PCIe": (756, 378), "H100 NVL": (835, 417.5), "H100": (989.4, 494.7), "A100": (312, 156)}
-PEAKS |= {"L40S": (362, 183), "L40": (181, 90.5), "L4": (121, 60.5), "A10G": (70, 35), "A10": (125, 62.5)}
-PEAKS |= {"RTX 4090": (165.2, 82.6), "H200": (989.4, 494.7), "V100": (125, 15.7), "Tesla T4": (65, 8.1)}
 
 
 @dataclass
@@ -73,7 +66,7 @@ class Telemetry:
 
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
     """Return the peak TFLOP/s of a GPU in the precision of the towers (fp32: as TF32), by its name; None if unknown."""
-    half, tf32 = next((peaks for part, peaks in PEAKS.items() if part in gpu), (None, None))
+    half, tf32, _ = next((figures for part, figures in GPUS.items() if part in gpu), (None, None, None))
     return tf32 if precision is Precision.fp32 else half
 
 

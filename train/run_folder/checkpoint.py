@@ -55,7 +55,7 @@ from dyad.train.run_folder.parts import PARTS
 from dyad.train.run_folder.tensor_files import SavedTensors
 
 if TYPE_CHECKING:
-    from dyad.train.run_folder.best import Best
+    from dyad.train.run_folder.best_record import Best
 
 OLDEST, FORMAT = 2, 5
 FILES = (MODEL, OPTIMIZER, *OPTIONAL, STATE)
@@ -94,7 +94,7 @@ class Checkpoint:
     def best(self) -> "Best | None":
         """Which checkpoint was the best of its run when it was written; None without checkpoint.best."""
         with self._verified(STATE):
-            from dyad.train.run_folder.best import read_best  # imports pydantic, which a bare GPU image lacks
+            from dyad.train.run_folder.best_record import read_best  # imports pydantic, which a bare GPU image lacks
 
             return read_best(self._state.get(BEST))
 

@@ -118,8 +118,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} is of a newer Dyad (format {version}, this one reads {FORMAT}): update Dyad")
     if file_inside(folder, CONFIG) is None:
         raise ConfigError(f"'{folder}' is no run folder: it has no {CONFIG} of its own. Give one, e.g. runs/NAME")
-    tree = read_yaml(folder / CONFIG)
-    return in_present_terms(tree)
+    return in_present_terms(read_yaml(folder / CONFIG))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.checkpoint import Checkpoint, find, is_checkpoint
 from dyad.train.run_folder.folder import folder_of, steps, without_best
 

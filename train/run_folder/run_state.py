@@ -5,8 +5,8 @@
 
 hosts: after an error, the machines of the ranks that failed, if it was a hardware failure. At the end of a run also
 "checkpoint_seconds": seconds spent writing checkpoints since the start, most of them in the background; and "best": the
-best checkpoint (best.py), or null. A run that was killed still says "running". torchrun turns every exit code into 1,
-so decide by this file whether to requeue a job. The lock keeps a second run out of a folder that is in use.
+best checkpoint (best_record.py), or null. A run that was killed still says "running". torchrun turns every exit code
+into 1, so decide by this file whether to requeue a job. The lock keeps a second run out of a folder that is in use.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ from pathlib import Path
 from dyad.data.base.errors import ConfigError, HardwareError
 from dyad.data.base.files import raise_named, write_json
 from dyad.data.base.secrets import without_secrets
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import FORMAT, STATE
 
 LOCK = ".lock"

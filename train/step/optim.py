@@ -1,6 +1,5 @@
-"""The optimiser, AdamW or one of timm, with weight decay on the same parameters as open_clip; the learning rate."""
+"""The optimiser, AdamW or one of timm, with weight decay on the same parameters as open_clip; rates by layer."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -12,7 +11,7 @@ from torch.nn import Parameter
 from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import ConfigError, first_line, nearest
-from dyad.train.config import OptimConfig, Schedule
+from dyad.train.config import OptimConfig
 from dyad.train.run_folder.checkpoint_state import capture
 
 FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
@@ -118,27 +117,3 @@ def layer_depths(trunk: nn.Module) -> dict[str, int]:
         name: order.get(block, 0 if i < before else len(order) + 1)
         for i, (name, block) in enumerate(zip(names, blocks, strict=True))
     }
-
-
-def warmup_steps(total_steps: int, config: OptimConfig) -> int:
-    """Return the warm-up of a run of `total_steps` in steps; a share is rounded up, as in transformers."""
-    return config.warmup if isinstance(config.warmup, int) else math.ceil(config.warmup * total_steps)
-
-
-def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
-    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule.
-
-    total_steps: the number of optimiser steps of the run, warm-up included.
-    """
-    warmup = warmup_steps(total_steps, config)
-    if step < warmup:
-        return config.lr * (step + 1) / warmup
-    decay_steps, cooldown_start = total_steps - warmup, total_steps - config.cooldown
-    if config.schedule is Schedule["cosine"]:
-        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay_steps)) * config.lr
-    if config.schedule is Schedule["linear"]:  # to 0, as in DPR and transformers' get_linear_schedule_with_warmup
-        return config.lr * (total_steps - step) / decay_steps
-    if config.schedule is Schedule["const"] or step < cooldown_start:
-        return config.lr
-    left = 1 - (step - cooldown_start) / (total_steps - cooldown_start)
-    return left**config.cooldown_power * (config.lr - config.cooldown_end) + config.cooldown_end

@@ -1,12 +1,36 @@
-"""What a run says of its schedule when it starts."""
+"""The schedule of a run: the learning rate of each step, and what the run says of it when it starts."""
 
+import math
 from collections.abc import Iterator
 
-from dyad.train.config import TrainConfig
+from dyad.train.config import OptimConfig, Schedule, TrainConfig
 from dyad.train.losses.options.estimators import EstimatorOptions
 from dyad.train.run_schedule import RunSchedule
-from dyad.train.step.optim import learning_rate, warmup_steps
 from dyad.train.step.target import describe_target
+
+
+def warmup_steps(total_steps: int, config: OptimConfig) -> int:
+    """Return the warm-up of a run of `total_steps` in steps; a share is rounded up, as in transformers."""
+    return config.warmup if isinstance(config.warmup, int) else math.ceil(config.warmup * total_steps)
+
+
+def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
+    """Compute the learning rate of optimiser step `step` (from 0): linear warm-up, then config.schedule.
+
+    total_steps: the number of optimiser steps of the run, warm-up included.
+    """
+    warmup = warmup_steps(total_steps, config)
+    if step < warmup:
+        return config.lr * (step + 1) / warmup
+    decay_steps, cooldown_start = total_steps - warmup, total_steps - config.cooldown
+    if config.schedule is Schedule["cosine"]:
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / decay_steps)) * config.lr
+    if config.schedule is Schedule["linear"]:  # to 0, as in DPR and transformers' get_linear_schedule_with_warmup
+        return config.lr * (total_steps - step) / decay_steps
+    if config.schedule is Schedule["const"] or step < cooldown_start:
+        return config.lr
+    left = 1 - (step - cooldown_start) / (total_steps - cooldown_start)
+    return left**config.cooldown_power * (config.lr - config.cooldown_end) + config.cooldown_end
 
 
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:

@@ -21,7 +21,8 @@ from dyad.train.monitor.stragglers import LocalTimer
 from dyad.train.step.averaging import WeightAverage
 from dyad.train.step.graph_cache import MemoryBudget
 from dyad.train.step.loss_term import LossTerm, StepRun
-from dyad.train.step.optim import build_optimizer, learning_rate, learning_rate_scales
+from dyad.train.step.optim import build_optimizer, learning_rate_scales
+from dyad.train.step.schedule import learning_rate
 from dyad.train.step.sizes import exchange_sizes
 
 STEPS_WITHOUT_ASSUMING = 100  # steps that assume nothing, after one whose assumptions did not hold

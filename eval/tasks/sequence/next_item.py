@@ -20,7 +20,7 @@ from dyad.eval.encode.encoder import Encoder, Evaluator, Report
 from dyad.eval.encode.histories import encode_histories
 from dyad.eval.metrics.bootstrap import Values, comparison, summary
 from dyad.eval.metrics.matches import MISSED, Labels, Matches
-from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item
+from dyad.eval.results.cases import ANSWERS, Case, Item, answer, choose, item, ranked_case
 from dyad.eval.search.index import Index
 from dyad.eval.search.index_spec import EXACT
 from dyad.eval.search.ranks import Ranked, ranked
@@ -46,10 +46,9 @@ class NextItem(Evaluator):
         own, found = self._ranked(encode)
         values = self._values(found.ranking.rank)
         details: dict[str, Any] = {"seen": str(self.seen), "search": found.how, "baselines": {}}
-        for baseline in [*SCORERS] if self.baselines else []:
-            if baseline in self.baselines:
-                rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
-                details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
+        for baseline in (baseline for baseline in SCORERS if baseline in self.baselines):
+            rank = from_rank_0(encode.world, lambda name=baseline: ranks_by(SCORERS[name], self.data, self.seen))
+            details["baselines"][str(baseline)] = comparison(values, self._values(rank), self._groups)
         if before := before_training(self.untrained, encode.world):
             rank = self._ranked(before)[1].ranking.rank
             details["baselines"]["untrained"] = comparison(values, self._values(rank), self._groups)
@@ -117,13 +116,10 @@ class NextItem(Evaluator):
         before, target = self.data.before(event), int(self.data.target_n[event])
         dropped = {*before.tolist()} - {target} if self.seen is Seen.drop else set[int]()
         shown = [(number, score) for number, score in found if number not in dropped][:ANSWERS]
-        return {
-            "kind": kind,
-            "query": item(self.data.name(event), self.data.text(event)),
-            "value": {"rank": None if rank == MISSED else rank},
-            "systems": {"model": [answer(self._item(n), score, n == target) for n, score in shown]},
-            "right": [self._item(target)],
-        }
+        answers = [answer(self._item(number), score, number == target) for number, score in shown]
+        return ranked_case(
+            kind, item(self.data.name(event), self.data.text(event)), rank, answers, [self._item(target)]
+        )
 
     def _item(self, number: int) -> Item:
         name, items = self.data.log.items[number], self.data.items

@@ -32,7 +32,7 @@ from dyad.train.cli.compose import compose_config
 from dyad.train.config import DistConfig, Parallel, Precision, TrainConfig
 from dyad.train.distributed.world import World
 from dyad.train.monitor.telemetry import peak_tflops
-from dyad.train.plan_config import GPUS
+from dyad.train.plan_config import KINDS
 
 pytestmark = pytest.mark.uniform_ranks
 FEW = ["small_cnn", "frozen in chunks, sharded"]  # of tests/jobs/plan_job.py: DDP, and a frozen tower in shards
@@ -164,7 +164,7 @@ def test_an_older_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_gpu_has_peaks() -> None:
     precisions = (Precision.fp32, Precision.fp16)
-    assert all(peak_tflops(name, precision) for _, name, _ in GPUS.values() for precision in precisions)
+    assert all(peak_tflops(name, precision) for _, name in KINDS.values() for precision in precisions)
     assert planned_devices(config_of("plan.gpu=t4", "plan.gpus=2")).precision is Precision.fp32
 
 

@@ -15,7 +15,7 @@ from dyad.train.cli.also import auxiliary_configs
 from dyad.train.cli.compose import compose_config
 from dyad.train.config_rules import check_values
 from dyad.train.distributed.world import World
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.folder import folder_of
 
 RANK, RECALL = "val/mean_rank", "val/R@1"

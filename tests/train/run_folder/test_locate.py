@@ -7,7 +7,7 @@ import pytest
 from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
-from dyad.train.run_folder.best import Best
+from dyad.train.run_folder.best_record import Best
 from dyad.train.run_folder.checkpoint_state import capture
 from dyad.train.run_folder.folder import folder_of, run_of, steps, without_best
 from dyad.train.run_folder.locate import locate

@@ -17,7 +17,8 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import OptimConfig, Schedule, TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.losses import build_objective
-from dyad.train.step.optim import build_optimizer, learning_rate, warmup_steps
+from dyad.train.step.optim import build_optimizer
+from dyad.train.step.schedule import learning_rate, warmup_steps
 
 TOTAL = 50
 

@@ -27,7 +27,8 @@ from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
 from dyad.train.losses import build_objective
 from dyad.train.step.loss_term import AUTOCAST, to_score_dtype
-from dyad.train.step.optim import build_optimizer, learning_rate
+from dyad.train.step.optim import build_optimizer
+from dyad.train.step.schedule import learning_rate
 from dyad.train.step.seeded_rng import seeded_rng
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.build import build_image_text
