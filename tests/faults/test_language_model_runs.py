@@ -17,6 +17,8 @@ from helpers.tiny_runs import losses, records, refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import dyad
+from dyad.data.build.weights import run as weigh
+from dyad.data.cli.options import WeightsOptions
 
 Tiny = Callable[[dict[str, Any]], list[str]]
 DPM = {
@@ -28,6 +30,7 @@ DPM = {
 }
 NLL = {"objective": "nll", "data.negatives.per_row": 0}
 LORA = {**DPM, "model.text.lora_rank": 2, "model.grad_checkpointing": True}
+LOG_Q = {**DPM, "objective.importance": "log_q"}  # of the answers, right and wrong
 WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
 
 
@@ -46,6 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.append({"query": letters[start : start + 3], "pos": [right], "neg": [*map(str, wrong)]})
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "val.jsonl").write_text("\n".join(map(json.dumps, rows[:20])))
+    weigh([str(folder / "train.jsonl")], WeightsOptions(out=str(folder / "log_q.safetensors"), add=1))
     return folder
 
 
@@ -67,9 +71,11 @@ def keys(data: Path, **own: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("own", [DPM, NLL, LORA], ids=["dpm", "nll", "lora"])
+@pytest.mark.parametrize("own", [DPM, NLL, LORA, LOG_Q], ids=["dpm", "nll", "lora", "log_q"])
 def test_the_same_losses_on_any_number_of_processes(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
     given = keys(data, **{**own, "steps": 4})
+    if "objective.importance" in own:
+        given["objective.importance_file"] = data / "log_q.safetensors"
     runs = [jobs.run(w, {**given, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
     runs.append(jobs.run(2, {**given, "dist": "fsdp2", "run.name": "sharded"}))
     for run in runs[1:]:

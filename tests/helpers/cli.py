@@ -139,7 +139,7 @@ def share_tables(tokenizer: Any) -> None:
 
 
 def serve() -> None:
-    sys.path[0] = str(ROOT / "tests")  # not helpers/: its modules are helpers.NAME everywhere
+    sys.path[:1] = [str(ROOT / "tests"), str(ROOT)]  # not helpers/; this checkout, wherever .venv is from
     gc.disable()  # imports make many objects, and they stay
     warm()
     gc.collect()

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dyad.eval.metrics.auc import auc_values
 from dyad.eval.metrics.bootstrap import interval
@@ -12,6 +12,7 @@ from dyad.eval.metrics.bootstrap import interval
 reference = import_module("sklearn.metrics").roc_auc_score
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([1.0, 0.9, 0.5, 0.05, 0.001]), st.sampled_from([0, 1, 8]))
 def test_the_mean_is_scikit_learns(seed: int, max_fpr: float, decimals: int) -> None:
     """Also with many equal scores, where the curve has straight parts that max_fpr may cut."""
