@@ -98,9 +98,16 @@ def known_keys() -> Collection[str]:
 
 def of_commands() -> Iterator[str]:
     """The options of the commands that take key=value but do not train."""
-    from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
+    from dyad.eval.config import EvalCommand, MineCommand, ReportCommand, ScoreCommand
 
-    schemas: list[Any] = [EvalCommand, MineCommand, ReportCommand, export_options(), *(v.options for v in VERBS)]
+    schemas: list[Any] = [
+        EvalCommand,
+        MineCommand,
+        ReportCommand,
+        ScoreCommand,
+        export_options(),
+        *(v.options for v in VERBS),
+    ]
     for schema in schemas:
         assert is_dataclass(schema)
         yield from (option.name for option in fields(schema))

@@ -34,7 +34,7 @@ from dyad.__main__ import COMMANDS
 from dyad.data.base.command_line import parse_options
 from dyad.data.base.errors import ConfigError
 from dyad.data.cli.main import VERBS, parse_verb
-from dyad.eval.config import EvalCommand, MineCommand, ReportCommand
+from dyad.eval.config import EvalCommand, MineCommand, ReportCommand, ScoreCommand
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config, keys
 from dyad.train.config_rules import check_values
@@ -42,10 +42,16 @@ from dyad.train.losses import OBJECTIVES
 
 README, DOCS = ROOT / "README.md", ROOT / "docs"
 KINDS = {"bash", "sh", "python", "json", "yaml", "text", "csv", "dockerfile", "diff"}
-OPTIONS = {"eval": EvalCommand, "mine": MineCommand, "report": ReportCommand, "export": export_options()}
+OPTIONS = {
+    "eval": EvalCommand,
+    "mine": MineCommand,
+    "report": ReportCommand,
+    "score": ScoreCommand,
+    "export": export_options(),
+}
 STARTED = re.compile(  # a command of ours: what starts it, its name, its words
     r"(?:[A-Z_]+=\S+ )*(?:python -m (?:train\.|eval\.)?|dyad |(?:bash|sbatch|srun)(?: -\S+)* launch/)"
-    r"(?P<name>train|eval|data|doctor|export|mine|report|torchrun\.sh|slurm\.sbatch|demo\.sh)(?: (?P<words>.*))?"
+    r"(?P<name>train|eval|data|doctor|export|mine|report|score|torchrun\.sh|slurm\.sbatch|demo\.sh)(?: (?P<words>.*))?"
 )
 PLACES = r"(?:tests|launch|train|data|eval|configs|docs|dyad)/[\w/.-]*|[\w.]+\.(?:md|toml|lock|hashes)"
 
