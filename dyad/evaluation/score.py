@@ -87,7 +87,7 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
     scored = _scored_rows(command, len(prompts))[done:]
     with part.open("a", encoding="utf-8") as file:
         for row in tracked(scored, "rows scored", len(scored)):
-            candidates = find(row, command.depth)
+            candidates = _filled(find(row, command.depth), command, row, len(prompts))
             scores = _scores(encoder, rows, [prompts[i] for i in candidates.tolist()], row, answers[row])
             order = np.argsort(-scores, kind="stable").tolist()
             ctxs = [
@@ -128,10 +128,15 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
     return len(whole)
 
 
+def _filled(found: Int64s, command: ScoreCommand, row: int, n: int) -> Int64s:
+    """Return the candidates that were found, and random other rows where these are fewer than command.depth."""
+    others = np.random.default_rng([command.seed, row]).permutation(n)
+    others = others[(others != row) & ~np.isin(others, found)]
+    return np.concatenate([found, others[: command.depth - len(found)]])
+
+
 def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str) -> np.ndarray:
     """Return the score of one answer after each of n prompts and the question of its row, float64 (n,)."""
-    if not prompts:
-        return np.empty(0)
     question, n = rows.prompts[row], len(prompts)
     asked = [replace(question, text=prompt + question.text) for prompt in prompts]
     pairs = {"prompts": asked, "answers": [Passage(answer)] * n, "row_N": np.arange(n), "right_N": np.ones(n, bool)}
@@ -151,12 +156,7 @@ def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[
 
 
 def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
-    def find(row: int, count: int) -> Int64s:
-        others = len(prompts) - 1
-        drawn = np.random.default_rng([command.seed, row]).choice(others, min(count, others), replace=False)
-        return drawn + (drawn >= row)
-
-    return find
+    return lambda row, count: np.empty(0, np.int64)  # all are filled up
 
 
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
