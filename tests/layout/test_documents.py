@@ -115,6 +115,15 @@ def test_commands_compose(page: Path) -> None:
             assert [script for script in scripts if not (ROOT / script).is_file()] == [], command
 
 
+def test_the_readme_installs_what_its_exports_need() -> None:
+    page = README.read_text()
+    extras = {word for line in re.findall(r"source launch/setup.sh ([\w -]+)", page) for word in line.split()}
+    for format_ in re.findall(r"train\.export .*format=(\w+)", page):
+        assert {"onnx": "onnx", "sentence_transformers": "sentence-transformers"}.get(format_, "demo") in extras, (
+            format_
+        )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_to_pages_and_headings(page: Path) -> None:
     for path, anchor in links(page):
