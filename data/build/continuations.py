@@ -1,8 +1,7 @@
-"""`python -m data continuations`: prompts and answers for a language model, from a corpus or from a file of classes.
+"""`python -m data continuations`: prompts and answers from a corpus, to train and choose with a language model.
 
-Each text of a corpus is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. A
-text of a class is a prompt, and the name of its class the answer. Wrong answers are those of other rows of the same
-part. All texts of a group belong to one part, by a hash of its name; a text of a class is a group of its own.
+Each text is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. Wrong answers
+are second halves of other texts of the same part. All texts of a group belong to one part, by a hash of its name.
 
 A language model uses an example in its prompt only if it has met such prompts: with examples=N each row of train also
 stands N times after a row of another group: in three of four cases after the next that BM25 finds for its prompt, else
@@ -18,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from dyad.data.base.errors import DataError
-from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.build.sequences import PARTS, part_by_hash
 from dyad.data.cli import outputs
@@ -33,7 +31,7 @@ DEPTH = 100  # rows that BM25 finds for a prompt
 
 @dataclass(frozen=True)
 class Row:
-    """A prompt with its right answer. group: what stays in one part."""
+    """The halves of a text, as a prompt and its right answer. group: what stays in one part."""
 
     id: str
     group: str
@@ -44,16 +42,18 @@ class Row:
 def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     """Write rows of the parts into the new folder options.out, and print what they hold.
 
-    Raises DataError for an id that group_of does not match, for a file of classes that holds something else, and for a
-    part with too few answers to draw wrong ones of.
+    Raises DataError for an id that group_of does not match, for a part with too few answers to draw wrong ones of, and
+    with examples for a train of one group.
     """
     out, (path, *_) = outputs.checked_out(options.out), arguments
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}
-    for row in _of_classes(path) if path.endswith(".json") else _of_corpus(path, options.group_of):
+    for row in _halves(path, options.group_of):
         parts[part_by_hash(row.group, options.val, options.test)].append(row)
     for part, rows in parts.items():
         if (found := len({row.answer for row in rows})) <= options.wrong:
             raise DataError(f"{path}: {part} has {found} different answers, too few for wrong={options.wrong}")
+    if options.examples and len({row.group for row in parts["train"]}) < 2:
+        raise DataError(f"{path}: train has one group, and examples={options.examples} are of other groups")
     with outputs.new_folder(out) as folder:
         for number, (part, rows) in enumerate(parts.items()):
             generator = np.random.default_rng([options.seed, number])
@@ -70,8 +70,8 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     )
 
 
-def _of_corpus(path: str, group_of: str) -> Iterator[Row]:
-    """Yield each text of a corpus, cut at the blank nearest its middle, which begins the answer; none without one."""
+def _halves(path: str, group_of: str) -> Iterator[Row]:
+    """Yield each text of a corpus that has a blank, cut at the one nearest its middle, which begins the answer."""
     corpus = open_corpus(local_path(path), "INPUT")
     for i in range(len(corpus)):
         (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
@@ -81,24 +81,6 @@ def _of_corpus(path: str, group_of: str) -> Iterator[Row]:
         if blanks:
             cut = min(blanks, key=lambda i: abs(i - len(text) / 2))
             yield Row(name, group[1], text[:cut], text[cut:])
-
-
-def _of_classes(path: str) -> Iterator[Row]:
-    """Yield each text of a file {"classes": {name: [text, …]}}, such as a zero-shot task."""
-    try:
-        task = read_json(Path(path).expanduser())
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from None
-    classes = task.get("classes") if isinstance(task, dict) else None
-    if not isinstance(classes, dict):
-        raise DataError(
-            f'{path}: wanted {{"classes": {{name: [text, …]}}}}, or a corpus in a .jsonl, .tsv or BEIR folder'
-        )
-    for name, texts in classes.items():
-        for text in texts if isinstance(texts, list) else [None]:
-            if not isinstance(text, str):
-                raise DataError(f"{path}: the class '{name:.80}' is no list of texts")
-            yield Row(text, text, f"{text}:", f" {name}")
 
 
 def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:

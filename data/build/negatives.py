@@ -110,8 +110,8 @@ class Builder:
             raise ConfigError("passages=ids: QUESTIONS has passages inside its rows, not ids. Take passages=inside")
         row, rank = self._judged(found, hits)
         if not len(row.positives):
-            why = f"no answer in the best {self._options.depth} passages"
-            why = why if found.question.answers else "neither answers nor right passages"
+            missed = f"no answer in the best {self._options.depth} passages"
+            why = missed if found.question.answers else "neither answers nor right passages"
             return b'{"why": "%s"}\t\n' % why.encode()
         head = {"rank": rank, "positives": len(row.positives), "negatives": len(row.hard_negatives)}
         fields = ROWS[TARGETS[self._options.passages]][1](row, Counter())

@@ -61,7 +61,7 @@ VERBS = (
     Verb("check", "read everything, tell what is in there and what is broken"),
     Verb("pack", "images and captions into shards, questions into formats", "INPUT"),
     Verb("split", "part of it for validation, without a copy on both sides"),
-    Verb("continuations", "prompts, right and wrong answers for a language model", "INPUT", "build"),
+    Verb("continuations", "prompts, right and wrong answers for a language model", "CORPUS", "build"),
     Verb("negatives", "training data for DPR by BM25, from answers or judgements", "QUESTIONS", "build"),
     Verb("sequences", "logs to train, validate and test on, from a log or a corpus", "INPUT", "build"),
     Verb("weights", "log q of each item, from how often it is a positive", folder="build"),
@@ -99,7 +99,7 @@ split shards/ out=parts val=0.05 by=picture
 split beir/scifact/ out=parts
 continuations corpus.jsonl out=halves
 continuations corpus.jsonl out=halves 'group_of=(.*)[.][0-9]+' wrong=3
-continuations classes.json out=classes wrong=3 examples=8
+continuations corpus.jsonl out=halves 'group_of=(.*)[.][0-9]+' examples=2
 negatives beir/scifact/ out=train.jsonl
 negatives nq-train.qa.csv out=nq.jsonl corpus=psgs_w100.tsv
 negatives questions.jsonl out=train.jsonl corpus=corpus.jsonl answers=answer depth=50 negatives=10

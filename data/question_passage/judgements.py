@@ -74,13 +74,19 @@ def judgements(path: str) -> Iterator[Judgement]:
                 text = content.decode("utf-8").strip()
             except UnicodeDecodeError as error:
                 raise DataError(f"{where} is not UTF-8: {error.reason} at byte {error.start}") from None
-            separator = "\t" if "\t" in text else None
-            form = form or (separator, 4 if len(text.split(separator)) == 4 else 3)
+            form = form or _form(text)
             question, passage, grade = _cells(text, form, where)
             if whole := re.fullmatch(r"(-?[0-9]{1,9})(\.0+)?", grade):
                 yield line, (question, passage), int(whole[1])
             elif not is_first or re.match(r"[-+]?[0-9]", grade):  # otherwise the first line names the columns
                 raise DataError(f"{where}: the grade {grade!r:.40} is no whole number")
+
+
+def _form(text: str) -> tuple[str | None, int]:
+    """Return what separates the columns of the first line of a file of judgements, a tab or None for spaces, and the
+    number of columns."""
+    separator = "\t" if "\t" in text else None
+    return separator, 4 if len(text.split(separator)) == 4 else 3
 
 
 def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, str, str]:

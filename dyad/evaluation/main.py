@@ -38,8 +38,17 @@ EXAMPLES = {
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
 OF_TASK = {
-    "image_text": "truth recall_k captions caption_per text_key template image_key max_image_pixels".split(),
-    "question_passage": "depth answers embeddings embedding_type corpus".split(),
+    "image_text": (
+        "truth",
+        "recall_k",
+        "captions",
+        "caption_per",
+        "text_key",
+        "template",
+        "image_key",
+        "max_image_pixels",
+    ),
+    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "corpus"),
 }
 NOTES = """\
 Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds

@@ -130,9 +130,9 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
 
 def _filled(found: Int64s, command: ScoreCommand, row: int, n: int) -> Int64s:
     """Return the candidates that were found, and random other rows where these are fewer than command.depth."""
-    others = np.random.default_rng([command.seed, row]).permutation(n)
-    others = others[(others != row) & ~np.isin(others, found)]
-    return np.concatenate([found, others[: command.depth - len(found)]])
+    missing = command.depth - len(found)
+    drawn = np.random.default_rng([command.seed, row]).choice(n, min(n, command.depth + 1), replace=False)
+    return np.concatenate([found, drawn[(drawn != row) & ~np.isin(drawn, found)][:missing]])
 
 
 def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str) -> np.ndarray:

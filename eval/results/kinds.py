@@ -160,7 +160,7 @@ def _retrieval_groups(result: Result) -> Groups:
     return {words.strip(): _numbers(result, metrics, words) for words, metrics in of_ways.items()}
 
 
-def _class_groups(title: str, result: Result) -> Groups:
+def _one_table(title: str, result: Result) -> Groups:
     """Return one table of all metrics for the HTML report; of a classification also the accuracy of answering the
     largest class always.
     """
@@ -316,12 +316,12 @@ class ResultKind:
 
 
 def _classes(hub_task: str, shown: str, printed: str, columns: Mapping[str, str]) -> ResultKind:
-    return ResultKind(hub_task, partial(_class_groups, shown), partial(_class_tables, printed, columns))
+    return ResultKind(hub_task, partial(_one_table, shown), partial(_class_tables, printed, columns))
 
 
 def _rows_of_model(hub_task: str, shown: str, printed: str, metrics: Sequence[str], *counted: str) -> ResultKind:
     """Return the kind of results whose printed table has rows of the model and its baselines."""
-    return ResultKind(hub_task, partial(_class_groups, shown), partial(_model_tables, printed, metrics, counted))
+    return ResultKind(hub_task, partial(_one_table, shown), partial(_model_tables, printed, metrics, counted))
 
 
 KINDS = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from helpers.messages import raises
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.build.continuations import run
+from dyad.data.build.sequences import part_by_hash
 from dyad.data.cli.options import ContinuationsOptions
 
 PARTS = ("train", "val", "test")
@@ -60,28 +60,23 @@ def test_each_row_of_train_stands_after_rows_of_other_groups(corpus: Path, tmp_p
         assert by_text[example].split(".")[0] != row["id"].split(".")[0]
 
 
-def test_rows_of_classes_and_the_examples_of_bm25(tmp_path: Path) -> None:
-    classes = {f"class{i}": [f"word{i} name{i}x{j}" for j in range(40)] for i in range(9)}
-    (tmp_path / "c.json").write_text(json.dumps({"classes": classes, "label": "x"}))
-    run([str(tmp_path / "c.json")], ContinuationsOptions(str(tmp_path / "a"), examples=1))
-    found = rows(tmp_path / "a")
-    assert sum(map(len, found.values())) == 360
-    for row in itertools.chain(*found.values()):
-        assert row["query"] == f"{row['id']}:" and row["id"] in classes[row["pos"][0][1:]]
+def test_most_examples_are_those_of_bm25(tmp_path: Path) -> None:
+    texts = [{"_id": str(i), "text": f"name{i % 9} word{i % 9} and other{i} end"} for i in range(360)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, texts)))
+    run([str(tmp_path / "c.jsonl")], ContinuationsOptions(str(tmp_path / "a"), examples=1))
     after = [json.loads(line) for line in (tmp_path / "a/examples.jsonl").read_text().splitlines()]
-    alike = [row["query"].split("\n")[0].endswith(row["pos"][0]) for row in after]
+    pairs = [row["query"].split("\n") for row in after]
+    alike = [example.split()[0] == prompt.split()[0] for example, prompt in pairs]
     assert 0.7 < sum(alike) / len(alike) < 0.9, "three of four by BM25, and one of nine others by chance"
 
 
-@pytest.mark.parametrize(
-    "content", ["[]", "{", '{"classes": []}', '{"classes": {"a": ["x", 1]}}', '{"classes": {"a": "x"}}']
-)
-def test_other_files_of_classes_are_refused(content: str, tmp_path: Path) -> None:
-    (tmp_path / "c.json").write_text(content)
-    with raises(DataError, "c.json"):
-        run([str(tmp_path / "c.json")], ContinuationsOptions(str(tmp_path / "a")))
-    with raises(DataError, "missing.json"):
-        run([str(tmp_path / "missing.json")], ContinuationsOptions(str(tmp_path / "a")))
+def test_examples_need_two_groups(corpus: Path, tmp_path: Path) -> None:
+    names = [next(n for n in map(str, range(999)) if part_by_hash(n, 0.1, 0.1) == part) for part in PARTS]
+    texts = [{"_id": f"{name}.{i}", "text": f"word{i} end{i}"} for name in names for i in range(9)]
+    corpus.write_text("\n".join(map(json.dumps, texts)))
+    with raises(DataError, "one group", "examples=1"):
+        run([str(corpus)], ContinuationsOptions(str(tmp_path / "a"), r"(\d+)[.]\d+", wrong=3, examples=1))
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_cannot_be_divided_is_refused(corpus: Path, tmp_path: Path) -> None:
