@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from runpy import run_path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,9 +31,10 @@ def defined(name: str) -> SimpleNamespace:
     """What the code in the docstring of a module of objectives defines. It sees torch and math alone."""
     text = import_module(f"dyad.train.losses.objectives.{name}").__doc__ or ""
     (code,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"torch": torch, "F": F, "math": math}
-    exec(compile(code, f"docstring of {name}.py", "exec"), names)
-    return SimpleNamespace(**names)
+    with NamedTemporaryFile("w", prefix=f"docstring_of_{name}_", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        return SimpleNamespace(**run_path(file.name, {"torch": torch, "F": F, "math": math}))
 
 
 MODULES = {path.stem for path in Path(objectives.__file__ or "").parent.glob("*.py")} - NO_LOSSES
