@@ -265,7 +265,8 @@ class DataConfig(Checked):
     shuffle: Shuffle = described(Shuffle.window, "window: among 65,536 samples or more, reads stay local; full: all")
     batches: Batches = described(Batches.mixed, "mixed: each batch is of all sources; by_source: of one, drawn anew")
     resize: ResizeMode | None = described(None, "how images are resized if not cropped at random; null: as the tower")
-    max_image_pixels: int = described(25_000_000, "larger images are refused before they are decoded", least=1)
+    # PIL refuses more than 178,956,970 itself
+    max_image_pixels: int = described(25_000_000, "larger images are refused, undecoded", least=1, most=178_956_970)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)

@@ -1,9 +1,9 @@
 """The trainer. Importing this package does not import torch.
 
-`python -m train` composes and checks the configuration (run/main.py, cli/compose.py, config.py) and calls `train_run`
-of run/train_run.py. There, run/components.py `build_components` makes model, data, objective and step, and
-run/resume.py `restore_components` restores a checkpoint. Then each batch takes the route below, from a shard to the
-optimiser step. Paths that start with data/ are below the package data, all others below train.
+`python -m train` composes and checks the configuration (dyad/run/main.py, cli/compose.py, config.py) and calls
+`train_run` of dyad/run/train_run.py. There, dyad/run/components.py `build_components` makes model, data, objective and
+step, and dyad/run/resume.py `restore_components` restores a checkpoint. Then each batch takes the route below, from a
+shard to the optimiser step. Paths are below the folder of this file, or of the repository.
 
  1. data/loading/order.py          step s of epoch e sees these sample ids: arithmetic, the same for any number of ranks
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader
@@ -31,6 +31,6 @@ optimiser step. Paths that start with data/ are below the package data, all othe
                                    network, which embeds each batch as well after step 7 (target.py)
 12. monitor/monitor.py             stragglers (stragglers.py), bad samples and skipped steps (run_folder/ledger.py),
                                    weights equal on all ranks
-13. tracking/                      metrics.jsonl and trackers; run/evaluation.py scores the weights;
+13. tracking/                      metrics.jsonl and trackers; dyad/run/evaluation.py scores the weights;
                                    run_folder/saving.py writes a checkpoint, in the background
 """

@@ -1,6 +1,14 @@
 """The schedule of a run: its steps and intervals, for the loop and the logs."""
 
+import math
 from dataclasses import dataclass
+
+from dyad.train.config import TrainConfig
+
+
+def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
+    """Return the number of optimiser steps of a run: `steps`, or those of `epochs`, which may be a fraction."""
+    return config.steps or math.ceil((config.epochs or 0) * steps_per_epoch)
 
 
 @dataclass(frozen=True)

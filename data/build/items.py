@@ -93,7 +93,8 @@ def data_config(options: WeightsOptions) -> DataConfig:
 
 
 class QuestionItems:
-    """Rows of questions (side x) and passages (side y)."""
+    """The items of files of questions: the questions if options.side is x, else their passages. Raises as
+    `open_questions`."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")

@@ -111,8 +111,9 @@ def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws:
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
     """Draw a random crop as torchvision's RandomResizedCrop does; return its top, left, height and width in pixels.
 
-    height, width: of the image. scale: lowest and highest share of the image's area. draws: random numbers in [0,
-    1). Up to ten boxes are drawn, and the first that fits into the image is taken; if none fits, a box in the centre.
+    height, width: of the image. scale: lowest and highest share of the image's area. draws: CROP_DRAWS random
+    numbers in [0, 1) or more: area and aspect ratio of each of ten boxes, then the position. The first box that fits
+    into the image is taken; if none fits, the largest one in the centre with an aspect ratio of CROP_RATIO.
     """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * between(scale, shapes[:, 0])

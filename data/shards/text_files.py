@@ -23,7 +23,8 @@ MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
 
 def open_text(path: str) -> BufferedReader:
     """Open a file of text, local or a URL, as a stream of bytes without the byte-order mark. Raises ConfigError when it
-    does not exist, DataError when it cannot be opened or is not UTF-8."""
+    does not exist, DataError when it cannot be opened or its start looks like another encoding than UTF-8. Single
+    damaged bytes are left to the reader."""
     stream = open_buffered(path)
     try:
         skip_mark(stream, path)

@@ -125,7 +125,8 @@ class ImageTable:
 
     def path(self, fields: Fields) -> str | None:
         """Return the path of the image of a row; None when the row holds the image itself, or nothing, and for a
-        table from a URL, whose paths could be any on this disk. A name that Unicode holds to be equal is the name."""
+        table from a URL, whose paths could be any on this disk. A name that is not there is looked up in
+        Unicode's composed (NFC) and decomposed (NFD) form, too."""
         value = fields.get(self.image)
         if isinstance(value, Mapping):
             value = None if value.get("bytes") else value.get("path")
@@ -134,7 +135,8 @@ class ImageTable:
         path = os.path.join(self.table.folder, value)
         if value.isascii() or os.path.exists(path):
             return path
-        return next(filter(os.path.exists, (normalize(form, path) for form in ("NFC", "NFD"))), path)
+        others = (os.path.join(self.table.folder, normalize(form, value)) for form in ("NFC", "NFD"))
+        return next(filter(os.path.exists, others), path)
 
     def _captions(self, fields: Fields) -> list[str]:
         """Convert the content of the caption column, a text or a list of texts, to captions without line breaks. The

@@ -110,7 +110,7 @@ def code(value: object) -> str:
 
 def _fence(text: str, least: int) -> str:
     """Return backticks to put around `text` as Markdown code: `least` or more, and more than `text` has in a row."""
-    return "`" * max(least, *(len(run) + 1 for run in re.findall("`+", text)), least)
+    return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def escaped(text: str) -> str:

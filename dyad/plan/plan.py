@@ -19,6 +19,7 @@ from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.class_names import resolve_classes
 from dyad.train.config import Precision, TargetKind, TrainConfig
 from dyad.train.distributed.world import World
+from dyad.train.run_schedule import total_steps
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
 
@@ -55,7 +56,8 @@ class RunPlan:
         self.cost = like.cost if like else objective_cost(config, self.devices.count)
         self.samples, self.sample_bytes = counted_samples(config)
         self._mfu = planned_mfu(config, self.towers.forward_flops)
-        self.steps = config.steps or -(-(config.epochs or math.nan) * self.samples // config.global_batch_size)
+        batches = self.samples // config.global_batch_size  # NaN where the samples are not known
+        self.steps = config.steps or (batches if math.isnan(batches) else total_steps(config, max(1, int(batches))))
         samples = config.global_batch_size if math.isnan(self.samples) else round(self.samples)
         state = planned_objective(config, samples).sample_state
         self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
@@ -172,7 +174,7 @@ class RunPlan:
             "a step, sending weights": (weights, "s", f"and gradients, while towers compute; {network}"),
             "a step, sending the rest": (embeddings, "s", "of the objective and norms, while nothing computes"),
             "a step": (seconds, "s", "the longer of computing and sending weights, and the rest"),
-            "steps": (self.steps, "", "steps, or epochs · samples / B"),
+            "steps": (self.steps, "", "steps, or epochs · whole batches of the samples"),
             "the run": (self.steps * seconds / 3600, "h", "steps · seconds of a step"),
         }
 

@@ -37,7 +37,8 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
 
 
 def summary(plan: RunPlan) -> Rows:
-    """Return what decides: memory, what a step waits for, the cost, and the keys that would change it most."""
+    """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and the changes of one key
+    (see `others`) that change the time of a step or memory most, as factors."""
     time, ranks = plan.time(), plan.devices.count
     parts = {row.removeprefix("a step, "): np.mean(time[row][0]) for row in time if row.startswith("a step, ")}
     computed = {what: parts.pop(what) for what in COMPUTED}
@@ -60,7 +61,8 @@ def hours_and_memory(plan: RunPlan) -> NDArray[np.float64]:
 
 
 def others(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
-    """Yield the plans of runs that compute the same with another key: (key=value, plan)."""
+    """Yield (key=value, plan) for each change of one key that may save memory or time: activation checkpointing,
+    chunks, sharding, and fp16 on GPUs that train in fp32."""
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)
     yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model), plan)

@@ -32,9 +32,11 @@ from dyad.train.towers.tower import COLOURS
 
 
 def as_on_gpu() -> AbstractContextManager[Any]:
-    """Let norms compute in float32, as under autocast on GPUs, and attention by a kernel that has a dropout of its own.
+    """Context manager: norms and attention of CPU tensors take the memory that they take on a GPU.
 
-    The functions are replaced: a TorchFunctionMode is off in the backward pass, where checkpoints compute again.
+    Under autocast, layer_norm and group_norm compute in float32. Attention has no dropout, since the kernel of a GPU
+    keeps no mask. The functions of torch.nn.functional are replaced: a TorchFunctionMode would be off in the backward
+    pass, where activation checkpointing computes again.
     """
     attention = F.scaled_dot_product_attention
 

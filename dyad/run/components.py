@@ -29,6 +29,7 @@ from dyad.train.losses import OBJECTIVES, build_objective
 from dyad.train.losses.gathered.sample_state import SampleState
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.objectives.cpc import Cpc
+from dyad.train.run_schedule import total_steps
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
@@ -87,11 +88,11 @@ def build_components(config: TrainConfig, world: World) -> Components:
     own = _loss_components(config, world)
     configs = {name: resolve_classes(own_config, world) for name, own_config in auxiliary_configs(config).items()}
     auxiliary = {name: _loss_components(own_config, world, own.model, name) for name, own_config in configs.items()}
-    total_steps = _total_steps(config, own.data)
+    steps = total_steps(config, own.data.order.steps_per_epoch)
 
     def loss_term(name: str, loss: LossComponents) -> LossTerm:
         pairs = pairs_of_ranks(loss.config, world)
-        return LossTerm(loss.model.towers, loss.objective, loss.config, total_steps, world, pairs, name)
+        return LossTerm(loss.model.towers, loss.objective, loss.config, steps, world, pairs, name)
 
     losses = {"": own, **auxiliary}
     for loss in losses.values():
@@ -107,7 +108,7 @@ def build_components(config: TrainConfig, world: World) -> Components:
     data = with_auxiliary_data(own.data, {name: loss.data for name, loss in auxiliary.items()})
     notes = [f"also.{name}: {note}" if name else note for name, loss in losses.items() for note in loss.notes]
     return Components(
-        own.model, modules, own.objective.sample_state, data, evaluators, step, total_steps, auxiliary, unsharded, notes
+        own.model, modules, own.objective.sample_state, data, evaluators, step, steps, auxiliary, unsharded, notes
     )
 
 
@@ -192,10 +193,6 @@ def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
     return model
 
 
-def _total_steps(config: TrainConfig, data: TrainingData) -> int:
-    return config.steps or math.ceil((config.epochs or 0) * data.order.steps_per_epoch)
-
-
 def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
     """Return the options of a run's objective with the run's own numbers, where they leave them open.
 
@@ -220,7 +217,7 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
         own |= {"width": model.width, "context_width": config.model.context.embed_dim}
     if data.drawn:  # Σ_y u is 1 where all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
-    objective = build_objective(**run_options(config, _total_steps(config, data), **own))
+    objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))
     listed = config.task in LISTED and config.data.passage.positives is DrawnPositives.all
     if (config.data.negatives.per_row or listed) and "negatives" not in objective.takes:
         takers = ", ".join(name for name, options in OBJECTIVES.items() if "negatives" in options.takes)

@@ -172,6 +172,17 @@ def test_quoted_values_between_backticks_can_be_copied() -> None:
             compose_config(words)
 
 
+@pytest.mark.parametrize("route", ["train/__init__.py", "train/losses/__init__.py"])
+def test_the_files_of_a_route_exist(route: str) -> None:
+    """A path with folders is below that of the route, or the repository; of a file alone the folder is named before."""
+    text = ast.get_docstring(ast.parse((ROOT / route).read_text())) or ""
+    named, places = re.findall(r"[\w/]+\.py\b", text), (ROOT, (ROOT / route).parent)
+    assert len(named) > 9
+    there = {path.name for folder in ("data", "train", "dyad") for path in (ROOT / folder).rglob("*.py")}
+    missing = [path for path in named if not any((place / path).is_file() for place in places)]
+    assert [path for path in missing if "/" in path or path not in there] == []
+
+
 def test_the_site_has_every_page_once() -> None:
     def flat(nav: object) -> list[str]:
         if isinstance(nav, str):

@@ -108,7 +108,7 @@ def words_for(config: TrainConfig) -> list[str]:
 
 
 def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
-    """Return key=value for each key, but experiment, of which `composed` has another value than `config`."""
+    """Return key=value, with the value of `config`, for each key but experiment in which `composed` differs."""
     there = {**all_keys(composed), "experiment": config.experiment}
     changed = {key: value for key, value in all_keys(config).items() if there.get(key) != value}
     return [f"{key}={as_argument(_prefixes(key, value, _escaped))}" for key, value in changed.items()]

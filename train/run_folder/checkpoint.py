@@ -67,8 +67,9 @@ OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionErro
 class Checkpoint:
     """A checkpoint folder that is read. Its manifest is read once, here; what is read is verified against it first.
 
-    Raises DataError when the manifest cannot be read, ConfigError for another format version. All but `verify` raise
-    DataError as `verify` does, and for a file that cannot be parsed although its checksum is right.
+    Raises DataError when the manifest cannot be read, ConfigError for another format version. Every property and method
+    verifies the files that it reads and raises DataError as `verify` does; all others also raise it for a file that
+    cannot be parsed although its checksum is right.
     """
 
     def __init__(self, folder: Path) -> None:

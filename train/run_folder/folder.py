@@ -229,7 +229,8 @@ def _begun_keys(config: TrainConfig) -> dict[str, Any]:
 
 
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the dotted keys of the run in the run folder, None if this run does not resume it."""
+    """Return the configuration that the run folder has saved, dotted key → value; None with resume=never, and for a
+    folder without a checkpoint or config.yaml."""
     folder = run_folder(config)
     if config.resume.mode == "never" or not steps(folder) or not (folder / CONFIG).exists():
         return None

@@ -48,6 +48,11 @@ def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, to
         )
     elif isinstance(optim.warmup, float):
         yield f"optim.warmup={optim.warmup}: {warmup} of {total} steps"
+    if optim.schedule is Schedule["const-cooldown"] and warmup + optim.cooldown > total:
+        yield (
+            f"warning: {warmup} steps of optim.warmup and {optim.cooldown} of optim.cooldown are more than {total}: "
+            "the learning rate falls at once after the warm-up"
+        )
     if optim.ema is not None:
         yield f"optim.ema={optim.ema}: evaluation, mining and exports use the average of the weights"
     if line := describe_target(config.target):

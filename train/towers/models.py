@@ -51,7 +51,9 @@ class TextPairModel(TwoTowerModel):
 class LanguageModel(TwoTowerModel):
     """A model whose y_tower scores an answer to a prompt, (n, 1), and whose x_tower gives 1.
 
-    tokenize: a PromptTokenizer; (prompts, answers, their longest lengths) → (n, 1 + L), where L counts tokens.
+    tokenize: a PromptTokenizer; (prompts, answers, the longest prompt, the longest answer) → int64 (n, 1 + L).
+    Lengths and L count tokens. Column 0 is the number of tokens of the prompt; prompt and answer follow, padded on the
+    right.
     """
 
 

@@ -19,7 +19,7 @@ COLOURS = 3  # channels of an image
 
 
 class Tower(nn.Module):
-    """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised.
+    """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised: objectives and evaluation do that.
 
     If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
     modules stay in eval() mode. cache_mb: size of that cache in MiB (model.frozen_cache_mb).

@@ -72,14 +72,15 @@ def test_check_says_how_many_captions_an_image_has(
 
 @pytest.mark.parametrize("step", [1, -1])
 def test_names_that_unicode_holds_to_be_equal(step: int, tmp_path: Path) -> None:
-    """Linux keeps the names that a Mac has written, where é is two characters."""
+    """Linux keeps the names that a Mac has written, where é is two characters. The folder around has one of its own."""
     name, other = (normalize("NFC", "caf\u00e9"), normalize("NFD", "caf\u00e9"))[::step]
-    (tmp_path / "in").mkdir()
-    (tmp_path / f"in/{name}.png").write_bytes(image())
-    (tmp_path / f"in/{other}.txt").write_text("coffee")
-    assert [sample.captions("txt") for sample in samples(tmp_path / "in")] == [["coffee"]]
-    write_csv(tmp_path / "pairs.csv", [{"filepath": f"in/{other}.png", "title": "coffee"}])
-    assert [sample.captions("txt") for sample in samples(tmp_path / "pairs.csv")] == [["coffee"]]
+    folder = tmp_path / other
+    (folder / "in").mkdir(parents=True)
+    (folder / f"in/{name}.png").write_bytes(image())
+    (folder / f"in/{other}.txt").write_text("coffee")
+    assert [sample.captions("txt") for sample in samples(folder / "in")] == [["coffee"]]
+    write_csv(folder / "pairs.csv", [{"filepath": f"in/{other}.png", "title": "coffee"}])
+    assert [sample.captions("txt") for sample in samples(folder / "pairs.csv")] == [["coffee"]]
 
 
 def hub_cache(folder: Path, blobs: str = "blobs") -> Path:

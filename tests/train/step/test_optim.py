@@ -17,8 +17,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.config import OptimConfig, Schedule, TrainConfig
 from dyad.train.config_rules import validate
 from dyad.train.losses import build_objective
+from dyad.train.run_schedule import RunSchedule
 from dyad.train.step.optim import build_optimizer
-from dyad.train.step.schedule import learning_rate, warmup_steps
+from dyad.train.step.schedule import describe_schedule, learning_rate, warmup_steps
 
 TOTAL = 50
 
@@ -123,6 +124,14 @@ def test_rules_of_adam_and_of_the_cooldown() -> None:
     config.optim.cooldown, config.optim.beta2 = 11, 1.0
     with raises(ConfigError, "beta2=1.0", "cooldown=11", "steps=10"):
         validate(config, 2)
+
+
+@pytest.mark.parametrize(("cooldown", "warned"), [(40, False), (41, True), (200, True)])
+def test_a_cooldown_that_begins_in_the_warm_up_is_told(cooldown: int, warned: bool) -> None:
+    """The rates stay open_clip's; a run by epochs has its length only here."""
+    optim = OptimConfig(warmup=60, schedule=Schedule["const-cooldown"], cooldown=cooldown)
+    lines = [*describe_schedule(TrainConfig(optim=optim), RunSchedule(0, 100, 8, 1, 1, 1, 1), None, None)]
+    assert any(f"{cooldown} of optim.cooldown are more than 100" in line for line in lines) == warned
 
 
 def test_decay_only_where_open_clip_has_it() -> None:

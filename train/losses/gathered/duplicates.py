@@ -1,7 +1,7 @@
 """Duplicate items in the global batch: samples whose content keys (hashes of the image or text) are equal.
 
 For each column (sample) of the batch, the number of its duplicates and the sum of a quantity over them are computed by
-groups of equal keys, so that no list of all pairs of duplicates is built.
+groups of equal keys, so that no list of all pairs of duplicates is built. candidates.py decides what becomes of them.
 """
 
 from collections.abc import Sequence

@@ -38,8 +38,8 @@ class ItemTable:
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
         """Look up the value of every column, further ones too, by its content key: (M,).
 
-        like: as of SampleTable. Raises ConfigError if the batch has no keys of y, DataError, on all ranks, for a column
-        whose key the file lacks.
+        like: a tensor with the type and device of the result. Raises ConfigError if the batch has no keys of y,
+        DataError, on all ranks, for a column whose key the file lacks.
         """
         if (keys_M := batch.y_keys_M) is None:
             raise ConfigError(f"{self.weights.path} holds values by content key: give the objective y_keys")

@@ -58,7 +58,8 @@ def _faster_channels_last(trunk: nn.Module) -> bool:
 def _set_patch_dropout(trunk: Any, share: float | None) -> None:
     """Make a ViT of open_clip or timm leave out the `share` of the patches in training, in place.
 
-    share: None: as the model's own configuration says. Raises ConfigError if the trunk cannot leave out patches.
+    share: None: as the model's own configuration says. Raises ConfigError for a share above 0 of a trunk that cannot
+    leave out patches.
     """
     vit = getattr(trunk, "trunk", trunk)  # open_clip's TimmModel
     name = next((name for name in PATCH_DROPOUTS if isinstance(getattr(vit, name, None), nn.Module)), None)
