@@ -17,6 +17,7 @@ IMAGES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text, question_passage or language_model, or data.items=texts"
 NO_IMAGES = "task=question_passage or language_model, or data.items=texts of another task"
 RANKS = "task=image_text or sequence, or data.items=pictures of another task"
+UNNAMED = "a tower that has no name of its own, such as model=open_clip"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
 OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
@@ -53,6 +54,7 @@ READ_ONLY_WITH = {
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",
     "model.text.kind=open_clip": "model.text.pretrained",
+    UNNAMED: "model.name",
     IMAGE_OPEN_CLIP: "model.pretrained model.activation",
     OWN_PROJECTION: "model.embed_dim",
     "model.image.kind=cnn": "model.image.widths",
@@ -136,12 +138,20 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
     return image, config.has_texts and config.model.text.kind is TextTower.open_clip
 
 
+def _has_unnamed(config: TrainConfig) -> bool:
+    """Return whether a tower takes the name of model.name, having none of its own."""
+    image, text = config.model.image, config.model.text
+    is_image = config.has_images and image.kind != ImageTower.cnn and image.name is None
+    return is_image or (config.has_texts and text.name is None)
+
+
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     IMAGES: lambda config: config.has_images,
     RANKS: lambda config: config.has_images or config.task == "sequence",
     "objective=cpc": lambda config: getattr(config.objective, "context_width", ...) is not ...,
     TEXTS: lambda config: config.has_texts,
     NO_IMAGES: lambda config: not config.has_images,
+    UNNAMED: _has_unnamed,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
     OWN_PROJECTION: lambda config: not all(_open_clip(config)),
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",
