@@ -34,8 +34,8 @@ MISTAKES = {
     "choice": ([EMOJI, "optim.schedule=cosin"], ["optim.schedule=cosin", "'cosine'", "linear"]),
     "choice of a group": ([EMOJI, "model=ViT-B-32"], ["model=ViT-B-32", "model.name=ViT-B-32"]),
     "name of a model that the recipe does not have": (
-        [EMOJI, "model.name=ViT-B-32"],
-        ["model.name=ViT-B-32", "model=open_clip"],
+        [EMOJI, "model.name=ViT-B-16"],
+        ["model.name=ViT-B-16", "model=open_clip"],
     ),
     "path as a name": ([EMOJI, "run.name=/runs/a"], ["run.name=/runs/a", "run.dir=PARENT"]),
     "URL as a folder": ([EMOJI, "run.dir=s3://bucket/runs"], ["run.dir=s3://bucket/runs", "run.dir=FOLDER"]),
