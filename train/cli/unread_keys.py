@@ -139,10 +139,10 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _has_unnamed(config: TrainConfig) -> bool:
-    """Return whether a tower takes the name of model.name, having none of its own."""
+    """Return whether a tower takes the name of model.name, having none of its own. model.name=null names nothing."""
     image, text = config.model.image, config.model.text
     is_image = config.has_images and image.kind != ImageTower.cnn and image.name is None
-    return is_image or (config.has_texts and text.name is None)
+    return config.model.name is None or is_image or (config.has_texts and text.name is None)
 
 
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
