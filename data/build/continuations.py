@@ -75,7 +75,7 @@ def _halves(path: str, group_of: str) -> Iterator[Row]:
     corpus = open_corpus(local_path(path), "INPUT")
     for i in range(len(corpus)):
         (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
-        if not (group := re.fullmatch(group_of, name)):
+        if not (group := re.fullmatch(group_of, name)) or group[1] is None:
             raise DataError(f"{path}: the id '{name:.80}' does not match group_of={group_of}")
         blanks = [found.start() for found in re.finditer(" ", text)]
         if blanks:

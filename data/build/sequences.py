@@ -86,7 +86,7 @@ def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
             yield log.users[user], log.items[item], time
         return
     for number, (name, item) in enumerate(_named(local_path(source))):
-        if not (found := re.fullmatch(options.user_of, name)):
+        if not (found := re.fullmatch(options.user_of, name)) or found[1] is None:
             raise DataError(f"{source}: the id '{name:.80}' does not match user_of={options.user_of}")
         yield found[1], item, float(number)
 

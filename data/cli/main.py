@@ -138,7 +138,7 @@ def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
     Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or below its limit, and
     for too few or too many plain arguments.
     """
-    keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*=", argument)]
+    keys = [argument for argument in arguments if re.match(r"-|[A-Za-z_]\w*(\.\w+)*=", argument)]
     plain = [argument for argument in arguments if argument not in keys]
     options = parse_options(verb.options, keys, f"python -m data {verb.name}")
     if not plain or (len(plain) > 1 and verb.argument != "SOURCE"):

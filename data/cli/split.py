@@ -114,7 +114,7 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
         raise ConfigError(
             f"val={options.val:g} of {rows:,} rows: what is equal stays together, in {len(groups):,} groups of "
             f"{sizes.min():,} to {sizes.max():,} rows. Set val= above 0 and below 1 so that one fits, or by=, one of "
-            "image, caption, question, passage or a field"
+            "picture, caption, question, passage or a field"
         )
     return np.isin(group, taken)
 

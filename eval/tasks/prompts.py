@@ -4,6 +4,7 @@ not import torch.
 FORMAT below describes the files, also for --help.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,6 +108,9 @@ def read_in_context(path: Path) -> InContextTask:
     """Read the task file of in-context evaluation (JSON) at `path`. Raises ConfigError as `read_task` does."""
     names = ("questions", "examples", "language_model")
     content = _content(path, "in_context", dict.fromkeys(names, (str, "a text")))
+    legal = (*names, "template", "length")
+    if unknown := sorted(set(content) - set(legal)):
+        raise ConfigError(f"{path}: unknown key '{unknown[0]}'.{nearest(unknown[0], legal)} Keys: {', '.join(legal)}")
     questions, examples = (_beside(path, content[name]) for name in names[:2])
     length = content.get("length")
     if length is not None and not (isinstance(length, int) and length > 1):
@@ -147,7 +151,8 @@ def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dic
 
 def _beside(path: Path, shards: str) -> str:
     """Return the shards that a task file at `path` names: a URL, or paths relative to its folder."""
-    return shards if "://" in shards else str(path.parent / shards)
+    parts = (part if "://" in part else str(path.parent / os.path.expanduser(part)) for part in shards.split("::"))
+    return "::".join(parts)
 
 
 def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: Path) -> dict[str, list[str]]:

@@ -183,7 +183,9 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     right: dict[str, list[int]] = {}  # rows with the same id are one question
     for i in range(len(rows)):
         row = rows.row(i)
-        questions.setdefault(row.question.id, row.question)
+        first = questions.setdefault(row.question.id, row.question)
+        answers = dict.fromkeys((*first.answers, *row.question.answers))
+        questions[first.id] = replace(first, answers=tuple(answers))
         right.setdefault(row.question.id, []).extend(row.positives.keys)
     searched = RowPassages(rows) if corpus is None else corpus
     return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")

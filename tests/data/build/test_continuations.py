@@ -82,6 +82,8 @@ def test_examples_need_two_groups(corpus: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_divided_is_refused(corpus: Path, tmp_path: Path) -> None:
     with raises(DataError, "group_of=[a-z]*()", "0.0"):
         run([str(corpus)], ContinuationsOptions(out=str(tmp_path / "a"), group_of="[a-z]*()"))
+    with raises(DataError, "group_of=(x)?.*", "0.0"):  # a group that takes no part
+        run([str(corpus)], ContinuationsOptions(out=str(tmp_path / "a"), group_of="(x)?.*"))
     with raises(DataError, "wrong=1000"):
         run([str(corpus)], ContinuationsOptions(out=str(tmp_path / "a"), wrong=1000))
     with raises(ConfigError, "val=0.6", "test=0.5"):

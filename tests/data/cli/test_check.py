@@ -317,6 +317,7 @@ def test_values_of_keys() -> None:
     )
     assert plain == ["in.csv"] and options.maxcount == 10_000 and isinstance(options.maxcount, int)
     assert (options.maxsize, options.on_error, options.columns) == (5e8, OnError.skip, ["a", "b"])
+    assert parse_verb(pack, ["in.csv", "out=o", "data.columns=[a,b]"])[1].columns == ["a", "b"]  # as messages say it
 
 
 def test_what_to_do_with_sound_data(

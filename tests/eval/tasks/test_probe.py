@@ -246,6 +246,8 @@ def test_a_task_file_names_both_parts(tmp_path: Path) -> None:
     for content in ({"test": "b.tar"}, {"source": "b.tar", "templates": []}):
         path.write_text(json.dumps({"train": "s3://bucket/a.tar", "label": "group", **content}))
         assert read_probe(path) == ({"train": "s3://bucket/a.tar", "test": str(tmp_path / "b.tar")}, "group")
+    path.write_text(json.dumps({"train": "a.tar::~/c.tar", "test": "b.tar", "label": "group"}))
+    assert read_probe(path)[0]["train"] == f"{tmp_path}/a.tar::{Path.home()}/c.tar"
     path.write_text(json.dumps({"trian": "a.tar", "test": 3}))
     with raises(ConfigError, path, "'train'", "'trian'", "'test'", "'label'"):
         read_probe(path)

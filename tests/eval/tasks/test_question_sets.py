@@ -137,6 +137,13 @@ def test_rows_say_what_is_right_in_their_own_passages(run: Path, tmp_path: Path,
     }
 
 
+def test_rows_of_one_question_have_all_their_answers(tmp_path: Path) -> None:
+    rows = [{**ROWS[0], "question": "who?", "answers": answers} for answers in ([], ["bob"], ["ann", "bob"])]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (question,) = open_dpr(str(tmp_path / "rows.jsonl"), DataConfig()).questions
+    assert question.answers == ("bob", "ann")
+
+
 def test_passages_of_rows_are_a_corpus(tmp_path: Path) -> None:
     others = [{"text": "no id"}, {"text": "another text of an id that is taken", "passage_id": "1"}]
     rows = [*ROWS, {"question": "who?", "answers": [], "positive_ctxs": others}]
