@@ -243,8 +243,8 @@ class Model:
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
         data, model = self.config.data, self.loaded.model
-        asked = [data.question.prefix + prompt] * len(answers)
         given = [data.passage.prefix + answer for answer in inputs.texts_of(answers, "answers")]
+        asked = [data.question.prefix + prompt] * len(given)
         rows = model.tokenize(asked, given, data.question.length, data.passage.length)
         with torch.inference_mode():
             return model.towers.y_tower.eval()(rows.to(self.encoder.world.device))[:, 0].cpu().numpy()

@@ -20,7 +20,7 @@ from dyad.data.base.errors import DataError
 from dyad.data.base.progress import print_line, tracked
 from dyad.data.build.sequences import PARTS, part_by_hash
 from dyad.data.cli import outputs
-from dyad.data.cli.options import ContinuationsOptions
+from dyad.data.cli.options import ContinuationsOptions, group_of
 from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.shards.sources import local_path
@@ -70,17 +70,16 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
     )
 
 
-def _halves(path: str, group_of: str) -> Iterator[Row]:
+def _halves(path: str, pattern: str) -> Iterator[Row]:
     """Yield each text of a corpus that has a blank, cut at the one nearest its middle, which begins the answer."""
     corpus = open_corpus(local_path(path), "INPUT")
     for i in range(len(corpus)):
         (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
-        if not (group := re.fullmatch(group_of, name)) or group[1] is None:
-            raise DataError(f"{path}: the id '{name:.80}' does not match group_of={group_of}")
+        group = group_of(name, pattern, "group_of", path)
         blanks = [found.start() for found in re.finditer(" ", text)]
         if blanks:
             cut = min(blanks, key=lambda i: abs(i - len(text) / 2))
-            yield Row(name, group[1], text[:cut], text[cut:])
+            yield Row(name, group, text[:cut], text[cut:])
 
 
 def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:

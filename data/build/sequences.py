@@ -8,7 +8,6 @@ which losses correct for popularity (objective.importance_file).
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ import numpy as np
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
-from dyad.data.cli.options import LogSplit, SequencesOptions
+from dyad.data.cli.options import LogSplit, SequencesOptions, group_of
 from dyad.data.config import SequenceConfig
 from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.data.question_passage.corpus import open_corpus
@@ -86,9 +85,7 @@ def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
             yield log.users[user], log.items[item], time
         return
     for number, (name, item) in enumerate(_named(local_path(source))):
-        if not (found := re.fullmatch(options.user_of, name)) or found[1] is None:
-            raise DataError(f"{source}: the id '{name:.80}' does not match user_of={options.user_of}")
-        yield found[1], item, float(number)
+        yield group_of(name, options.user_of, "user_of", source), item, float(number)
 
 
 def _named(source: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from dyad.data.base.command_line import config_option
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.config import (
     AnswerMatch,
     CaptionPer,
@@ -198,6 +198,14 @@ def check_group(key: str, pattern: str) -> None:
             raise ConfigError(f"{key}={pattern}: needs one group, as in '(.*)[.][0-9]+'")
     except re.error as error:
         raise ConfigError(f"{key}={pattern}: is no regular expression: {error}") from error
+
+
+def group_of(name: str, pattern: str, key: str, source: str) -> str:
+    """Return what the group of `pattern` holds in the id `name`. Raises DataError for an id without it. key, source: of
+    the pattern and of the id, for the message."""
+    if not (found := re.fullmatch(pattern, name)) or found[1] is None:
+        raise DataError(f"{source}: the id '{name:.80}' does not match {key}={pattern}")
+    return found[1]
 
 
 @dataclass

@@ -181,14 +181,15 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
     rows = open_questions(source, own, KEY)
     questions: dict[str, Question] = {}
     right: dict[str, list[int]] = {}  # rows with the same id are one question
+    answers: dict[str, dict[str, None]] = {}
     for i in range(len(rows)):
         row = rows.row(i)
-        first = questions.setdefault(row.question.id, row.question)
-        answers = dict.fromkeys((*first.answers, *row.question.answers))
-        questions[first.id] = replace(first, answers=tuple(answers))
+        questions.setdefault(row.question.id, row.question)
+        answers.setdefault(row.question.id, {}).update(dict.fromkeys(row.question.answers))
         right.setdefault(row.question.id, []).extend(row.positives.keys)
     searched = RowPassages(rows) if corpus is None else corpus
-    return QuestionSet(list(questions.values()), _qrels(right, searched), searched).checked(f"dpr:{target}")
+    asked = [replace(question, answers=tuple(answers[question.id])) for question in questions.values()]
+    return QuestionSet(asked, _qrels(right, searched), searched).checked(f"dpr:{target}")
 
 
 def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":

@@ -47,6 +47,10 @@ MISTAKES = {
         [EMOJI, "steps=1", "epochs=null", "data.mode=stream", "data.negatives.picture_file=a", *MINED_IMAGES],
         ["data.negatives.picture_file=a", "data.mode=indexed"],
     ),
+    "where wrong captions are, and none drawn": (
+        [EMOJI, "data.negatives.fields=[wrong]"],
+        ["data.negatives.fields", "data.negatives.per_row above 0"],
+    ),
     "where images are, and none drawn": (
         [EMOJI, "data.negatives.picture_fields=[a.jpg]"],
         ["data.negatives.picture_fields", "data.negatives.pictures above 0"],

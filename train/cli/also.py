@@ -38,7 +38,7 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
 
 def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
     found: dict[str, TrainConfig] = {}
-    run, evaluation = replace(config.run, classes=None, prompts=None), replace(config.eval, suite=[])
+    run, evaluation = replace(config.run, classes=None, prompts=None, inputs=None), replace(config.eval, suite=[])
     own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig()}
     run_words = words_for(replace(config, run=run, eval=evaluation, **own))
     for name, text in config.also.items():

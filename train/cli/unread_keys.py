@@ -67,6 +67,7 @@ READ_ONLY_WITH = {
     "model.text.lora_rank above 0": "model.text.lora_alpha model.text.lora_targets",
     "data.mode=stream": "data.buffer",
     DRAWS: "data.negatives.lists",
+    "data.negatives.per_row above 0": "data.negatives.fields",
     "data.negatives.pictures above 0": "data.negatives.picture_",
     "data.negatives.refresh_every above 0": "data.negatives.mining.",
     "optim.schedule=const-cooldown": "optim.cooldown",
@@ -98,6 +99,7 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         f"{key}={value if isinstance(value, str) else json.dumps(value)}: this run does not read it, only one with "
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
+        if value is not None  # null asks for nothing
         for condition in _conditions(key)
         if not any(_holds(condition, config) for config in configs)
     )
@@ -139,10 +141,10 @@ def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
 
 
 def _has_unnamed(config: TrainConfig) -> bool:
-    """Return whether a tower takes the name of model.name, having none of its own. model.name=null names nothing."""
+    """Return whether a tower takes the name of model.name, having none of its own."""
     image, text = config.model.image, config.model.text
     is_image = config.has_images and image.kind != ImageTower.cnn and image.name is None
-    return config.model.name is None or is_image or (config.has_texts and text.name is None)
+    return is_image or (config.has_texts and text.name is None)
 
 
 SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {

@@ -22,7 +22,7 @@ from dyad.data.shards.sources import parse_sources
 from dyad.eval.encode.encoder import Encoder
 from dyad.eval.tasks.linear_probe import ROUGH, fit, held_out, linear_probe, logits
 from dyad.eval.tasks.probe import Probe
-from dyad.eval.tasks.prompts import read_probe
+from dyad.eval.tasks.prompts import read_in_context, read_probe
 from dyad.train.distributed.world import World
 from dyad.train.eval_config import ProbeFeatures
 from dyad.train.towers.tower import Tower
@@ -253,3 +253,7 @@ def test_a_task_file_names_both_parts(tmp_path: Path) -> None:
         read_probe(path)
     with raises(ConfigError, "eval.suite", "none.json"):
         read_probe(tmp_path / "none.json")
+    task = {"questions": "a.jsonl", "examples": "b.jsonl", "language_model": "lm:x"}
+    path.write_text(json.dumps({**task, "lenght": 64}))
+    with raises(ConfigError, path, "'lenght'", "'length'"):
+        read_in_context(path)

@@ -17,9 +17,9 @@ VIEWS = "task=views objective=vicreg"
 def test_weight_target_and_classes_are_of_the_run_alone() -> None:
     own = ["objective=spectral_alternating", "target.kind=ema", "weight=3", "global_batch_size=24"]
     config = compose_config([*RUN, *own, f"also.more='{VIEWS}'"])
-    config.run.classes = ["a", "b"]  # as a run of task=labelled finds them
+    config.run.classes, config.run.inputs = ["a", "b"], 42  # as runs of task=labelled and task=sequence find them
     of = auxiliary_configs(config)["more"]
-    assert of.weight == 1 and of.target.kind is TargetKind.none and of.run.classes is None
+    assert of.weight == 1 and of.target.kind is TargetKind.none and of.run.classes is of.run.inputs is None
     assert of.global_batch_size == 24
     config.seed = 5  # what was composed for the configuration of before counts no more
     assert auxiliary_configs(config)["more"].seed == 5
