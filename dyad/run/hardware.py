@@ -16,7 +16,7 @@ from dyad.data.loading.loader import cores_of_rank, worker_count
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.agreement import from_rank_0
 from dyad.train.distributed.compile_caches import describe_caches
-from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.devices import chosen_precision, emulates_bf16
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
 
@@ -60,6 +60,8 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
     if (own := chosen_precision(requested_precision, world.device)) is not config.precision:
         used = f"precision=auto takes {config.precision.value}, not {own.value}"
         yield f"{used}: so the run began, or not all GPUs compute {own.value}"
+    if config.precision is Precision.bf16 and emulates_bf16(world.device):
+        yield "warning: this CPU has no instructions for bf16: precision=fp32 is many times faster"
     if cuda or config.compile:
         yield describe_caches()
     if cuda and cores_of_rank() < LEAST_CORES:

@@ -33,7 +33,7 @@ from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.content_keys import content_key
 from dyad.train.config import Precision, TrainConfig
-from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.devices import evaluation_precision
 from dyad.train.distributed.signals import Stopped
 from dyad.train.distributed.world import World
 from dyad.train.losses.options.choices import Similarity
@@ -84,7 +84,7 @@ class Encoder:
             world,
             block=config.eval.block,
             workers=worker_count(config.data.workers, world.device),
-            precision=str(chosen_precision(config.precision, world.device)),
+            precision=str(evaluation_precision(config.precision, world.device)),
             cosine=config.objective.similarity is Similarity.cosine,
             few_shapes=config.compile or world.device.type == "cuda",
             should_stop=should_stop,

@@ -74,6 +74,17 @@ def chosen_precision(precision: Precision, device: torch.device) -> Precision:
     return Precision.bf16 if computes_bf16 else Precision.fp32
 
 
+def emulates_bf16(device: torch.device) -> bool:
+    """Whether `device` is a CPU without instructions for bf16: a step takes many times as long as in fp32."""
+    return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+
+
+def evaluation_precision(precision: Precision, device: torch.device) -> Precision:
+    """Return the precision of towers that only encode: the chosen one, and fp32 in place of bf16 that is emulated."""
+    chosen = chosen_precision(precision, device)
+    return Precision.fp32 if chosen is Precision.bf16 and emulates_bf16(device) else chosen
+
+
 @contextmanager
 def chosen_kernels(deterministic: bool) -> Iterator[None]:
     """During the block, use GPU kernels that give equal bits for equal inputs; otherwise the fastest of cuDNN.

@@ -7,8 +7,8 @@ import torch
 from helpers.messages import raises
 
 from dyad.data.base.errors import ExitCode, HardwareError
-from dyad.run.hardware import explain_device_errors
-from dyad.train.config import TrainConfig
+from dyad.run.hardware import describe_hardware, explain_device_errors
+from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 
 WORLD = World(rank=3, size=8, device=torch.device("cuda", 1))
@@ -30,3 +30,15 @@ def test_a_bug_stays_a_bug() -> None:
     with pytest.raises(RuntimeError) as caught, explain_device_errors(TrainConfig(), WORLD):
         raise bug
     assert caught.value is bug
+
+
+@pytest.mark.parametrize(
+    ("cpu", "precision", "warned"), [("AVX2", "bf16", 1), ("AVX2", "fp32", 0), ("AVX512", "bf16", 0)]
+)
+def test_bf16_that_a_cpu_emulates_is_told(
+    cpu: str, precision: str, warned: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu)
+    chosen = Precision(precision)
+    lines = [*describe_hardware(TrainConfig(precision=chosen), World(0, 1, torch.device("cpu")), chosen)]
+    assert sum("precision=fp32" in line for line in lines) == warned
