@@ -54,3 +54,14 @@ def test_the_noise_of_an_older_run_is_the_batch(tmp_path: Path) -> None:
     with raises(ConfigError, run, "objective.noise: batch", "uniform"):
         others = ["objective.density=uniform", "objective.init_bias=0", "objective.bias_learnable=false"]
         check_run(compose_config([*words, "objective.noise=uniform", *others]))
+
+
+def test_a_key_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    words = ["model=tiny_clip_gn", f"run.dir={tmp_path}", "run.name=old", "steps=1"]
+    run = open_run(compose_config(words))
+    (run / "checkpoints/step_00000001").mkdir(parents=True)
+    tree: Any = OmegaConf.load(run / CONFIG)
+    tree["data"]["sequence"] = {"frames_key": "npy"}
+    OmegaConf.save(tree, run / CONFIG)
+    assert read_config(run) == compose_config(words)
+    check_run(compose_config(words))
