@@ -257,7 +257,7 @@ def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Seque
     key, _, value = word.lstrip("+~").partition("=")
     if re.match(r"hydra([./]|$)", key):
         raise ConfigError(f"'{word}': Hydra's own keys cannot be set. See: python -m train --help")
-    if key in choices and value not in [*choices[key], "null"] and not (key == "experiment" and recipe_of([word])):
+    if key in choices and value not in choices[key] and not (key == "experiment" and recipe_of([word])):
         own = f". Of your own: {KEY_OF_GROUP[key].format(value)}" if key in KEY_OF_GROUP else ""
         hint = nearest(value, choices[key])
         raise ConfigError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}{own}")
@@ -308,6 +308,7 @@ MUST_BE = {
     r"Value '(.*)' of type .* could not be converted to Integer": "a whole number",
     r"Value '(.*)' of type .* could not be converted to Float": "a number",
     r"Value '(.*)' is not a valid bool": "true or false",
+    r"field '.*' is not Optional()": "a value, not null",
     r"Invalid value assigned: \w+ is not a ListConfig": "a list, written like [1,2] or [a,b]",
 }
 

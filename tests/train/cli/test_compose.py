@@ -88,6 +88,9 @@ MISTAKES = {
     "model.image.kind=cn": "cnn",
     "model.memo_mb=0": "'model.frozen_cache_mb'",
     "dist.name=fsdp": "fsdp2",
+    "eval.every=null": "eval.every=null",
+    "objective=null": "clip",
+    "experiment=null": "topics",
 }
 
 
