@@ -59,14 +59,14 @@ def read_pair_scores(path: str) -> PairScores:
             if len(line) > LONGEST_LINE:
                 raise DataError(f"{where}: longer than {LONGEST_LINE:,} bytes, which no pair of ids and a score is")
             if line.strip() and not (number == 1 and line.rstrip(b"\r\n").endswith(b"\tscore")):
-                question, passage, score = _fields(line, where)
-                keys.append(_key(question, passage))
+                key, score = _pair(line, where)
+                keys.append(key)
                 scores.append(score)
     return PairScores(np.frombuffer(keys, dtype=np.int64), np.frombuffer(scores, dtype=np.float32))
 
 
-def _fields(line: bytes, where: str) -> tuple[str, str, float]:
-    """Parse one line of a score file (JSON, or three fields with tabs between) into (question id, passage id, score).
+def _pair(line: bytes, where: str) -> tuple[int, float]:
+    """Parse one line of a score file (JSON, or three fields with tabs between) into (hash of the two ids, score).
 
     Raises DataError if that fails; its message begins with `where`, the path and line number.
     """
@@ -77,6 +77,7 @@ def _fields(line: bytes, where: str) -> tuple[str, str, float]:
         else:
             question, passage, text = line.decode().strip("\r\n").split("\t")
             score = float(text)
+        key = _key(question, passage)  # JSON may hold half a surrogate pair
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise DataError(
             f'{where}: must be {{"query_id": …, "docid": …, "score": number}} or three fields with tabs between: '
@@ -86,7 +87,7 @@ def _fields(line: bytes, where: str) -> tuple[str, str, float]:
         raise DataError(f"{where}: query_id and docid must be strings")
     if not abs(score) <= MAX_FLOAT32:
         raise DataError(f"{where}: the score is {score}: must be a finite float32")
-    return question, passage, score
+    return key, score
 
 
 def _key(question: str, passage: str) -> int:

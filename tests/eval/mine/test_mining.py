@@ -140,6 +140,7 @@ BAD_LINES = [
     '{"query_id": 1, "docid": "p1", "score": 2}',
     "q\tp1\t1" + "0" * 70_000,
     "[" * 3000,
+    r'{"query_id": "\ud800", "docid": "p1", "score": 2}',
 ]
 
 
