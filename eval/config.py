@@ -28,6 +28,7 @@ class EvalCommand:
     out: str | None = described(None, "folder for the results; null: eval/ of the run, runs/eval-MODEL of a model")
     columns: list[str] | None = run_option(DataConfig, "columns")
     template: str | None = run_option(DataConfig, "template")
+    relevance: str | None = run_option(DataConfig, "relevance")
     image_key: str | None = run_option(DataConfig, "image_key")
     max_image_pixels: int | None = run_option(DataConfig, "max_image_pixels")
     corpus: str | None = run_option(PassageConfig, "corpus")

@@ -25,6 +25,7 @@ from dyad.data.question_passage.bm25 import build_bm25
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.shards.sources import local_path
 
+TRAIN = "python -m train task=language_model data=question_passage model=causal_lm model.text.name=FOLDER objective=nll"
 BY_BM25 = 0.75  # share of the examples
 DEPTH = 100  # rows that BM25 finds for a prompt
 
@@ -63,11 +64,8 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
             generator = np.random.default_rng([options.seed, len(parts)])
             _write(folder / "examples.jsonl", _after_examples(parts["train"], options, generator))
     counts = ", ".join(f"{part} {len(rows):,}" for part, rows in parts.items())
-    print_line(
-        f"{counts} prompts\ntrain on them:\n  python -m train task=language_model data=question_passage "
-        f"model=causal_lm model.text.name=FOLDER objective=nll data.train={out}/train.jsonl "
-        f"data.val={out}/val.jsonl epochs=1"
-    )
+    paths = {f"data.{part}": out / f"{part}.jsonl" for part in PARTS[:2]}
+    print_line(f"{counts} prompts\ntrain on them:\n  {outputs.command(TRAIN, paths, 'epochs=1')}")
 
 
 def _halves(path: str, pattern: str) -> Iterator[Row]:

@@ -27,7 +27,7 @@ from dyad.data.build.summary import Summary, example
 from dyad.data.build.unfinished import lines_done, unfinished
 from dyad.data.cli.options import NegativesOptions, PassagesOfRows, Target
 from dyad.data.cli.outputs import new_file, question_command
-from dyad.data.cli.writers import JSON_ROWS, ROWS
+from dyad.data.cli.writers import JSON_ROWS, RELEVANCE, ROWS
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.answers import prepared
 from dyad.data.question_passage.bm25 import open_bm25
@@ -42,7 +42,7 @@ FORMAT = 1
 BLOCK = 256  # questions between two looks at the clock
 TARGETS = {PassagesOfRows.inside: Target.dpr, PassagesOfRows.ids: Target.tevatron_ids}
 # options that decide what rows hold
-DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages", "columns", "pos_pool")
+DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages", "columns", "pos_pool", "relevance")
 EXAMPLES = 3
 
 
@@ -71,9 +71,11 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
         summary, examples = _finish(lines, out, builder.corpus)
     for line in (*summary.lines(options.depth), *examples):
         print_line(line)
-    paths = {"data.train": out}
+    paths: dict[str, str | Path] = {"data.train": out}
     if options.passages is PassagesOfRows.ids:
-        paths["data.passage.corpus"] = Path(options.corpus or source)
+        paths["data.passage.corpus"] = options.corpus or source
+    elif options.relevance is not None:
+        paths["data.relevance"] = RELEVANCE[Target.dpr]
     print_line(f"{len(summary.negatives):,} rows in {out}; train on them:")
     print_line(f"  {question_command(paths, len(summary.negatives), 'objective=dpr')}")
 
@@ -89,7 +91,10 @@ class Builder:
         self._questions, self.corpus = open_built_of(source, options)
         corpus = self.corpus
         passages = tracked((corpus[i] for i in range(len(corpus))), "BM25 index", len(corpus))
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"index={folder} cannot be written: {error.strerror or error}") from error
         self._bm25 = open_bm25((f"{each.title} {each.text}" for each in passages), folder, corpus.fingerprint)
         own = [str(getattr(options, name)) for name in DECIDE]
         self.identity = json_digest([FORMAT, self._questions.fingerprint, corpus.fingerprint, version("bm25s"), *own])
@@ -139,7 +144,8 @@ class Builder:
         chosen = by_answer if options.all_positives else by_answer[:1]
         positives = found.positives if right else CorpusPassages(corpus, np.array(chosen, np.int64))
         negatives = CorpusPassages(corpus, np.array([*wrong.values()][: options.negatives], np.int64))
-        return QuestionRow(found.question, positives, InlinePassages(), negatives), min(ranks, default=None)
+        row = QuestionRow(found.question, positives, InlinePassages(), negatives, relevance=found.relevance)
+        return row, min(ranks, default=None)
 
 
 _OPEN: dict[str, Builder] = {}  # of this process, at most one

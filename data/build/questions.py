@@ -11,7 +11,7 @@ from dyad.data.question_passage.answer_tables import is_answers_table, read_answ
 from dyad.data.question_passage.corpus import Corpus, open_corpus
 from dyad.data.question_passage.formats import answered_of, format_of
 from dyad.data.question_passage.passages import InlinePassages, Question
-from dyad.data.question_passage.questions import QuestionRow, is_beir, open_questions
+from dyad.data.question_passage.questions import QuestionRow, QuestionRows, is_beir, open_questions
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
 from dyad.data.shards.sources import files_of
 from dyad.data.shards.storage import sha256_of
@@ -61,6 +61,8 @@ def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Co
     if recognised([source], table_keys(options))[0] is InputKind.images:
         raise ConfigError(f"QUESTIONS {source} holds images, and no questions")
     questions, corpus = _open(source, options)
+    if options.relevance is not None and not isinstance(questions, QuestionRows):
+        raise ConfigError(f"relevance={options.relevance}: QUESTIONS {source} has no right passages that have one")
     if options.corpus:
         corpus = open_corpus(options.corpus, "corpus")
     if corpus is None:

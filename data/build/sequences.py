@@ -28,6 +28,7 @@ from dyad.data.sequence.log import log_files, read_log
 from dyad.data.shards.sources import local_path
 
 PARTS = ("train", "val", "test")
+TRAIN = "python -m train task=sequence data=log model=next_item"
 WEIGHTS = "log_q.safetensors"
 Event = tuple[str, str, float]  # user, item, time
 Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order
@@ -65,11 +66,9 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     dropped = len(of_users) - len(kept)
     print_line(f"{sum(counts.values()):,} events of {len(kept):,} users, {items:,} items; {dropped:,} users had fewer")
     print_line(f"than least={options.least} events. " + ", ".join(f"{part} {n:,}" for part, n in counts.items()))
-    train, val = (out / f"{part}.jsonl" for part in PARTS[:2])
-    print_line(
-        f"train on them:\n  python -m train task=sequence data=log model=next_item data.train={train} "
-        f"data.val={val} objective=nce objective.noise=unigram epochs=10"
-    )
+    paths = {f"data.{part}": out / f"{part}.jsonl" for part in PARTS[:2]}
+    words = ("objective=nce", "objective.noise=unigram", "epochs=10")
+    print_line(f"train on them:\n  {outputs.command(TRAIN, paths, *words)}")
 
 
 def _events(source: str, options: SequencesOptions) -> Iterator[Event]:

@@ -5,17 +5,16 @@ which is 0.75 in word2vec (Mikolov et al. 2013). An item that is never drawn has
 the data is not resumed: of questions it takes seconds for 100,000 rows, of images as long as reading them once.
 """
 
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.progress import print_line
 from dyad.data.build.items import ItemCounts, ItemRows, count_items, open_items
 from dyad.data.cli.options import ImageTask, WeightsOptions
-from dyad.data.cli.outputs import new_file
+from dyad.data.cli.outputs import command, new_file
 from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
 
@@ -31,6 +30,8 @@ def run(arguments: Sequence[str], options: WeightsOptions) -> None:
         raise ConfigError(f"task={options.task}: items are counted of images with captions, or of questions")
     rows = open_items(arguments, options)
     items = count_items(rows, with_others=options.add > 0)
+    if not len(items.keys_n):
+        raise DataError(f"{arguments[0]}: there is no item")
     log_q_n = log_q(items.counts_n, options.power, options.add)
     tau = options.temperature
     facts = {"data": summary(rows.manifest), "side": options.side.value, "power": options.power, "add": options.add}
@@ -70,7 +71,6 @@ def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: We
 
 def _uses(out: Path, name: str) -> Iterator[str]:
     yield f"written to {out}; train with"
-    file = shlex.quote(str(out))
-    yield f"  objective=one_sided_dpm objective.importance={name} objective.importance_file={file}"
+    yield command(f"  objective=one_sided_dpm objective.importance={name}", {"objective.importance_file": out})
     if name == LOG_Q:
-        yield f"  objective=nce objective.noise=file objective.noise_file={file}"
+        yield command("  objective=nce objective.noise=file", {"objective.noise_file": out})

@@ -23,6 +23,7 @@ import numpy as np
 from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.parallel import parallel_map
 from dyad.data.base.progress import print_line, tracked
+from dyad.data.base.relevance import if_given
 from dyad.data.cli import inputs
 from dyad.data.cli.contents import caption_name, captions_of, contents, train_command
 from dyad.data.cli.index import index_sources, report_problems
@@ -58,8 +59,11 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
         print_leaks(arguments, options, options.val)
     if kind is InputKind.passages:
         return print("fine: passages alone, for data.passage.corpus")
-    paths = {"data.train": "::".join(arguments), **({"data.val": options.val} if options.val else {})}
-    print_line(f"fine: train with\n  {train_command(arguments, options, paths, samples, options.split)}")
+    named = {"data.train": "::".join(arguments), "data.val": options.val, "data.template": options.template}
+    paths = {key: value for key, value in named.items() if value}
+    how = train_command(arguments, options, paths, samples, options.split)
+    columns = shlex.quote(f"data.columns=[{','.join(options.columns)}]") if options.columns else ""
+    print_line(f"fine: train with\n  {how} {columns}".rstrip())
 
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
@@ -68,7 +72,8 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
-    for where, held in contents([named[0]], replace(options, split=named[1], relevance=None), "val"):
+    own = replace(options, split=named[1], relevance=if_given(options.relevance))
+    for where, held in contents([named[0]], own, "val"):
         for kind, texts in held.items():
             examples = held_out.setdefault(kind, {})
             for key, text in texts.items():
@@ -160,7 +165,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     samples of this shard are not read. Raises DataError at the end when anything is damaged, or when there is no
     sample.
     """
-    inputs.refuse_unknown(values, options)
+    inputs.refuse_unknown(values, options, "SOURCE")
     indexes = index_sources(inputs.shards_of(values, options, "SOURCE"), options.workers)
     sound = [index for index in indexes if not index.problems]
     starts = ((index, start) for index in sound for start in range(0, index.samples, BLOCK))
@@ -194,7 +199,7 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
     found.bad.print()
     report_problems(indexes)
     if not found.samples:
-        raise DataError("there is no sample.")
+        raise DataError(f"{'::'.join(values)}: there is no sample.")
     if found.bad.count:
         raise DataError(
             f"{found.bad.count:,} findings of damage in {found.samples:,} samples. Training takes others in "
@@ -391,5 +396,5 @@ def _finish(
             f"{shlex.join(['::'.join(values), 'out=packed', *table_keys(options).words(), 'on_error=skip'])}"
         )
     if not rows:
-        raise DataError("there is no row.")
+        raise DataError(f"{'::'.join(values)}: there is no row.")
     return rows

@@ -81,7 +81,8 @@ class QuestionKeys(TableKeys):
 def question_config(options: QuestionKeys) -> DataConfig:
     """Return the keys data.* of a run that reads questions as the options say."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
-    return DataConfig(columns=options.columns, question=QuestionConfig(split=options.split), passage=passage)
+    question, relevance = QuestionConfig(split=options.split), options.relevance
+    return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)
 
 
 @dataclass
@@ -117,7 +118,7 @@ class CheckOptions(ReadOptions):
 class SplitOptions(WriteOptions, ReadOptions):
     """The key=value options of `python -m data split`."""
 
-    val: float = described(0.1, "share of the rows for validation, above 0 and below 1")
+    val: float = described(0.1, "share of the rows for validation", above=0, below=1)
 
 
 @dataclass
@@ -125,7 +126,7 @@ class PackOptions(WriteOptions):
     """The key=value options of `python -m data pack`."""
 
     to: Target = described(Target.shards, "what questions become; images become shards")
-    val: float | None = described(None, "split into train/ and val/: the share of the rows for validation, e.g. 0.05")
+    val: float | None = described(None, "split into train/ and val/: the share for validation", above=0, below=1)
     on_error: OnError = described(OnError.stop, "a bad row: stop, or skip it and count")
 
 

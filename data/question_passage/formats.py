@@ -27,7 +27,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from dyad.data.base.errors import BadRow, nearest
-from dyad.data.base.relevance import relevance_of
+from dyad.data.base.relevance import IfGiven, relevance_of
 from dyad.data.config import PassageConfig
 from dyad.data.question_passage.passages import Passage, Question
 
@@ -98,6 +98,8 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
             f"rows do? Then data.columns=[{found.question},{found.positives}]. Or data.relevance={scored[0]} if it is "
             "above 0 and at most 1 everywhere: pairs then count as much",
         )
+    if isinstance(relevance, IfGiven) and (found.read_list is not _either or relevance not in fields):
+        relevance = None
     text = _not_blank(text_of(fields[found.question], found.question), found.question)
     if found.name == "DPR":
         text = text.replace("’", "'")
@@ -293,7 +295,7 @@ def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) 
 
 def _present(fields: Fields, name: str, where: str) -> Any:
     if name not in fields:
-        raise BadRow("no relevance", f"{where} has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
+        raise BadRow("no relevance", f"{where} has no '{name}'.{nearest(name, fields)} Its fields are {named(fields)}")
     return fields[name]
 
 

@@ -19,6 +19,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.files import open_foreign, write_json
 from dyad.data.base.json_text import read_json
 from dyad.data.base.progress import print_line, tracked
+from dyad.data.cli import outputs
 from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import named_files
 from dyad.eval.config import ScoreCommand
@@ -99,7 +100,8 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
             file.flush()
     part.rename(out)
-    print_line(f"{out}: {done + len(scored):,} rows. Train on them:  python -m train experiment=epr data.train={out}")
+    train = outputs.command("python -m train experiment=epr", {"data.train": out})
+    print_line(f"{out}: {done + len(scored):,} rows. Train on them:  {train}")
 
 
 def _scored_rows(command: ScoreCommand, n: int) -> list[int]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from dyad.data.base.errors import ConfigError, DataError, nearest
+from dyad.data.base.relevance import if_given
 from dyad.data.config import DataConfig, check_split
 from dyad.data.question_passage.answer_tables import is_answers_table, read_answers_table
 from dyad.data.question_passage.corpus import Corpus, open_corpus
@@ -147,7 +148,7 @@ def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, s
     """
     if not isinstance(target, str) or not Path(target).expanduser().is_dir() or tables_of(target, ()):
         if not is_answers_table(target, config.columns):
-            named_files(target, replace(config, relevance=None), key)
+            named_files(target, replace(config, relevance=if_given(config.relevance)), key)
         return target, None
     if names_beir(target):
         raise ConfigError(f"dpr:{target} is a BEIR folder: write beir:{target}")
@@ -177,7 +178,7 @@ def open_dpr(target: Any, config: DataConfig) -> QuestionSet:
                 "data.passage.corpus"
             )
         return QuestionSet(list(read_answers_table(Path(source).expanduser())), {}, corpus).checked(f"dpr:{target}")
-    own = replace(config, passage=replace(config.passage, corpus=passages), relevance=None)
+    own = replace(config, passage=replace(config.passage, corpus=passages), relevance=if_given(config.relevance))
     rows = open_questions(source, own, KEY)
     questions: dict[str, Question] = {}
     right: dict[str, list[int]] = {}  # rows with the same id are one question

@@ -28,10 +28,11 @@ def rows(folder: Path) -> dict[str, list[dict[str, str]]]:
     return {part: [json.loads(line) for line in (folder / f"{part}.jsonl").read_text().splitlines()] for part in PARTS}
 
 
-def test_halves_and_wrong_answers(corpus: Path, tmp_path: Path) -> None:
+def test_halves_and_wrong_answers(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = {"group_of": r"(\d+)[.]\d+", "wrong": 3}
-    for name in ("a", "b"):
+    for name in ("a", "b", "c d"):
         run([str(corpus)], ContinuationsOptions(out=str(tmp_path / name), **given))
+    assert f"'data.train=\"{tmp_path}/c d/train.jsonl\"'" in capsys.readouterr().out
     found = rows(tmp_path / "a")
     assert found == rows(tmp_path / "b")
     texts = {row["_id"]: row["text"] for row in map(json.loads, corpus.read_text().splitlines())}

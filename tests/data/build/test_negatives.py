@@ -132,6 +132,26 @@ def test_judgements_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [passage.id for passage in row.hard_negatives][:5] == ["d0", "d2", "d6", "d8", "d3"]
 
 
+def test_relevance_stays_with_the_positives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scored pairs and of judgements; the printed command reads it."""
+    corpus = write_lines(tmp_path / "corpus.jsonl", corpus_rows())
+    rows = [{"query": f"red {i}", "answer": f"stone {i}", "score": share} for i, share in enumerate((0.5, 1))]
+    pairs, beir = write_lines(tmp_path / "a.jsonl", rows), write_beir(tmp_path / "beir")
+    for source, words, want in (
+        (pairs, ("relevance=score", f"corpus={corpus}"), [[0.5], [1.0]]),
+        (beir, ("relevance=grade",), [[0.5, 1.0]] * 6),
+    ):
+        out = tmp_path / f"{source.stem}_built.jsonl"
+        said = build(monkeypatch, source, out, "workers=1", *words)
+        found = open_questions(str(out), DataConfig(relevance="relevance"))
+        assert [found.row(i).relevance for i in range(len(found))] == want and "data.relevance=" in said
+    out = f"out={tmp_path}/ids.jsonl"
+    here(monkeypatch, "negatives", str(beir), out, "passages=ids", "relevance=grade", "workers=1")
+    asked = write_lines(tmp_path / "q.jsonl", questions())
+    with raises(ConfigError, "relevance=score", "QUESTIONS", asked):
+        here(monkeypatch, "negatives", str(asked), f"out={tmp_path}/x.jsonl", f"corpus={corpus}", "relevance=score")
+
+
 def test_tables_of_answers_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = write_lines(tmp_path / "corpus.jsonl", corpus_rows())
     (tmp_path / "q.csv").write_text("red salt\t['k.ng']\nblue\t['k.ng']\n")
@@ -209,6 +229,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     none = write_lines(tmp_path / "none.jsonl", [{"question": "red", "answers": ["zebra"]}])
     with raises(DataError, "no answer in the best 100 passages: 1"):
         here(monkeypatch, "negatives", str(none), out, f"corpus={corpus}", "workers=1")
+    with raises(ConfigError, f"index={none}"):
+        here(monkeypatch, "negatives", str(none), out, f"corpus={corpus}", "workers=1", f"index={none}")
     inside = write_lines(tmp_path / "inside.jsonl", [{"query": "red", "pos": ["red"], "neg": []}])
     with raises(ConfigError, "passages=ids", "passages=inside"):
         here(monkeypatch, "negatives", str(inside), out, f"corpus={corpus}", "workers=1", "passages=ids")

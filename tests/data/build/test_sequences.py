@@ -45,19 +45,19 @@ KEYS = ("user=who", "item=what", "time=when")
 
 
 def test_the_last_events_are_left_out(log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = build(log, tmp_path / "out", *KEYS)
+    parts = build(log, tmp_path / "the log", *KEYS)
     kept = {user: items for user, items in SEQUENCES.items() if len(items) >= 3}
     assert parts["test"] == [(user, items[-1]) for user, items in kept.items()]
     assert parts["val"] == [(user, items[-2]) for user, items in kept.items()]
     assert parts["train"] == [(user, item) for user, items in kept.items() for item in items[:-2]]
-    weights = read_log_weights(str(tmp_path / "out/log_q.safetensors"))
+    weights = read_log_weights(str(tmp_path / "the log/log_q.safetensors"))
     items = [item for _, item in parts["train"]]
     for item in {*items}:
         share = float(weights.of(np.array([content_key(item.encode())]))[0])
         assert share == pytest.approx(math.log(items.count(item) / len(items)), abs=1e-12)
     assert len(weights.keys_n) == len({*items})
     said = capsys.readouterr().out
-    assert "8 users had fewer" in said and f"data.train={tmp_path}/out/train.jsonl" in said
+    assert "8 users had fewer" in said and f'data.train="{tmp_path}/the log/train.jsonl"' in said
 
 
 def test_a_time_divides_all_events(log: Path, tmp_path: Path) -> None:
@@ -114,3 +114,10 @@ def test_what_cannot_work_writes_nothing(
     with raises(error, *named):
         build(log, tmp_path / "out", *own, *words)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_log_is_refused(tmp_path: Path) -> None:
+    for name, error in (("a.csv", DataError), ("a.jsonl", ConfigError)):
+        (tmp_path / name).touch()
+        with raises(error, tmp_path / name, "no rows"):
+            build(tmp_path / name, tmp_path / "out")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from pathlib import Path
 
@@ -128,7 +129,25 @@ def test_a_person_can_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "3 items of side y, 4 draws an epoch; 0 are never drawn" in said
     assert "2.8 (94.3%)" in said and "the 3 most frequent have 100.0% of q" in said
     assert [line.split()[0] for line in said.splitlines() if "t passage" in line] == ["2", "1", "1"]
-    assert f"objective.importance_file={tmp_path}/w.safetensors" in said and "objective=nce" in said
+    assert f'objective.importance_file="{tmp_path}/w.safetensors"' in said and "objective=nce" in said
+
+
+def test_items_of_scored_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As training reads them, which data.relevance allows; a path with a blank is quoted for the shell and Hydra."""
+    rows = write_lines(tmp_path / "a.jsonl", [{"anchor": "q", "positive": f"p{i % 2}", "score": 0.5} for i in range(3)])
+    out = tmp_path / "a b" / "w.safetensors"
+    out.parent.mkdir()
+    here(monkeypatch, "weights", str(rows), f"out={out}", "relevance=score")
+    equal(read_log_weights(str(out), "log_q"), {Passage("p0").key: 2, Passage("p1").key: 1})
+    said = ended(monkeypatch, "weights", rows, f"out={out.with_stem('x')}", "relevance=score").stdout
+    commands = [shlex.split(line) for line in said.splitlines() if "objective=" in line]
+    file = out.with_stem("x")
+    assert [words[-1] for words in commands] == [
+        f'objective.importance_file="{file}"',
+        f'objective.noise_file="{file}"',
+    ]
+    with raises(DataError, rows, "line 1", "score"):
+        here(monkeypatch, "weights", str(rows), f"out={out.with_stem('y')}")
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +164,13 @@ def test_what_cannot_work_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     corpus = write_lines(tmp_path / "corpus.jsonl", [{"_id": "1", "text": "x"}])
     with raises(ConfigError, corpus, "corpus="):
         here(monkeypatch, "weights", str(corpus), f"out={tmp_path}/w.safetensors")
+    with raises(DataError, "empty.jsonl"):
+        here(monkeypatch, "weights", str(write_lines(tmp_path / "empty.jsonl", [])), f"out={tmp_path}/w.safetensors")
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\na,b\n")
+    with raises(ConfigError, log, "user, item"):
+        here(monkeypatch, "weights", str(log), f"out={tmp_path}/w.safetensors")
+    assert not (tmp_path / "w.safetensors").exists()
     bad = write_lines(tmp_path / "bad.jsonl", [{"query": "b", "pos": [1], "neg": []}])
     with raises(DataError, bad):
         here(monkeypatch, "weights", str(bad), f"out={tmp_path}/w.safetensors")

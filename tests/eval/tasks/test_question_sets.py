@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from helpers.messages import raises
 from helpers.passages import make_run, write_beir
+from helpers.rows import write_lines
 
 from dyad.data.base.errors import ConfigError, DataError, UserError
 from dyad.data.config import DataConfig, PassageConfig
 from dyad.data.question_passage.corpus import open_corpus
+from dyad.data.question_passage.questions import open_questions
 from dyad.eval.metrics import matches
 from dyad.eval.tasks.question_sets import RowPassages, open_beir, open_dpr
 from dyad.evaluation.main import main
@@ -274,6 +276,25 @@ def test_training_takes_what_evaluation_takes_as_val(tmp_path: Path) -> None:
         words = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={beir}"]
         words += ["steps=1", "global_batch_size=1"]
         check(compose_config([*words, "data.question.split=dev", f"data.val={val}", f"run.dir={tmp_path}"]))
+
+
+def test_pairs_with_a_relevance_are_evaluated_as_they_are_trained(tmp_path: Path) -> None:
+    """Other rows need no relevance. A score that data.relevance does not name, or that is none, is refused."""
+    pair = {"anchor": "q", "positive": "p", "score": 0.5}
+    config, scored = DataConfig(relevance="score"), str(write_lines(tmp_path / "a.jsonl", [pair, pair]))
+    plain = str(write_lines(tmp_path / "b.jsonl", [*ROWS, {"anchor": "q", "positive": "p"}]))
+    assert len(open_dpr(scored, config).questions) == 1 and len(open_dpr(plain, config).questions) == 3
+    with raises(DataError, plain, "line 1", "'score'"):  # training reads what evaluation has read before
+        open_questions(plain, config)
+    for other in (DataConfig(), DataConfig(relevance="similarity")):
+        with raises(DataError, scored, "line 1", "score"):
+            open_dpr(scored, other)
+    with raises(DataError, "c.jsonl", "line 1", "score", 0):
+        open_dpr(str(write_lines(tmp_path / "c.jsonl", [{**pair, "score": 0}])), config)
+    table = tmp_path / "d.csv"
+    table.write_text("anchor,positive,score\nq,p,0.5\n")
+    train = ["task=question_passage", "model=minilm", "data=question_passage", f"data.train={table}", "steps=1"]
+    check(compose_config([*train, "global_batch_size=1", "data.relevance=score", f"data.val={table}"]))
 
 
 MISTAKES = {
