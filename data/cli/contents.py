@@ -32,7 +32,7 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
         return
     from dyad.data.image_text.sample import ShardSample  # imports torch
 
-    refuse_unknown(values, options)
+    refuse_unknown(values, options, argument)
     shards = open_shards(shards_of(values, options, argument))
     for i in range(len(shards)):
         sample = ShardSample.read(shards, i)

@@ -2,6 +2,7 @@
 files)."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, islice
@@ -30,6 +31,9 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)
     sources = shards_of(arguments, options, "SOURCE", SUFFIXES if rows else SHARDS)
+    out = options.out and Path(options.out).expanduser()
+    if out and os.path.realpath(out) in (os.path.realpath(shard) for source in sources for shard in source.shards):
+        raise ConfigError(f"out={out} is one of the shards, and would be lost. Give a new file, such as manifest.json")
     indexes = index_sources(sources, options.workers)
     listed = indexes if len(indexes) <= MAX_ROWS else [index for index in indexes if index.problems]
     width = max((len(index.path) for index in listed), default=0)
@@ -43,8 +47,8 @@ def run(arguments: Sequence[str], options: IndexOptions) -> None:
     if ignored := sum((Counter(index.ignored) for index in indexes), Counter[str]()):
         counts = ", ".join(f"{count:,} {suffix or 'without suffix'}" for suffix, count in ignored.most_common())
         print_line(f"ignored members: {counts}")
-    if options.out:
-        _write_manifest(Path(options.out), sources, indexes)
+    if out:
+        _write_manifest(out, sources, indexes)
     report_problems(indexes)
 
 

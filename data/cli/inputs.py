@@ -161,13 +161,15 @@ def first_row(table: Table) -> Fields:
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
 
-def refuse_unknown(sources: Sequence[str], options: TableKeys) -> None:
+def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None:
     """Raise ConfigError if the first file of the first source is a table, or a .jsonl file, whose rows have no known
-    format. The message lists the columns, or the fields of the first row.
+    format. The message lists the columns, or the fields of the first row. key: the name of the argument, for messages.
 
     Call it only for sources that `kind_of` did not recognise: the format is not tested again.
     """
-    tables, files = tables_and_files(sources[0], options, "SOURCE")
+    tables, files = tables_and_files(sources[0], options, key)
+    if tables:
+        table_keys(options).checked(tables[0])
     if tables and not image_column(tables[0], options.columns):
         raise ConfigError(
             f"{tables[0].path}: its columns {formats.named(tables[0].columns)} have no known names. Name those of "
@@ -331,13 +333,14 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
     for side, count in zip(judgements.SIDES, judgements.left_out(qrels, unknown, len(positions)), strict=True):
         unread[f"judgements of an unknown {side}"] += count
     ranges = zip(numbers.tolist(), pairwise(starts.tolist()), strict=True)
-    found = {number: slice(*part) for number, part in ranges}
+    found, shares = {number: slice(*part) for number, part in ranges}, grades / grades.max(initial=1)
 
     def convert(number: int, where: str) -> QuestionRow:
         fields = queries.rows.fields(number)
-        passages, shares = CorpusPassages(corpus, positions[found[number]]), grades[found[number]] / grades.max()
+        relevance = shares[found[number]].tolist() if graded else None
         unread.add(fields, QUERY_FIELDS)
-        return QuestionRow(formats.query_of(fields), passages, relevance=shares.tolist() if graded else None)
+        passages = CorpusPassages(corpus, positions[found[number]])
+        return QuestionRow(formats.query_of(fields), passages, relevance=relevance)
 
     yield from _read(((queries.rows.where(number), number) for number in found), convert)
 

@@ -49,7 +49,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         with whole_folder(out, beside) as folder:
             yield folder
     except OSError as error:
-        raise ConfigError(f"out={out} cannot be written: {error}") from error
+        raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
 def checked_out(folder: str | None) -> Path:
@@ -57,8 +57,8 @@ def checked_out(folder: str | None) -> Path:
     not empty."""
     if not folder:
         raise ConfigError("out=FOLDER is missing, for example out=shards.")
-    out = Path(folder)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    out = Path(folder).expanduser()
+    if os.path.exists(out) and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out={out} is there already; choose a new folder or delete it.")
     return out
 
@@ -67,9 +67,9 @@ def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
     """Return the path of a file that a verb will write. Raises ConfigError if it exists, and for another suffix."""
     if not out or Path(out).suffix not in suffixes:
         raise ConfigError(f"out={out or ''}: needs the name of a new file, {' or '.join(suffixes)}")
-    if Path(out).exists():
+    if os.path.exists(path := Path(out).expanduser()):
         raise ConfigError(f"out={out} is there already; choose a new file or delete it.")
-    return Path(out)
+    return path
 
 
 @contextmanager

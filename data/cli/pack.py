@@ -14,7 +14,7 @@ from dyad.data.base.progress import print_line
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import caption_name
 from dyad.data.cli.convert import convert, convert_passages
-from dyad.data.cli.inputs import InputKind, first_row, kind_of, tables_and_tars
+from dyad.data.cli.inputs import InputKind, first_row, kind_of, refuse_unknown, tables_and_tars
 from dyad.data.cli.options import ImageTask, PackOptions, ReadOptions, Target, table_keys
 from dyad.data.cli.outputs import Tally
 from dyad.data.cli.split import split_packed
@@ -48,6 +48,7 @@ def pack_pairs(source: str, options: PackOptions) -> None:
     """
     out = outputs.checked_out(options.out)
     if options.to is not Target.shards:
+        refuse_unknown([source], options, "INPUT")
         raise ConfigError(f"to={options.to.name}: images and captions become shards; only questions are converted.")
     tally = Tally(options.on_error)
     with outputs.new_folder(out) as folder:
@@ -114,6 +115,6 @@ def image_input(table: Table, options: PackOptions) -> ImageTable:
     if found := image_table(table, table_keys(options)):
         return found
     raise ConfigError(
-        f"{table.path}: no images in {', '.join(table.columns)}; of texts {unknown_format(first_row(table))}."
+        f"{table.path}: no images in {', '.join(table.columns) or 'it'}; of texts {unknown_format(first_row(table))}."
         " Name the columns: columns=[picture,caption] or columns=[question,positive,negative]"
     )

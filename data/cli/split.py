@@ -15,13 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dyad.data.base.errors import ConfigError, DataError
+from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.cli import outputs
 from dyad.data.cli.contents import contents, train_command
 from dyad.data.cli.inputs import is_beir, shards_of
-from dyad.data.cli.options import PackOptions, SplitOptions
+from dyad.data.cli.options import PackOptions, SplitOptions, table_keys
 from dyad.data.cli.writers import ROW_FILES
-from dyad.data.question_passage.formats import passage_of
+from dyad.data.question_passage import formats
+from dyad.data.question_passage.corpus import corpus_of
 from dyad.data.question_passage.judgements import judgements
 from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.rows import SUFFIXES, Rows, open_rows
@@ -30,6 +31,7 @@ from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
 JUDGED = {"train": "train", "val": "test"}  # names of the judgements of a BEIR folder: what data.val takes by default
+KEPT = ("split", "by", "maxcount", "maxsize", "task")  # options that pack and split share
 Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
 
 
@@ -47,7 +49,7 @@ def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -
     """Split what pack has written into `folder`, and remove the undivided files. paths: of data.train and perhaps
     data.passage.corpus, in `folder`. Returns as `split`."""
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
-    kept = {key: getattr(packed, key) for key in ("split", "val", "by", "maxcount", "maxsize", "task", "caption_per")}
+    kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
     for entry in folder.iterdir():
         if entry.name not in SIDES and str(entry) != corpus:
@@ -60,14 +62,18 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
 
     Returns the paths of data.train and data.val in `folder`, and the number of training rows. Errors as of `run`.
     """
-    beir, by = is_beir(values[0]), options.by
-    rows = open_rows([os.path.join(local_path(values[0]), "queries.jsonl")] if beir else _files(values, options))
+    beir, by, named = is_beir(values[0]), options.by, set[str]()
+    rows = open_rows(_files(values, options))
     place = {rows.where(i): i for i in range(len(rows))} if beir else {}  # not every question has judgements
     places, found = array("q"), defaultdict[str, "array[int]"](lambda: array("q"))
     for number, (where, held) in enumerate(contents(values, options, "SOURCE")):
         places.append(place.get(where, number))
         if by not in ("content", *held):
-            held[by] = {content_key(repr(rows.fields(places[-1]).get(by)).encode()): ""}
+            try:
+                named |= (fields := rows.fields(places[-1])).keys()
+            except DataError as error:
+                raise ConfigError(f"by={by} is none of content, {', '.join(held)}, and no field: {error}") from None
+            held[by] = {content_key(repr(fields.get(by)).encode()): ""}
         for kind, keys in held.items():
             for key in keys:
                 found[kind].extend((number, key))
@@ -75,6 +81,9 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
     joining = [columns for kind, columns in pairs.items() if by in ("content", kind)]
     if not joining:
         raise DataError(f"{values[0]}: there is no row to split.")
+    if named and by not in named:
+        hint = nearest(by, {"content", *pairs, *named} - {by})
+        raise ConfigError(f"by={by}: no row has this field.{hint} Rows have {formats.named(sorted(named))}")
     in_val, paths = validation_rows(np.concatenate(joining, axis=1), len(places), options), dict[str, Path]()
     for side in SIDES:
         chosen, part = np.array(places)[in_val == (side == "val")].tolist(), folder / side
@@ -110,25 +119,40 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
         if sizes[i] <= left:
             taken.append(groups[i])
             left -= sizes[i]
-    if not taken or options.val >= 1:
+    if not taken:
         raise ConfigError(
             f"val={options.val:g} of {rows:,} rows: what is equal stays together, in {len(groups):,} groups of "
-            f"{sizes.min():,} to {sizes.max():,} rows. Set val= above 0 and below 1 so that one fits, or by=, one of "
+            f"{sizes.min():,} to {sizes.max():,} rows. Set val= so that one fits, or by=, one of "
             "picture, caption, question, passage or a field"
         )
     return np.isin(group, taken)
 
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
-    """Return the files of a source. Raises ConfigError when they are not all shards, or all of one kind of file."""
+    """Return the files with the rows of a source; of a BEIR folder, its questions. Raises ConfigError when they are not
+    all shards, or all of one kind of file, and for other folders of judged questions."""
+    if is_beir(values[0]):
+        if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
+            raise ConfigError(
+                f"SOURCE {values[0]}: split takes a BEIR folder with its own corpus.jsonl, without corpus=. Others are "
+                f"split as they are packed: {_pack_command(values, options, 'to=beir')}"
+            )
+        return [os.path.join(folder, "queries.jsonl")]
     files = [file for source in shards_of(values, options, "SOURCE", SUFFIXES) for file in source.shards]
     if len(suffixes := {Path(shard_name(file)).suffix for file in files}) > 1 or not suffixes <= ROW_FILES.keys():
-        packed = ["python", "-m", "data", "pack", "::".join(values), f"out={options.out}", f"val={options.val:g}"]
         raise ConfigError(
             f"SOURCE has {', '.join(sorted(suffixes))} files: split takes files of one kind, {', '.join(ROW_FILES)}, "
-            f"or a BEIR folder. Others are split as they are packed: {shlex.join(packed)}"
+            f"or a BEIR folder. Others are split as they are packed: {_pack_command(values, options)}"
         )
     return files
+
+
+def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) -> str:
+    """Return the command that packs a source and splits it as the options say. others: further arguments."""
+    keys = (key for key in ("corpus", *KEPT) if getattr(options, key) != getattr(SplitOptions, key))
+    words = [*others, *(f"{key}={getattr(options, key)}" for key in keys), *table_keys(options).words()]
+    whole = ("::".join(values), f"out={options.out}", f"val={options.val:g}", *words)
+    return shlex.join(["python", "-m", "data", "pack", *whole])
 
 
 def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
@@ -146,7 +170,7 @@ def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, o
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
     (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))
     (part / "qrels").mkdir()
-    ids = {passage_of(queries.fields(i)).id for i in chosen}
+    ids = {formats.passage_of(queries.fields(i)).id for i in chosen}
     judged = judgements(str(source / "qrels" / f"{options.split}.tsv"))
     kept = [f"{question}\t{passage}\t{grade}\n" for _, (question, passage), grade in judged if question in ids]
     (part / "qrels" / f"{JUDGED[part.name]}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(kept))

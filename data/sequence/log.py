@@ -96,7 +96,7 @@ def check_columns(path: str, config: SequenceConfig) -> None:
             way_out = ", or data.sequence.time=null: the rows are in order" if name == "time" else ""
             raise ConfigError(
                 f"data.sequence.{name}={column}: {path} has no such column.{nearest(column, columns)} It has "
-                f"{', '.join(columns[:10])}. Set data.sequence.{name}=COLUMN{way_out}"
+                f"{', '.join(columns[:10]) or 'no rows'}. Set data.sequence.{name}=COLUMN{way_out}"
             )
 
 

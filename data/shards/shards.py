@@ -41,14 +41,16 @@ def how_to_mend(broken: Sequence[ShardIndex]) -> str:
     tars = [index for index in broken if index.name.endswith(".tar")]
     if not tars:
         return ""
-    source = "::".join([index.path for index in tars] if len(tars) <= NAMED else _named(tars))
     out = f"out={tars[0].name.removesuffix('.tar')}_packed"
-    command = shlex.join(["python", "-m", "data", "pack", source, out, "on_error=skip"])
+    command = shlex.join(["python", "-m", "data", "pack", "::".join(_named(tars)), out, "on_error=skip"])
     return f"\nTheir sound samples are packed anew, in order, by: {command}"
 
 
 def _named(broken: Sequence[ShardIndex]) -> list[str]:
-    """Return the paths for a command about broken shards: the folders of shards, other files by their names."""
+    """Return the paths for a command about broken shards: of a few their names, of many their folders; other files by
+    their names."""
+    if len(broken) <= NAMED:
+        return [index.path for index in broken]
     return [*dict.fromkeys(os.path.dirname(i.path) or "." if i.path.endswith(SHARDS) else i.path for i in broken)]
 
 

@@ -218,9 +218,9 @@ def _missing_part(path: str) -> str:
         missing = missing.parent
     if missing.is_file():
         return f": {missing} is no folder."
-    if glob.has_magic(missing.name):
-        return f" in {missing.parent}."
     folder = "the working folder" if missing.parent == Path() else missing.parent
+    if glob.has_magic(missing.name):
+        return f" in {folder}."
     hint = nearest(missing.name, os.listdir(missing.parent)) or _where_samples_are(path)
     return f": no '{missing.name}' in {folder}.{hint}"
 

@@ -76,6 +76,8 @@ def _csv(path: str) -> Opened:
     if not found:
         raise DataError(f"{path}: its first line cannot be read: {first[SEPARATORS[0]]}")
     separator, columns = max(found.items(), key=lambda item: len(item[1]))
+    if not columns:
+        raise DataError(f"{path} has no rows.")
     return columns, lambda: _csv_rows(path, separator, columns)
 
 

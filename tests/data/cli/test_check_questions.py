@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from helpers.data_cli import code_of, ended, here
 from helpers.messages import raises
 from helpers.shards import write_pairs, write_tar
 
-from dyad.data.base.errors import DataError
+from dyad.data.base.errors import ConfigError, DataError
+from dyad.train.cli.compose import compose_config
 
 
 def dpr_file(path: Path) -> Path:
@@ -153,6 +155,32 @@ def test_index_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     with raises(DataError, "1 of 2"):
         here(monkeypatch, "index", tmp_path / "nq.json", tmp_path / "psgs.tsv")
     assert f"{tmp_path}/psgs.tsv: offset 20: line 3 has 2 columns, the first line has 3" in capsys.readouterr().out
+
+
+def test_a_manifest_does_not_replace_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under any name of the file."""
+    shard, link = dpr_file(tmp_path / "nq.json"), tmp_path / "link.json"
+    before = shard.read_bytes()
+    link.symlink_to(shard)
+    for out in (shard, link):
+        with raises(ConfigError, f"out={out}", "manifest.json"):
+            here(monkeypatch, "index", shard, f"out={out}")
+    assert shard.read_bytes() == before
+
+
+def test_the_printed_command_reads_the_columns_that_were_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "st.csv"
+    table.write_text("ask,its reply\nq,a\nr,b\n")
+    here(monkeypatch, "check", table, "columns=[ask,its reply]")
+    *_, line = capsys.readouterr().out.splitlines()
+    config = compose_config(shlex.split(line)[3:])
+    assert config.data.columns == ["ask", "its reply"] and config.data.train == str(table)
+    with raises(ConfigError, table, "'repl'"):
+        here(monkeypatch, "check", table, "columns=[ask,repl]")
+    with raises(ConfigError, "val=nowhere"):
+        here(monkeypatch, "check", table, "columns=[ask,its reply]", "val=nowhere")
 
 
 def test_a_manifest_among_shards_is_no_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

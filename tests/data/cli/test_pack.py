@@ -18,7 +18,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.cli import outputs
-from dyad.data.cli.options import OnError, PackOptions
+from dyad.data.cli.options import OnError, PackOptions, Target
+from dyad.data.cli.outputs import new_file
 from dyad.data.cli.pack import pack_pairs
 from dyad.data.image_text.image_files import read_header
 from dyad.data.shards.shards import Shards, open_shards
@@ -306,6 +307,26 @@ def test_commands_that_cannot_work(tmp_path: Path, images: Path) -> None:
     (tmp_path / "commas.csv").write_text("filepath\ttitle\nimages/0.png\ty\n")
     with raises(ConfigError, tmp_path / "file"):
         packed(tmp_path / "commas.csv", tmp_path / "file" / "out")
+    with raises(ConfigError, "out="):
+        packed(tmp_path / "commas.csv", tmp_path / ("n" * 300))
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "empty.jsonl").touch()
+    with raises(DataError, "empty.csv"):
+        packed(tmp_path / "empty.csv", tmp_path / "out")
+    with raises(ConfigError, "empty.jsonl"):
+        packed(tmp_path / "empty.jsonl", tmp_path / "out")
+    (tmp_path / "st.csv").write_text("ask,reply\nq,a\n")
+    with raises(ConfigError, tmp_path / "st.csv", "ask, reply", "columns="):
+        packed(tmp_path / "st.csv", tmp_path / "out", to=Target.dpr)
+
+
+def test_a_new_folder_may_be_in_the_home_folder(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every shell replaces the ~ of out=~/x."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = write_csv(tmp_path / "p.csv", [["filepath", "title"], [str(images / "0.png"), "y"]])
+    pack_pairs(str(source), PackOptions(out="~/new"))
+    assert (tmp_path / "new/000000.tar").is_file()
+    assert new_file("~/a.jsonl", [".jsonl"]) == tmp_path / "a.jsonl"
 
 
 def test_headers_of_images() -> None:

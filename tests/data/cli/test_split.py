@@ -146,14 +146,15 @@ def test_splits_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     wrong = [
         ([same], "9 rows"),
         ([write_tar(tmp_path / "b.tar", copies(60)), "val=1"], "val=1"),
-        ([tmp_path / "b.tar", "by=autor"], "1 groups of 60 to 60"),
+        ([tmp_path / "b.tar", "by=autor"], "by=autor", "author"),
+        ([same, "by=pictures"], "by=pictures"),
         ([tmp_path / "b.tar", "val=0"], "val=0"),
         ([tmp_path / "b.tar", "val=0.001"], "val=0.001"),
         ([write_lines(tmp_path / "c.jsonl", [dpr_row(1)]), tmp_path / "b.tar"], ".jsonl"),
         ([write_lines(tmp_path / "p.jsonl", [{"id": 1, "text": "a"}])], "p.jsonl"),
     ]
-    for arguments, named in wrong:
-        with raises(ConfigError, named):
+    for arguments, *named in wrong:
+        with raises(ConfigError, *named):
             here(monkeypatch, "split", *arguments, f"out={tmp_path}/out")
         assert not (tmp_path / "out").exists()
     with raises(ConfigError, "out=FOLDER"):
@@ -211,6 +212,28 @@ def test_split_of_a_beir_folder(
     assert sorted([*lines[0][1:], *lines[1][1:]]) == sorted(whole[1:])
     for side in ("train", "val"):
         assert (tmp_path / "out" / side / "corpus.jsonl").read_text() == (beir / "corpus.jsonl").read_text()
+
+
+def test_other_folders_are_split_as_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has the command: of MS MARCO's folder, and of a folder with another corpus."""
+    other = write_lines(tmp_path / "other.jsonl", ({"_id": f"d{i}", "text": f"t {i}"} for i in range(20)))
+    marco = tmp_path / "ms marco"
+    marco.mkdir()
+    for name, line in (
+        ("collection", "{0}\ttext {0}"),
+        ("queries.train", "{0}\twhat {0}"),
+        ("qrels.train", "{0} 0 {0} 1"),
+    ):
+        (marco / f"{name}.tsv").write_text("".join(line.format(i) + "\n" for i in range(20)))
+    for number, words in enumerate(([marco], [write_beir(tmp_path / "beir"), f"corpus={other}", "by=passage"])):
+        out = tmp_path / f"out {number}"
+        done = ended(monkeypatch, "split", *words, f"out={out}", "val=0.4")
+        _, _, command = done.stderr.strip().rpartition("python -m data ")
+        assert done.returncode == 2 and not done.stdout and not out.exists()
+        here(monkeypatch, *shlex.split(command))
+        starts(printed_command(capsys.readouterr().out))
 
 
 # ---- pack ----------------------------------------------------------------------------------------------------------
