@@ -274,6 +274,11 @@ class TrainConfig:
         return self.plan != PlanConfig()
 
     @property
+    def evaluates(self) -> bool:
+        """Whether the run has something to evaluate on: its own, or perhaps that of an auxiliary loss."""
+        return bool(self.data.val or self.eval.suite or self.also)
+
+    @property
     def has_images(self) -> bool:
         """Whether x is an image; else it is a text."""
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures

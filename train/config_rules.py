@@ -56,8 +56,7 @@ def _broken(config: TrainConfig, world_size: int) -> Iterator[str]:
     """Yield a message for each rule that the configuration breaks, in the order in which they are reported."""
     yield from _general_rules(config, world_size)
     yield from _length_rules(config)
-    evaluates = bool(config.data.val or config.eval.suite or config.also)
-    yield from best_rules(config.checkpoint, config.eval.every, evaluates)
+    yield from best_rules(config.checkpoint, config.eval.every, config.evaluates)
     yield from negatives_rules(config.data, config.task, getattr(config.objective, "name", ""))
     yield from _stream_rules(config)
     yield from _sharding_rules(config)
@@ -72,6 +71,13 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
         yield f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME"
     if scheme_of(config.run.dir):
         yield f"run.dir={config.run.dir}: runs are written to a file system. Set run.dir=FOLDER, and copy it afterwards"
+    for name, value in vars(config.run).items():
+        if name in ("classes", "prompts", "inputs") and value is not None:
+            yield f"run.{name}={value}: the run finds it in its data, and writes it. Leave it out"
+    for name, tower in {"image": model.image, "text": model.text}.items():
+        if getattr(config, f"has_{name}s") and tower.frozen and tower.lora_rank:
+            start = f"model.{name}.frozen=true, model.{name}.lora_rank={tower.lora_rank}"
+            yield f"{start}: adapters train on weights that are frozen anyway. Take either"
     if model.head is not Head.none and model.embed_dim is None:
         yield f"model.head={model.head}: where to? Set model.embed_dim"
     unchanged = all(augment == type(augment)() for augment in config.data.augments)

@@ -23,7 +23,12 @@ class ContextConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.kind is ContextKind.transformer and self.width is not None and self.width % self.heads:
+        self.check_width(self.width or 0)  # 0: that of an item, which the tower knows
+
+    def check_width(self, width: int) -> None:
+        """Raise ConfigError for a width of the network that its heads of attention do not divide."""
+        if self.kind is ContextKind.transformer and width % self.heads:
             raise ConfigError(
-                f"model.context.width={self.width}: a multiple of model.context.heads={self.heads} is needed"
+                f"model.context.width={width}: a multiple of model.context.heads={self.heads} is needed; null is the "
+                "width of an item's embedding"
             )

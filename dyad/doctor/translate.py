@@ -8,7 +8,7 @@ open_clip_line.py parses the command; this module computes the keys.
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import NoReturn
@@ -16,8 +16,11 @@ from typing import NoReturn
 from dyad.data.base.errors import ConfigError, nearest
 from dyad.doctor.open_clip_line import EXAMPLE, Launch, read_line
 from dyad.train.cli import open_clip_flags as flags
-from dyad.train.cli.compose import as_argument
+from dyad.train.cli.compose import as_argument, compose_config
+from dyad.train.cli.unread_keys import refuse_unread
+from dyad.train.config_rules import validate
 
+COOLDOWN = ("epochs-cooldown", "lr-cooldown-end", "lr-cooldown-power")
 NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 
@@ -59,7 +62,7 @@ class Translation:
         """
         if "train-num-samples" not in self.given or self.text("dataset-type") == "csv":
             return None
-        workers = max(int(self.text("workers")), 1)
+        workers = max(self.number("workers", 0), 1)
         batches = math.ceil(self.number("train-num-samples") / (self.number("batch-size") * self.world_size))
         return max(math.ceil(batches / workers) * workers // self.number("accum-freq"), 1)
 
@@ -71,15 +74,15 @@ class Translation:
         """
         return " ".join(self.given[flag]) if flag in self.given else flags.DEFAULTS.get(flag, "")
 
-    def number(self, flag: str) -> int:
+    def number(self, flag: str, least: int = 1) -> int:
         """Return the value of an open_clip flag, or open_clip's default, as int.
 
-        Raises ConfigError if the value is not a number.
+        Raises ConfigError if the value is not a whole number of `least` or more.
         """
-        try:
-            return int(float(self.text(flag)))
-        except ValueError as error:
-            raise ConfigError(f"--{flag} {self.text(flag)}: must be a whole number") from error
+        text = self.text(flag)
+        if not NUMBER.fullmatch(text) or not float(text).is_integer() or float(text) < least:
+            raise ConfigError(f"--{flag} {text}: must be a whole number, {least} or more")
+        return int(float(text))
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
         """Set our configuration key `key` to `value` in the translation of an open_clip command line.
@@ -92,6 +95,12 @@ class Translation:
     def note(self, flag: str, text: str) -> None:
         """Add a note to print with the translation: the open_clip flag with its values, then `text`."""
         self.notes.append(f"{self._shown(flag)}: {text}")
+
+    def drop(self, names: Iterable[str], why: str) -> None:
+        """Leave out the keys of those of the open_clip flags `names` that are given and have no effect, with a note."""
+        for flag in sorted(self.given.keys() & {*names}):
+            self.keys.pop(flags.KEYS.get(flag, ""), None)
+            self.note(flag, why)
 
     def note_given(self, texts: Mapping[str, str], prefix: str = "") -> None:
         """Add a note for each open_clip flag of `texts` (flag → text) that the command line being translated has.
@@ -199,9 +208,13 @@ def _length(job: Translation) -> None:
         return
     job.set("steps", steps * epochs)
     job.note("train-num-samples", f"samples are counted by the index; steps says the length: {epochs} × {steps}")
-    job.set("checkpoint.every", steps * job.number("save-frequency"), implied="save-frequency" not in job.given)
+    job.set(
+        "checkpoint.every",
+        steps * (job.number("save-frequency", 0) or epochs),
+        implied="save-frequency" not in job.given,
+    )
     if "val-data" in job.given:
-        job.set("eval.every", steps * job.number("val-frequency"), implied="val-frequency" not in job.given)
+        job.set("eval.every", steps * job.number("val-frequency", 0), implied="val-frequency" not in job.given)
 
 
 def _model(job: Translation) -> None:
@@ -258,6 +271,8 @@ def _optimiser(job: Translation) -> None:
                 job.set(f"optim.{key}", value, implied=True)
     if not is_timm and (name not in ("", "adamw") or "momentum" in job.given):
         job.refuse("opt", "open_clip has adamw, and any of timm's as timm/NAME, which have a --momentum")
+    if "skip-scheduler" in job.given or job.text("lr-scheduler") != "const-cooldown":
+        job.drop(COOLDOWN, "only --lr-scheduler const-cooldown has a cooldown")
     if "skip-scheduler" in job.given:
         job.set("optim.schedule", "const")
         job.set("optim.warmup", 0)
@@ -267,9 +282,7 @@ def _optimiser(job: Translation) -> None:
         if not ("epochs-cooldown" in job.given and job.steps_per_epoch):
             wanted = "--epochs-cooldown, and --train-num-samples of shards"
             raise ConfigError(f"--lr-scheduler const-cooldown: optim.cooldown counts steps. Add {wanted}")
-        job.set("optim.cooldown", job.number("epochs-cooldown") * job.steps_per_epoch)
-    elif "epochs-cooldown" in job.given:
-        job.note("epochs-cooldown", "only --lr-scheduler const-cooldown has a cooldown")
+        job.set("optim.cooldown", job.number("epochs-cooldown", 0) * job.steps_per_epoch)
 
 
 def _precision(job: Translation) -> None:
@@ -280,7 +293,10 @@ def _precision(job: Translation) -> None:
     name = job.text("precision")
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
-    job.set("precision", flags.PRECISIONS[name], implied="precision" not in job.given)
+    sharded = "fsdp" in job.given and flags.PRECISIONS[name] == "fp16"
+    job.set("precision", "bf16" if sharded else flags.PRECISIONS[name], not sharded and "precision" not in job.given)
+    if sharded:
+        job.note("fsdp", "towers are not sharded in fp16 here; precision=bf16 needs no scaling of the loss")
     if not name.startswith("amp") and name != "fp32":
         job.note("precision", "the weights stay float32; the towers compute in it")
 
@@ -294,7 +310,7 @@ def _augment(job: Translation) -> None:
     scale = NUMBER.findall(pieces.get("scale", "0.9, 1.0"))
     job.set("data.augment.crop_scale", f"[{','.join(scale)}]", implied="scale" not in pieces)
     if "color_jitter" in pieces:
-        job.set("data.augment.brightness", NUMBER.findall(pieces["color_jitter"])[0])
+        job.set("data.augment.brightness", (NUMBER.findall(pieces["color_jitter"]) or [pieces["color_jitter"]])[0])
         job.note("aug-cfg", "of color_jitter brightness only, and always; contrast, saturation and hue stay")
     if "gray_scale_prob" in pieces:
         job.set("data.augment.grey", pieces["gray_scale_prob"])
@@ -331,7 +347,9 @@ def _direct(job: Translation) -> None:
             key, _, value = setting.partition("=")
             job.set(key, value)
     for lock, unlocked in (("lock-image", "lock-image-unlocked-groups"), ("lock-text", "lock-text-unlocked-layers")):
-        if lock in job.given and unlocked not in job.given:
+        if lock not in job.given:
+            job.drop([unlocked], f"only --{lock} leaves something to unlock")
+        elif unlocked not in job.given:
             job.note(lock, f"the projection still trains here, as with --{unlocked} 1; open_clip freezes it as well")
 
 
@@ -342,10 +360,14 @@ def run(arguments: Sequence[str]) -> Translation:
     """Run `python -m train.doctor translate`: translate the command line in `arguments`.
 
     arguments: the open_clip line, as one string or split at its spaces, and optionally gpus=N. Raises ConfigError
-    if there is no line, or a line that cannot be translated.
+    if there is no line, a line that cannot be translated, or one with values that no run takes.
     """
     numbers = [word for word in arguments if re.fullmatch(r"gpus=\d+", word)]
     line = [word for word in arguments if word not in numbers]
     if not line:
         raise ConfigError(f"the line is missing: {EXAMPLE}")
-    return translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)
+    job = translate(line[0] if len(line) == 1 else shlex.join(line), int(numbers[-1][5:]) if numbers else None)
+    config = compose_config(job.arguments)
+    validate(config, job.world_size)
+    refuse_unread(job.arguments, [config])
+    return job

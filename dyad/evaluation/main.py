@@ -3,11 +3,12 @@
 import re
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dyad.data.base.command_line import command_options, overridden
-from dyad.data.base.errors import ConfigError
+from dyad.data.base.errors import ConfigError, raise_broken
 from dyad.eval.config import Baseline, EvalCommand
 
 if TYPE_CHECKING:
@@ -37,19 +38,7 @@ EXAMPLES = {
     "the best checkpoint, by checkpoint.best": "python -m eval checkpoint=runs/x@best",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
-OF_TASK = {
-    "image_text": (
-        "truth",
-        "recall_k",
-        "captions",
-        "caption_per",
-        "text_key",
-        "template",
-        "image_key",
-        "max_image_pixels",
-    ),
-    "question_passage": ("depth", "answers", "embeddings", "embedding_type", "corpus"),
-}
+SECTIONS = ("eval", "data", "data.passage")  # whose keys are options of this command
 NOTES = """\
 Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
 nothing counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a
@@ -86,13 +75,17 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     the run.
 
     With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
-    an option that belongs to another task (image_text, question_passage) than that of the run, and if there is no data
-    set to evaluate on.
+    an option that this run does not read, and if there is no data set to evaluate on.
     """
-    of_items = "image_text" if config.has_images else "question_passage"
-    for task in (task for task in OF_TASK if task != of_items):
-        if foreign := [key for key in OF_TASK[task] if getattr(command, key) is not None]:
-            raise ConfigError(f"{foreign[0]}= is of task={task}, and this run is task={config.task.name}: leave it out")
+    from dyad.train.cli.unread_keys import unmet
+    from dyad.train.run_folder.folder import all_keys
+
+    known, given = all_keys(config), [name for name, value in vars(command).items() if value is not None]
+    raise_broken(
+        f"{name}=: the model of task={config.task.name} is evaluated without it. Leave it out"
+        for section, name in product(SECTIONS, given)
+        if (key := f"{section}.{name}") in known and unmet(key, [config])
+    )
     baselines_of(command, config)
     weights = None if command.captions else config.data.caption_weights  # one for each of the run's captions
     data = overridden(replace(config.data, caption_weights=weights), command)

@@ -17,7 +17,7 @@ from dyad.data.shards.licences import Notice, notices
 from dyad.data.shards.sources import written_sources
 from dyad.export.library import ExportSource, Library
 from dyad.train.cli.also import auxiliary_configs
-from dyad.train.cli.unread_keys import is_read
+from dyad.train.cli.unread_keys import unmet
 from dyad.train.config import TextTower, TrainConfig
 from dyad.train.run_folder.folder import by_section, maths_keys
 from dyad.train.towers.libraries.published import location_of
@@ -58,7 +58,7 @@ def card(library: Library, source: ExportSource, difference: float) -> str:
         difference=difference,
         scores=scores,
         settings=by_section(
-            {key: value for key, value in maths_keys(config).items() if value and is_read(key, config)}
+            {key: value for key, value in maths_keys(config).items() if value and not unmet(key, [config])}
         ),
         temperature=source.calibration and source.calibration.temperature,
         commit=commit(),

@@ -10,6 +10,7 @@ import torch
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.image_text.stream import Stream
+from dyad.data.loading.class_batches import Labelled
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
 from dyad.plan.objective import first_step
@@ -25,9 +26,9 @@ SOFTMAX = ("clip", "info_nce", "dpr")  # log-sum-exp over all columns: W times a
 def dry_run(config: TrainConfig) -> Iterator[str]:
     """Yield the lines of a dry run: the loss of the first step, the loss to expect, and the bytes that the step sends.
 
-    The loss to expect is known for clip, info_nce and dpr, of 32 pairs or more without hard negatives. All other ranks
-    are taken to have the pairs of rank 0. No run folder is made; data without an index get theirs. Raises ConfigError
-    for several losses (also.NAME) and for streamed data.
+    The loss to expect is known for clip, info_nce and dpr, of 32 pairs or more, without further items and classes. All
+    other ranks are taken to have the pairs of rank 0. No run folder is made; data without an index get theirs. Raises
+    ConfigError for several losses (also.NAME) and for streamed data.
     """
     size, precision = config.plan.dry_run or 1, config.precision
     precision = Precision.fp32 if precision is Precision.auto else precision
@@ -39,12 +40,16 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     batch_norms(config, towers, size)
     how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
     batch = next(build_loader(data.dataset, data.order, drawn=data.drawn, **how))
+    if isinstance(data.dataset, Labelled) and batch.positives is not None:
+        # all ranks have as many classes: the largest share is that of the last rank
+        batch = data.dataset.completed(replace(batch, y=batch.positives), size - 1, size)
     before, config = copy.deepcopy(objective), replace(config, steps=components.total_steps)
+    plain = batch.extra is batch.extra_x is batch.positives is None
     batch.sample_ids = torch.arange(len(batch))
     step, measured = first_step(towers, objective, config, World(0, size), batch)
     yield f"rank 0 of {size}, {precision}: {len(batch):,} of {config.global_batch_size:,} pairs"
     yield f"loss {step.scalars['loss']:.6g} of step 1 of {components.total_steps:,}"
-    if config.objective.name in SOFTMAX and batch.extra is None and len(batch) >= ENOUGH:
+    if config.objective.name in SOFTMAX and plain and len(batch) >= ENOUGH:
         x, y = step.terms[0].embeddings
         alone = before(x, y, batch.sample_ids, x_keys=batch.x_keys, y_keys=batch.y_keys).loss.item()
         yield f"  expected: {alone:.6g} of these pairs alone + ln {size} = {alone + math.log(size):.6g}"

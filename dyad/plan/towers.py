@@ -154,14 +154,16 @@ def free_gradient(parameter: Tensor) -> None:
 
 def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
     """Return tensors like the inputs of both sides of some pairs; texts are as long as they may be."""
-    data, names = config.data, config.run.classes or []
+    data, names, items = config.data, config.run.classes or [], pairs + further_items(config, pairs)
     is_qa = config.task is Task.question_passage
+    if config.task is Task.language_model:  # a row of y begins with the number of tokens of its prompt
+        longest = min(data.question.length + data.passage.length, model.tokenize.limit)
+        return torch.empty(pairs, 1, dtype=torch.int64), torch.empty(items, 1 + longest, dtype=torch.int64)
     if isinstance(model, ImageModel):
         images = pairs * (1 + data.negatives.pictures)
         x = torch.empty(images, COLOURS, model.image.size, model.image.size, dtype=torch.uint8)
     else:
         x = torch.empty(pairs, (data.question if is_qa else data.passage).length, dtype=torch.int64)
-    items = pairs + further_items(config, pairs)
     if config.task is Task.image_text:
         return x, model.tokenize(["a"]).repeat(items, 1)
     if is_qa:

@@ -36,6 +36,7 @@ MODELS = {
     "frozen in chunks": "model=tiny_clip_gn model.image.frozen=true model.image.unlocked_groups=2 global_batch_size=12 "
     "chunk_size=2 optim.ema=0.99",
     "minilm": "experiment=topics global_batch_size=4 model.text.from_scratch=true",
+    "byte_lm": "experiment=lm_nll global_batch_size=4",
     "small_cnn": "task=views model=small_cnn data=simclr objective=simclr global_batch_size=64",
 }
 

@@ -11,7 +11,7 @@ from dyad.evaluation.load_run import read_config
 from dyad.run.checks import check_arguments
 from dyad.train.cli.compose import compose_config, groups, keys, preview, typed, words_for
 from dyad.train.cli.synonyms import ADVICE, SYNONYMS
-from dyad.train.cli.unread_keys import READ_ONLY_WITH
+from dyad.train.cli.unread_keys import READ_ONLY_WITH, refuse_unread
 from dyad.train.run_folder.folder import by_section, maths_keys, open_run, run_folder
 
 EMOJI, DATA = "experiment=emoji", "data.train=data/samples/emoji/fxemoji-trained.tar"
@@ -89,6 +89,35 @@ MISTAKES = {
         ["model=tiny_clip", DATA, "steps=1", "objective=coce", "objective.setting=supervised"],
         ["setting=supervised", "objective.duplicates=positive"],
     ),
+    "width of a lone tower of open_clip": (
+        ["task=views", "model=tiny_clip", "data=simclr", "objective=simclr", DATA, "steps=1", "model.embed_dim=64"],
+        ["model.embed_dim=64", "model.head"],
+    ),
+    "width of one score": (
+        ["experiment=rare_class", "model.embed_dim=64"],
+        ["model.embed_dim=64", "data.rare=null"],
+    ),
+    "classes that the run finds": (["experiment=classes_emoji", "run.classes=[a,b]"], ["run.classes=['a', 'b']"]),
+    "prompts that the run finds": (["experiment=classes_emoji", "run.prompts=[a,b]"], ["run.prompts=['a', 'b']"]),
+    "ids that the run counts": (["experiment=next_item", "data.train=x.jsonl", "run.inputs=7"], ["run.inputs=7"]),
+    "classes of an auxiliary loss": (
+        [EMOJI, "also.more='task=views objective=simclr run.classes=[a,b]'"],
+        ["also.more", "run.classes"],
+    ),
+    "adapters of frozen texts": (
+        ["experiment=topics", "model.text.frozen=true", "model.text.lora_rank=4"],
+        ["model.text.frozen=true", "model.text.lora_rank=4"],
+    ),
+    "adapters of frozen images": (
+        [EMOJI, "model=tiny_clip", "model.image.frozen=true", "model.image.lora_rank=4"],
+        ["model.image.frozen=true", "model.image.lora_rank=4"],
+    ),
+    "evaluations of nothing": ([EMOJI, "data.val=null", "eval.suite=[]", "eval.every=5"], ["eval.every=5", "data.val"]),
+    "template of captions of no image": (["experiment=topics", "data.template='a {}'"], ["data.template=a {}"]),
+    "a dry run and a plan": (
+        [EMOJI, "plan.dry_run=2", "plan.gpus=4"],
+        ["plan.gpus=4", "plan.dry_run=null"],
+    ),
     "target of another objective": (
         [EMOJI, "target.kind=ema"],
         ["target.kind=ema", "objective=clip", "objective=spectral_alternating"],
@@ -163,6 +192,11 @@ def test_a_run_from_before_keys_were_renamed_keeps_its_name_and_goes_on(tmp_path
 
 
 READ = {
+    "the rate at which a rare class is evaluated": [
+        "experiment=rare_class",
+        *("objective.divergence=kl", "objective.alpha=0.2"),
+    ],
+    "the width of a head": ["experiment=simclr_emoji", "model=tiny_clip", "model.head=simclr", "model.embed_dim=64"],
     "a switch off": ["experiment=dpr_nq", "data.train=data/samples/topics", "data.negatives.per_row=0"],
     "no refreshes": ["experiment=topics_ance", "data.negatives.refresh_every=0", "data.negatives.per_row=0"],
     "a key of one run of a sweep": [
@@ -181,6 +215,13 @@ def test_a_sweep_in_which_no_run_reads_a_key_is_refused() -> None:
     words = [EMOJI, "-m", "objective=coce", "objective.divergence=kl,chi2", "objective.alpha=0.2"]
     with raises(ConfigError, "objective.alpha=0.2", "divergence=cvar"):
         check_arguments([*words, "tracking.wandb=disabled"])
+
+
+def test_ids_have_no_text_and_are_found_among_others() -> None:
+    config = compose_config(["experiment=next_item", "data.passage.length=9", "eval.depth=200", "eval.recall_k=[2]"])
+    refuse_unread(["eval.depth=200", "eval.recall_k=[2]"], [config])
+    with raises(ConfigError, "data.passage.length=9", "data.items=texts"):
+        refuse_unread(["data.passage.length=9"], [config])
 
 
 def test_every_key_that_is_not_always_read_exists() -> None:

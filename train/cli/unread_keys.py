@@ -17,20 +17,26 @@ IMAGES = "task=image_text, or data.items=pictures of another task"
 TEXTS = "task=image_text, question_passage or language_model, or data.items=texts"
 NO_IMAGES = "task=question_passage or language_model, or data.items=texts of another task"
 RANKS = "task=image_text or sequence, or data.items=pictures of another task"
+FINDS = "task=question_passage, language_model or sequence, or data.items=texts of another task"
+LABELS = "task=image_text or labelled, or data.items=pictures of another task"
 UNNAMED = "a tower that has no name of its own, such as model=open_clip"
 IMAGE_OPEN_CLIP = "model.image.kind=open_clip or model.text.kind=open_clip"
 HEAD = "a model.head with hidden layers"
-OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn)"
+OWN_PROJECTION = "a tower that has no projection of its own (transformers, timm, cnn), or a model.head"
 SAMPLE_IDS = "objective.nu=state or objective.density=uniform"
 OF_TIMM = "an optim.name other than adamw"
 SEVERAL = "auxiliary losses, also.NAME=…"
 DRAWS = "data.negatives.per_row or data.negatives.pictures above 0"
 TEMPERATURE = "a learning or per-sample temperature"
+EVALUATES = "data.val or eval.suite"
+CVAR = "objective.divergence=cvar"
 
 # Condition → keys that only a run with it reads; a key that ends with "." or "_" stands for all that begin so
 READ_ONLY_WITH = {
     IMAGES: "model.image. data.image_key data.resize data.max_image_pixels data.augment. data.augment_y",
     RANKS: "eval.recall_k",
+    FINDS: "eval.depth",
+    LABELS: "data.template",
     TEXTS: "model.text.",
     "task=image_text": "data.captions data.caption_per data.caption_weights data.text_key data.mode "
     "data.negatives.fields data.negatives.picture eval.truth",
@@ -39,17 +45,17 @@ READ_ONLY_WITH = {
     "task=views": "data.augment_y model.head",
     HEAD: "model.head_width",
     "task=views or labelled or sequence": "data.items",
-    "task=sequence": "data.sequence. model.context. eval.seen run.inputs",
+    "task=sequence": "data.sequence. model.context. eval.seen",
     "data.items=texts or pictures": "data.sequence.items",
     "model.context.kind=transformer": "model.context.heads",
     "objective=cpc": "model.context.embed_dim",
-    "task=labelled": "model.classes data.label data.classes data.rare run.classes run.prompts",
+    "task=labelled": "model.classes data.label data.classes data.rare",
     "data.rare=CLASS": "data.rare_per_batch",
-    "data.rare=null": "model.classes data.classes eval.index",
+    "data.rare=null": "model.classes data.classes eval.index model.embed_dim",
     "task=question_passage": "model.shared data.negatives.refresh_every",
     "task=question_passage or language_model": "data.passage.corpus data.passage.positives data.passage.pos_pool "
     "data.passage.neg_pool",
-    NO_IMAGES: "data.question. data.passage. eval.depth eval.answers eval.embedding",
+    NO_IMAGES: "data.question. data.passage. eval.answers eval.embedding",
     "model.text.kind=transformers": "model.text.pooling model.text.lower_case model.text.dense model.text.from_scratch "
     "model.text.lora_",
     "model.embed_dim=null": "model.text.dense",
@@ -74,9 +80,11 @@ READ_ONLY_WITH = {
     "optim.name=adamw": "optim.beta optim.eps",
     OF_TIMM: "optim.options",
     SEVERAL: "weight",
+    EVALUATES: "eval.every",
+    "plan.dry_run=null": "plan.on plan.gpu plan.mfu plan.network",
     "target.kind=ema": "target.momentum",
     "target.kind=copy": "target.every",
-    "objective.divergence=cvar": "objective.alpha",
+    CVAR: "objective.alpha",
     "objective.pair_loss=hinge or squared_hinge": "objective.margin",
     "objective.nu=state": "objective.nu_lr",
     "objective.noise=batch": "objective.density",
@@ -100,22 +108,15 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
         f"{condition}. Leave it out, or set that"
         for key, value in chosen.items()
         if value is not None  # null asks for nothing
-        for condition in _conditions(key)
-        if not any(_holds(condition, config) for config in configs)
+        for condition in unmet(key, configs)
     )
 
 
-def _conditions(key: str) -> list[str]:
-    """Return the conditions (keys of the table READ_ONLY_WITH) under which a run reads `key`; [] if it always does.
-
-    A run reads the key only if it meets all of them.
-    """
-    return [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
-
-
-def is_read(key: str, config: TrainConfig) -> bool:
-    """Whether a run with this configuration uses the value of the dotted key, e.g. "optim.lr"."""
-    return all(_holds(condition, config) for condition in _conditions(key))
+def unmet(key: str, configs: Sequence[TrainConfig]) -> list[str]:
+    """Return the conditions (keys of the table READ_ONLY_WITH) that a run must meet to read the dotted key, e.g.
+    "optim.lr", and none of `configs` meets; [] if one of the runs uses its value."""
+    conditions = [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
+    return [condition for condition in conditions if not any(_holds(condition, config) for config in configs)]
 
 
 def _holds(condition: str, config: TrainConfig) -> bool:
@@ -134,10 +135,10 @@ def _holds(condition: str, config: TrainConfig) -> bool:
     return (value if isinstance(value, str) else json.dumps(value)) in values.split(" or ")
 
 
-def _open_clip(config: TrainConfig) -> tuple[bool, bool]:
-    """Return two bools: whether the image tower is one of open_clip, and whether the text tower is one."""
-    image = config.has_images and config.model.image.kind is ImageTower.open_clip
-    return image, config.has_texts and config.model.text.kind is TextTower.open_clip
+def _open_clip(config: TrainConfig) -> set[bool]:
+    """Return, of the image tower and the text tower of a run, whether it is one of open_clip."""
+    image, text = config.model.image.kind is ImageTower.open_clip, config.model.text.kind is TextTower.open_clip
+    return {*[image] * config.has_images, *[text] * config.has_texts}
 
 
 def _has_unnamed(config: TrainConfig) -> bool:
@@ -152,10 +153,14 @@ SPECIAL: dict[str, Callable[[TrainConfig], bool]] = {
     RANKS: lambda config: config.has_images or config.task == "sequence",
     "objective=cpc": lambda config: getattr(config.objective, "context_width", ...) is not ...,
     TEXTS: lambda config: config.has_texts,
-    NO_IMAGES: lambda config: not config.has_images,
+    FINDS: lambda config: not config.has_images or config.task == "sequence",
+    LABELS: lambda config: config.has_images or config.task == "labelled",
+    NO_IMAGES: lambda config: config.has_texts and not config.has_images,
     UNNAMED: _has_unnamed,
     IMAGE_OPEN_CLIP: lambda config: any(_open_clip(config)),
-    OWN_PROJECTION: lambda config: not all(_open_clip(config)),
+    OWN_PROJECTION: lambda config: _open_clip(config) != {True} or config.model.head != "none",
+    EVALUATES: lambda config: config.evaluates,
+    CVAR: lambda c: c.objective.inputs == "scores" or all_keys(c).get("objective.divergence") == "cvar",
     SAMPLE_IDS: lambda c: c.objective.by_sample_id or all_keys(c).get("objective.density") == "uniform",
     "data.rare=CLASS": lambda config: config.data.rare is not None,
     HEAD: lambda config: config.model.head not in ("none", "linear"),

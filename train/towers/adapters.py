@@ -13,7 +13,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dyad.data.base.errors import ConfigError
 from dyad.train.config import ImageTowerConfig, TextTowerConfig
 from dyad.train.towers.libraries.published import explain_errors
 
@@ -54,13 +53,10 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
 
     options: also gives the rank and the scale (alpha). Without names, texts get adapters where peft's table of models
     says, images in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
-    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist,
-    and for a frozen tower.
+    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    if options.frozen:
-        raise ConfigError(f"{key}.frozen=true trains no adapters of {key}.lora_rank={options.lora_rank}: take either")
     modules = dict(trunk.named_modules())
     packed = {name: module for name, module in modules.items() if type(module) is nn.MultiheadAttention}
     unused = [f"{name}.out_proj" for name in packed]  # its forward is not called

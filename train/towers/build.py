@@ -121,7 +121,7 @@ def build_labelled(
         width = probe(tower, model.tokenize(["a"], model.tokenize.limit), TOKENS_REFUSED)
     if single and width != 1:
         problem = f"data.rare: the tower has a projection of its own, of width {width}, and a score is one number"
-        raise ConfigError(f"{problem}. Take an image tower of kind cnn, timm or transformers, or model.embed_dim")
+        raise ConfigError(f"{problem}. Take an image tower of kind cnn, timm or transformers")
     if single:
         return model
     vectors = nn.Embedding(len(classes), width)

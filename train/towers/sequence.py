@@ -31,6 +31,7 @@ class ContextNetwork(nn.Module):
     def __init__(self, config: ContextConfig, width: int) -> None:
         super().__init__()
         inside, outside = config.width or width, config.embed_dim or width
+        config.check_width(inside)
         self.kind, self.inside = config.kind, inside
         self.enter = nn.Identity() if inside == width else nn.Linear(width, inside)
         self.dropout = nn.Dropout(config.dropout)

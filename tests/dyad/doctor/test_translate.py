@@ -241,6 +241,48 @@ REFUSED = {
 }
 
 
+VALUES = {  # of flags that take another value than 1
+    "val-data": "b.tar", "dataset-type": "webdataset", "text-key": "txt", "precision": "bf16", "model": "ViT-B-16",
+    "aug-cfg": "scale='(0.4, 1.0)'", "force-image-size": "112", "opt": "adamw", "report-to": "wandb",
+    "resume": "latest", "lr-scheduler": "const", "image-resize-mode": "longest", "force-patch-dropout": "0.3",
+    "beta1": "0.8", "beta2": "0.9", "save-frequency": "0", "val-frequency": "0", "epochs-cooldown": "3",
+}  # fmt: skip
+
+
+SEVERAL = "--skip-scheduler --fsdp --val-data v.tar --lock-image --lock-text"
+
+
+@pytest.mark.parametrize("rest", ["", pytest.param(SEVERAL, marks=pytest.mark.soak)])
+def test_train_takes_what_is_printed_for_every_flag(rest: str) -> None:
+    """Of the flags that set keys. --momentum is of the optimisers of timm."""
+    for flag in {*flags.KEYS, *flags.SWITCHES, *flags.OF_TABLES, *flags.OWN_RULE} - {"train-data", "momentum"}:
+        given = f"--{flag}" if flag in flags.NO_VALUE else f"--{flag} {VALUES.get(flag, 1)}"
+        own = "" if flag == "model" else "--model ViT-B-32"
+        assert run([f"{MAIN} --train-data a.tar --train-num-samples 6400 {own} {rest} {given}"]).arguments
+
+
+WRONG = {
+    "--workers four": "--workers four",
+    "--workers 2.5": "--workers 2.5",
+    "--batch-size 0": "--batch-size 0",
+    "--batch-size 1e999": "--batch-size 1e999",
+    "--accum-freq 0": "--accum-freq 0",
+    "--epochs 0.5": "--epochs 0.5",
+    "--train-num-samples 0": "--train-num-samples 0",
+    "--aug-cfg color_jitter=x": "data.augment.brightness=x",
+    "--lr fast": "optim.lr=fast",
+    "--warmup 1.5": "optim.warmup=1.5",
+    "--force-patch-dropout 1": "model.image.patch_dropout=1.0",
+}
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_a_value_that_no_run_takes_is_named(given: str) -> None:
+    with raises(ConfigError, WRONG[given]) as caught:
+        run([f"{MAIN} --train-data a.tar {'--train-num-samples 6400' * ('samples' not in given)} {given}"])
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("line", REFUSED)
 def test_what_cannot_be_translated_is_refused_with_the_fix(line: str) -> None:
     with raises(ConfigError, REFUSED[line]) as caught:

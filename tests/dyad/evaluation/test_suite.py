@@ -19,8 +19,9 @@ from dyad.data.image_text.decode import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
-from dyad.evaluation.main import main
+from dyad.evaluation.main import main, with_command
 from dyad.evaluation.suite import KINDS, check_suite
+from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
 from dyad.train.eval_config import EvalConfig, Truth
 
@@ -249,6 +250,19 @@ def test_mistakes_exit_with_2(words: tuple[str, ...]) -> None:
     assert len(done.stderr.splitlines()) <= 6 and "Traceback" not in done.stderr
 
 
+def test_options_are_refused_where_the_run_does_not_read_them() -> None:
+    for task, items in (("sequence", "ids"), ("sequence", "pictures"), ("question_passage", "texts")):
+        config = compose_config([f"task={task}", f"data.items={items}", "objective=dpr"])
+        found = with_command(config, EvalCommand(suite=["x:y"], depth=200, index="Flat"))
+        assert found.eval.depth == 200
+        if task == "sequence":
+            assert with_command(config, EvalCommand(suite=["x:y"], recall_k=[2])).eval.recall_k == [2]
+        with raises(ConfigError, "truth=", "captions=", f"task={task}"):
+            with_command(config, EvalCommand(suite=["x:y"], truth=Truth.pairs, captions=["a"]))
+    with raises(ConfigError, "depth=", "corpus="):
+        with_command(compose_config([]), EvalCommand(suite=["x:y"], depth=200, corpus="x"))
+
+
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:
     with raises(ConfigError, run.name):
         find_run(str(run.parent))
@@ -273,7 +287,7 @@ def test_wrong_entries_are_refused_before_anything_is_loaded(spec: str) -> None:
 
 
 def test_options_of_passages_are_refused(run: Path, monkeypatch) -> None:
-    with raises(ConfigError, "depth=", "task=question_passage", "task=image_text"):
+    with raises(ConfigError, "depth=", "task=image_text"):
         evaluate(monkeypatch, f"checkpoint={run}", "depth=200")
 
 

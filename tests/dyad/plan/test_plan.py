@@ -58,7 +58,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["tiny_clip_gn", "minilm", "small_cnn"])
+@pytest.mark.parametrize("name", ["tiny_clip_gn", "minilm", "byte_lm", "small_cnn"])
 def test_planned_memory_is_what_a_step_takes(name: str) -> None:
     config = planned(name)
     plan = RunPlan(config)
@@ -284,3 +284,11 @@ def test_a_dry_run_sends_what_is_planned(
     plan = RunPlan(config_of(*words, "plan.gpus=4", "plan.gpu=h100", "precision=fp32"))
     for kind, size in sent_by(plan).items():
         assert size == int(found[f"  {kind}"].replace(",", "")), kind
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 16])
+def test_a_dry_run_has_a_column_for_each_class(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine classes are no multiple of two ranks, and fewer than sixteen."""
+    words = ["experiment=classes_emoji", "data.val=null", "global_batch_size=64", "data.workers=0"]
+    out = printed(capsys, *words, "objective=clip", f"plan.dry_run={ranks}")
+    assert f"rank 0 of {ranks}, fp32: {64 // ranks} of 64 pairs" in out and "expected" not in out

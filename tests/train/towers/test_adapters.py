@@ -94,7 +94,6 @@ def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
 
     vit = kinds(tmp_path)["open_clip"]
     without("attn, c_fc, c_proj", vit, lora_targets=["out_proj"])  # a layer that is not called
-    without("model.image.lora_rank=4", vit, frozen=True)
     without("lora_rank", with_image(tmp_path, cnn()))
     without("lora_targets=['x']", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
 

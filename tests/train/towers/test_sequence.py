@@ -101,3 +101,5 @@ def test_models_of_ids_and_of_frames() -> None:
         )
     with raises(ConfigError, "model.context.width=10", "model.context.heads=4"):
         ContextConfig(kind=ContextKind.transformer, width=10)
+    with raises(ConfigError, "model.context.width=6", "model.context.heads=4"):  # the width of an item
+        ContextNetwork(ContextConfig(kind=ContextKind.transformer), 6)

@@ -208,8 +208,6 @@ def test_weights_stored_in_less_are_trained_in_float32(bert: str, tmp_path: Path
 def test_what_cannot_be_a_pair_of_encoders_is_explained(bert: str) -> None:
     with raises(ConfigError, "model.text.kind=open_clip", "kind=transformers"):
         build_text_pair(ModelConfig())
-    with raises(ConfigError, "frozen=true", "model.text.lora_rank=4"):
-        build(bert, {"frozen": True, "lora_rank": 4})
     with raises(ConfigError, "lora_targets=['no']"):
         build(bert, {"lora_rank": 4, "lora_targets": ["no"]})
     image = cnn()
