@@ -71,11 +71,11 @@ def _general_rules(config: TrainConfig, world_size: int) -> Iterator[str]:
         yield f"run.name={config.run.name}: names a folder in run.dir. Set run.dir=PARENT run.name=NAME"
     if scheme_of(config.run.dir):
         yield f"run.dir={config.run.dir}: runs are written to a file system. Set run.dir=FOLDER, and copy it afterwards"
-    for name, value in vars(config.run).items():
-        if name in ("classes", "prompts", "inputs") and value is not None:
+    for name in ("classes", "prompts", "inputs"):
+        if (value := getattr(config.run, name)) is not None:
             yield f"run.{name}={value}: the run finds it in its data, and writes it. Leave it out"
-    for name, tower in {"image": model.image, "text": model.text}.items():
-        if getattr(config, f"has_{name}s") and tower.frozen and tower.lora_rank:
+    for name, there, tower in (("image", config.has_images, model.image), ("text", config.has_texts, model.text)):
+        if there and tower.frozen and tower.lora_rank:
             start = f"model.{name}.frozen=true, model.{name}.lora_rank={tower.lora_rank}"
             yield f"{start}: adapters train on weights that are frozen anyway. Take either"
     if model.head is not Head.none and model.embed_dim is None:

@@ -193,6 +193,7 @@ class RowQuestions:
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self.paths = rows.files
+        # the type tells the two ways to read relevance apart, see IfGiven
         checked = [COLUMNS, *state, *([] if relevance is None else [f"{type(relevance).__name__} {relevance}"])]
         self._mapped = cached_array(rows.files, "questions", others, checked, self._columns)
 

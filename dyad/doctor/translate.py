@@ -294,7 +294,8 @@ def _precision(job: Translation) -> None:
     if name not in flags.PRECISIONS:
         raise ConfigError(f"--precision {name}: no such choice.{nearest(name, flags.PRECISIONS)}")
     sharded = "fsdp" in job.given and flags.PRECISIONS[name] == "fp16"
-    job.set("precision", "bf16" if sharded else flags.PRECISIONS[name], not sharded and "precision" not in job.given)
+    implied = not sharded and "precision" not in job.given
+    job.set("precision", "bf16" if sharded else flags.PRECISIONS[name], implied=implied)
     if sharded:
         job.note("fsdp", "towers are not sharded in fp16 here; precision=bf16 needs no scaling of the loss")
     if not name.startswith("amp") and name != "fp32":

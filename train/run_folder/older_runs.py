@@ -69,7 +69,7 @@ def in_present_terms(tree: dict[str, Any]) -> dict[str, Any]:
     if isinstance(tree.get("data"), dict):
         tree["data"].setdefault("caption_per", CaptionPer.line.value)
         if isinstance(sequence := tree["data"].get("sequence"), dict):
-            sequence.pop("frames_key", None)  # a key of some hours: frames came from members of tars with its suffix
+            sequence.pop("frames_key", None)  # the suffix of frames in tars, on 27 November 2026 only
     objective = tree.get("objective")
     if isinstance(objective, dict) and objective.get("name") == NCE and NOISE in objective and DENSITY not in objective:
         objective |= {DENSITY: objective[NOISE], NOISE: Noise.batch.value}
