@@ -11,6 +11,15 @@ from dyad.data.cli.options import ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
+# Option → the key of a run for it, by kind of data
+KEYS: dict[InputKind, dict[str, str]] = {
+    InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
+    InputKind.questions: {
+        "relevance": "data.relevance",
+        **{name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
+    },
+}
+
 Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
 
 
@@ -65,15 +74,18 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 
 
 def train_command(
-    values: Sequence[str], options: ReadOptions, paths: Mapping[str, str | Path], samples: int, split: str = "train"
+    values: Sequence[str],
+    options: ReadOptions,
+    paths: Mapping[str, str | int | Path],
+    samples: int,
+    split: str = "train",
 ) -> str:
     """Return a shell command that trains on data as `values` name them. paths: by configuration key; samples: number of
     training samples; split: of a BEIR folder."""
-    if options.corpus:
-        paths = {**paths, "data.passage.corpus": options.corpus}
-    if options.relevance is not None:
-        paths = {**paths, "data.relevance": options.relevance}
-    if kind_of(values, options) is InputKind.questions:
+    kind = kind_of(values, options)
+    changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}
+    paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}
+    if kind is InputKind.questions:
         others = [f"data.question.split={split}"] if is_beir(values[0]) and split != "train" else []
         return outputs.question_command(paths, samples, *others)
     if options.task is not ImageTask.image_text:

@@ -39,7 +39,8 @@ def auxiliary_configs(config: TrainConfig) -> dict[str, TrainConfig]:
 def _composed(config: TrainConfig) -> dict[str, TrainConfig]:
     found: dict[str, TrainConfig] = {}
     run, evaluation = replace(config.run, classes=None, prompts=None, inputs=None), replace(config.eval, suite=[])
-    own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig()}
+    # without the recipe, whose options of its objective another objective may not have
+    own = {"also": {}, "weight": 1.0, "target": TargetConfig(), "checkpoint": CheckpointConfig(), "experiment": None}
     run_words = words_for(replace(config, run=run, eval=evaluation, **own))
     for name, text in config.also.items():
         try:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.data_cli import code_of, command, ended, here
 from helpers.messages import raises
-from helpers.rows import write_beir
+from helpers.rows import dpr_row, write_beir, write_lines
 from helpers.shards import Member, image, index_shard, pairs, write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ from dyad.data.cli.options import CheckOptions, OnError
 from dyad.data.shards.shards import open_shards
 from dyad.data.shards.sources import parse_sources
 from dyad.data.shards.storage import sha256_of
+from dyad.train.cli.compose import compose_config
 
 # ---- index ---------------------------------------------------------------------------------------------------------
 
@@ -349,3 +350,15 @@ def test_the_relevance_of_pairs_is_checked(tmp_path: Path, monkeypatch: pytest.M
     assert done.returncode == 3 and "sample '1': no relevance: 'similarity' is 2" in done.stdout
     done = ended(monkeypatch, "check", shard, "relevance=one")
     assert done.returncode == 0 and 'data.relevance="one"' in done.stdout
+
+
+def test_the_command_reads_data_as_the_check_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, rows = write_pairs(tmp_path / "a.tar", 3), write_lines(tmp_path / "q.jsonl", [dpr_row(1), dpr_row(2)])
+    of_images = ["image_key=jpg;png", "max_image_pixels=90000"]
+    for source, options in ((images, of_images), (rows, ["pos_pool=2", "neg_pool=7"])):
+        printed = ended(monkeypatch, "check", source, *options).stdout.splitlines()[-1]
+        data = compose_config(shlex.split(printed)[3:]).data
+        found = data if source == images else data.passage
+        for option in options:
+            name, _, value = option.partition("=")
+            assert str(getattr(found, name)) == value

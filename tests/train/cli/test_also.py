@@ -38,3 +38,11 @@ def test_negatives_are_not_mined_anew_for_an_auxiliary_loss() -> None:
     config = compose_config([*RUN, "objective=simclr", f"also.more='{more} data.negatives.refresh_every=2'"])
     with raises(ConfigError, "data.negatives.refresh_every"):
         auxiliary_configs(config)
+
+
+def test_an_objective_beside_a_recipe_that_sets_options_of_its_own() -> None:
+    """experiment=next_item sets objective.duplicates, which simclr does not have."""
+    config = compose_config(["experiment=next_item", "also.more='objective=simclr weight=0.5'"])
+    assert auxiliary_configs(config)["more"].objective.name == "simclr"
+    kept = auxiliary_configs(compose_config(["experiment=next_item", "also.more='weight=0.5'"]))["more"]
+    assert kept.objective == config.objective
