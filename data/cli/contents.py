@@ -1,7 +1,6 @@
 """What the rows of a source hold, by content key: images and captions, or questions and their right passages."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dyad.data.base.errors import BadRow, ConfigError, DataError, SampleError
@@ -12,14 +11,11 @@ from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
 # Option → the key of a run for it, by kind of data
-KEYS: dict[InputKind, dict[str, str]] = {
+KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
-    InputKind.questions: {
-        "relevance": "data.relevance",
-        **{name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
-    },
+    InputKind.questions: {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
-
+KEYS[InputKind.questions]["relevance"] = "data.relevance"
 Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
 
 
@@ -74,11 +70,7 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 
 
 def train_command(
-    values: Sequence[str],
-    options: ReadOptions,
-    paths: Mapping[str, str | int | Path],
-    samples: int,
-    split: str = "train",
+    values: Sequence[str], options: ReadOptions, paths: outputs.Paths, samples: int, split: str = "train"
 ) -> str:
     """Return a shell command that trains on data as `values` name them. paths: by configuration key; samples: number of
     training samples; split: of a BEIR folder."""

@@ -34,6 +34,7 @@ SMALL_MODELS = {ImageTask.image_text: "model=tiny_clip_gn"}
 SMALL_MODELS |= dict.fromkeys((ImageTask.views, ImageTask.labelled), "model=small_cnn")
 
 AddSample = Callable[[Mapping[str, Any]], object]
+Paths = Mapping[str, str | int | Path]  # key of a run → its value
 
 
 @contextmanager
@@ -103,9 +104,7 @@ def file_names(indexes: Sequence[ShardIndex]) -> Path:
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
-def image_command(
-    paths: Mapping[str, str | int | Path], samples: int, options: ReadOptions, captions: str = "txt"
-) -> str:
+def image_command(paths: Paths, samples: int, options: ReadOptions, captions: str = "txt") -> str:
     """Return a shell command that trains on images for options.task, with a model that this machine can train.
     captions: "txt" or a json field."""
     small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second an image on a core
@@ -119,13 +118,13 @@ def image_command(
     return command("python -m train", paths, *words, "epochs=10", f"global_batch_size={min(samples, CLIP_BATCH)}")
 
 
-def question_command(paths: Mapping[str, str | int | Path], questions: int, *others: str) -> str:
+def question_command(paths: Paths, questions: int, *others: str) -> str:
     """Return a shell command that trains on questions and passages. others: further arguments."""
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
     return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *others, *batch)
 
 
-def command(program: str, paths: Mapping[str, str | int | Path], *others: str) -> str:
+def command(program: str, paths: Paths, *others: str) -> str:
     """Return a command line to print: the program, then key=path for each of `paths`, then other arguments, all quoted
     for the shell and Hydra."""
     escaped = {key: str(path).replace("\\", "\\\\").replace('"', '\\"') for key, path in paths.items()}

@@ -23,8 +23,8 @@ from dyad.data.batch import BadSample, Batch
 from dyad.data.config import DataConfig
 from dyad.data.image_text.dataset import PairMaker, TrainingPair
 from dyad.data.image_text.sample import ShardSample
+from dyad.data.loading.batch_parts import batches_of_parts
 from dyad.data.loading.order import Order, local_rows
-from dyad.data.loading.parts import batches_of_parts
 from dyad.data.loading.replacement import check_any, examples, too_many_in_a_row
 from dyad.data.loading.workers import begin_item
 from dyad.data.shards.content_keys import json_digest

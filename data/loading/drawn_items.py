@@ -16,8 +16,8 @@ import torch
 
 from dyad.data.base.errors import DataError
 from dyad.data.batch import Batch, Extra, lengths_by
+from dyad.data.loading.batch_parts import stacked
 from dyad.data.loading.catalogue import Catalogue
-from dyad.data.loading.parts import stacked
 from dyad.data.log_weights import read_log_weights
 from dyad.data.shards.content_keys import Int64s, key_name
 

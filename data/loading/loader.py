@@ -14,9 +14,9 @@ import torch
 from dyad.data.base.parallel import available_cores, core_quota
 from dyad.data.batch import Batch
 from dyad.data.config import AUTO
+from dyad.data.loading.batch_parts import batches_of_parts
 from dyad.data.loading.drawn_items import DrawnItems
 from dyad.data.loading.order import Order, local_rows
-from dyad.data.loading.parts import batches_of_parts
 
 CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each

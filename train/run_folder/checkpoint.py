@@ -36,6 +36,7 @@ from dyad.data.base.errors import ConfigError, DataError
 from dyad.data.base.files import remove
 from dyad.data.base.json_text import read_json
 from dyad.data.base.limits import whole_number
+from dyad.train.run_folder.checkpoint_parts import PARTS
 from dyad.train.run_folder.checkpoint_state import (
     AVERAGE,
     BEST,
@@ -51,7 +52,6 @@ from dyad.train.run_folder.checkpoint_state import (
 )
 from dyad.train.run_folder.digests import digest_of
 from dyad.train.run_folder.folder import folder_of, steps
-from dyad.train.run_folder.parts import PARTS
 from dyad.train.run_folder.tensor_files import SavedTensors
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.run_folder.checkpoint_parts import Part
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
-from dyad.train.run_folder.parts import Part
 
 MODEL, OPTIMIZER, SAMPLE_STATE = "model.safetensors", "optimizer.safetensors", "memory.safetensors"
 AVERAGE, TARGET, STATE, MANIFEST = "average.safetensors", "target.safetensors", "state.json", "manifest.json"

@@ -29,10 +29,10 @@ from dyad.data.base.errors import HardwareError
 from dyad.data.base.files import free_bytes, remove, sync, whole_folder, write_json
 from dyad.data.shards.storage import sha256_of
 from dyad.train.run_folder.checkpoint import OLDEST
+from dyad.train.run_folder.checkpoint_parts import collect, give_up, parts_folder
 from dyad.train.run_folder.checkpoint_state import BEST, MANIFEST, SCALARS, STATE, CheckpointState
 from dyad.train.run_folder.folder import folder_of, steps
 from dyad.train.run_folder.named_tensors import named_tensors
-from dyad.train.run_folder.parts import collect, give_up, parts_folder
 from dyad.train.run_folder.tensor_files import save_tensors
 from dyad.train.run_schedule import RunSchedule
 

@@ -9,7 +9,7 @@ from helpers.towers import transformers_folder
 from torch import Tensor, nn
 
 from dyad.data.batch import Batch, Extra, Lengths, lengths_by, mapped
-from dyad.data.loading.parts import assembled
+from dyad.data.loading.batch_parts import assembled
 from dyad.train.config import ModelConfig, Task, TextTower, TrainConfig
 from dyad.train.losses import build_objective
 from dyad.train.step.chunks import in_chunks

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from dyad.data.batch import PADDING, BadSample, Batch, Extra, ExtraX, KnownPositives, Noise
 from dyad.data.image_text.stream import StreamBatch
+from dyad.data.loading.batch_parts import _packed, assembled
 from dyad.data.loading.loader import build_loader
 from dyad.data.loading.order import Order
-from dyad.data.loading.parts import _packed, assembled
 from dyad.data.loading.workers import begin_item
 
 
