@@ -129,8 +129,9 @@ class Durations:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.location[0]][report.nodeid] += report.duration
 
-    def pytest_sessionfinish(self) -> None:
-        durations.write({path: list(tests.values()) for path, tests in self.seconds.items()})
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):  # not of a part, after Ctrl-C
+            durations.write({path: list(tests.values()) for path, tests in self.seconds.items()})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from helpers.cli import ROOT
 
 TABLE = ROOT / "tests" / "durations.md"
-BUDGET = 150.0  # seconds of one core
+BUDGET = 240.0  # seconds as in the table, which several processes share
 HEAD = """# Seconds of each test file
 
 `bash launch/test.sh --durations` writes this table on an idle machine, and `tests/helpers/durations.py` reads it.
