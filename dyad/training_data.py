@@ -68,7 +68,10 @@ def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 
 
 def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) -> TrainingData:
-    """Return the run's data with the fingerprints and files of auxiliary losses."""
+    """Return `data` with the fingerprints and files of the data of auxiliary losses added to its own.
+
+    auxiliary: name of a loss → its data. Dataset and order stay those of `data`.
+    """
     if not auxiliary:
         return data
     fingerprints = " ".join([data.fingerprint, *(own.fingerprint for own in auxiliary.values())])

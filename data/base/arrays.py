@@ -11,7 +11,7 @@ from dyad.data.base.files import checked_path
 
 
 @contextmanager
-def of_head() -> Iterator[None]:
+def header_errors() -> Iterator[None]:
     """Context manager that turns what numpy raises for a damaged head of a .npy file into ValueError."""
     try:
         with np.errstate(over="raise"):  # of the numbers of a shape
@@ -26,5 +26,5 @@ def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
     Raises OSError for a file that cannot be opened, is no regular file or leads out of `folder` (None: anywhere),
     ValueError for a file of another format, such as a pickle or a .npz, and for one that is shorter than its head says.
     """
-    with of_head():
+    with header_errors():
         return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")

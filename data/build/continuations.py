@@ -41,10 +41,11 @@ class Row:
 
 
 def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
-    """Write rows of the parts into the new folder options.out, and print what they hold.
+    """Write train.jsonl, val.jsonl and test.jsonl, with options.examples also examples.jsonl, into the new folder
+    options.out; print the number of rows of each part and a command that trains on them. arguments: the corpus.
 
-    Raises DataError for an id that group_of does not match, for a part with too few answers to draw wrong ones of, and
-    with examples for a train of one group.
+    Raises ConfigError if options.out is missing or not empty; DataError if an id does not match options.group_of, if a
+    part has too few different answers for options.wrong, or if examples are wanted and train has only one group.
     """
     out, (path, *_) = outputs.checked_out(options.out), arguments
     parts: dict[str, list[Row]] = {part: [] for part in PARTS}

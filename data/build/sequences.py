@@ -83,13 +83,14 @@ def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
         for user, item, time in zip(users.tolist(), log.item_e.tolist(), log.time_e.tolist(), strict=True):
             yield log.users[user], log.items[item], time
         return
-    for number, (name, item) in enumerate(_named(local_path(source))):
+    for number, (name, item) in enumerate(_id_pairs(local_path(source))):
         yield group_of(name, options.user_of, "user_of", source), item, float(number)
 
 
-def _named(source: str) -> Iterator[tuple[str, str]]:
-    """Yield, of a corpus, each id twice; of a BEIR folder with judgements, the ids of a question and of each passage
-    that is right for it."""
+def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
+    """Yield pairs of ids: for a corpus (id, id) of each text; for a BEIR folder with judgements the ids of a question
+    and of a passage, for each passage that is judged right for the question (a grade above 0).
+    """
     qrels = Path(source) / "qrels"
     if not qrels.is_dir():
         corpus = open_corpus(source, "INPUT")

@@ -76,9 +76,11 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions in an epoch's sample order to positions in its unshuffled order, not yet rotated. position:
-        (n,) int64, each below the number of samples that the epoch uses. The map is a permutation: first inside windows
-        (ranges of consecutive positions), then of whole chunks."""
+        """Map positions in the shuffled order of an epoch to those in its unshuffled order; `ids` then rotates them.
+
+        position: (n,) int64, each below the number of samples that the epoch uses. The map is a permutation: positions
+        are permuted inside each window (a range of consecutive positions), then whole chunks of consecutive positions.
+        """
         windows = self._used // self._window
         window = np.minimum(position // self._window, windows - 1)  # the last one takes the rest
         result = np.empty_like(position)

@@ -33,8 +33,8 @@ class TokenizeTexts(Protocol):
     """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right
     with PADDING.
 
-    L is the number of tokens of the longest text, at most `length`. pairs: the second text of each pair; None: no
-    pairs.
+    L: the number of tokens of the longest text, at most `length`, which may be rounded up. pairs: the second text of
+    each pair; None: no pairs.
     """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
@@ -211,8 +211,11 @@ class TextInputs:
         return len(self.lengths)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the tokens of the k texts at positions start … stop - 1, int64 (k, L), L tokens of the longest. If
-        `stop` is more than the number of texts, the block ends with the last text."""
+        """Return the tokens of the k texts at positions start … stop − 1, int64 (k, L), with PADDING at the right.
+
+        L: the tokens of the longest text, which the tokenizer may round up. If `stop` is more than the number of texts,
+        the block ends with the last text.
+        """
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:

@@ -105,9 +105,10 @@ class ItemList:
 
 
 def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, training_files: int) -> NextItems:
-    """Take the events of the log's files from `first_file` on as those to predict. Raises DataError if there are none.
+    """Return the events to predict: those in the log's files number `first_file` and later. Raises DataError for none.
 
-    An event without an item before it is left out. training_files: how many files of the log are those of training.
+    Left out are events whose user has no earlier event with one of `items`. length: the most items of a history that a
+    model sees. training_files: how many files, the first of the log, hold events of training.
     """
     known_e = log.item_e < len(items)
     known_before_e = np.cumsum(known_e) - known_e

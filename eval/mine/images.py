@@ -77,8 +77,11 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The images of some samples as inputs of a tower. One that cannot be decoded counts as black: training replaces
-    its sample, and reads no negatives of it. Can be pickled."""
+    """The images of some samples as inputs of a tower. Can be pickled. samples: their ids.
+
+    An image that cannot be decoded is taken as black. The negatives mined for it are never used, since training
+    replaces its sample by another.
+    """
 
     images: Images
     samples: Int64s

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import psutil
 
-from dyad.data.base.arrays import of_head
+from dyad.data.base.arrays import header_errors
 from dyad.data.base.files import open_foreign, raise_named, whole_folder, write_json
 from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
@@ -72,7 +72,7 @@ def check_embeddings(embeddings: np.ndarray, items: int) -> None:
 def _shape(file: BinaryIO) -> tuple[int, int]:
     """Read the header of a .npy file; return the rows and the width of its matrix of float32, for which the file has
     exactly the bytes. The file is then at its first value."""
-    with of_head():
+    with header_errors():
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)

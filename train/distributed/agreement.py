@@ -98,7 +98,11 @@ def _in_turns(world: World, work: Callable[[], T], turn: int) -> T:
 
 
 def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError | None]:
-    """Call work() and return its result and None; or None and the UserError that it raised, or a requested stop."""
+    """Call work() and return (its result, None), or (None, the UserError that it raised).
+
+    If it raised none but a stop was requested before training, returns (None, Preempted()). Raises DistError, without
+    calling work(), if the process group was aborted.
+    """
     if world.is_broken():  # what went before may be undefined memory of an aborted collective: write none of it
         raise dist.DistError("the process group was aborted")
     try:
@@ -134,7 +138,10 @@ def _exchange_codes(world: World, code: int) -> list[int]:
 
 @contextmanager
 def _heartbeat(world: World) -> Iterator[None]:
-    """During the block, take part in the exchanges of the ranks that wait, with the code BUSY."""
+    """Context manager: tell the other ranks, which wait for this one, that it lives.
+
+    A thread takes part in the exchanges of exit codes in which they wait, and sends BUSY in place of a code.
+    """
     over = Event()
 
     def beat() -> None:

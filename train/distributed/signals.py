@@ -158,9 +158,10 @@ class StartupStop:
 
 
 def _sibling_was_killed() -> bool:
-    """Whether a trainer of this machine, started by launch/torchrun.sh, ended without an exit code: it was killed.
+    """Whether a trainer of this machine was killed: fewer than LOCAL_WORLD_SIZE are left, and no exit code is written.
 
-    torchrun then asks the others to stop, as a scheduler would; but to run the command again may not help.
+    torchrun then sends the others the signal that a scheduler would send; but they must exit with HARDWARE instead of
+    REQUEUE, as running the command again may not help. False if launch/torchrun.sh has not started this process.
     """
     try:
         code = Path(os.environ["DYAD_EXIT_CODE"]).read_text()

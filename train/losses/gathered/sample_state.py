@@ -48,7 +48,7 @@ class StateRead:
         return self.counts_U is not None
 
     def with_old(self, old_kB: Tensor) -> StateRead:
-        """Return this read with the state old_kB before the step, k numbers for each sample."""
+        """Return a copy of this read whose `old` has the values of old_kB: row i for the i-th of its k names."""
         return replace(self, old=dict(zip(self.old, old_kB.unbind(), strict=True)))
 
     def mean(self, values_B: Tensor) -> Tensor:

@@ -69,11 +69,12 @@ class PromptTokenizer:
     begin: int
 
     def __call__(self, prompts: Sequence[str], answers: Sequence[str], prompt: int, answer: int) -> Tensor:
-        """Convert n prompts, each with an answer, to rows of tokens int64 (n, 1 + L). Each is tokenised by itself.
+        """Convert n prompts, each with an answer, to rows int64 (n, 1 + L) as the module docstring says. Each text is
+        tokenised by itself.
 
-        prompt, answer: the most tokens of each; of a longer prompt the last are taken, of a longer answer the first.
-        A prompt has fewer where the model does not take both. Raises ConfigError if the model does not take an answer
-        of that many, SampleError for an answer without tokens.
+        prompt, answer: the largest number of tokens kept, the last of a prompt (`begin` included) and the first of an
+        answer. If both together exceed `limit`, the prompt is cut further. Raises ConfigError if `answer` is not below
+        `limit`, SampleError for an answer without tokens.
         """
         self.check(answer)
         asked, given = self._ids(prompts), self._ids(answers)
