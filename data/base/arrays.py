@@ -12,7 +12,7 @@ from dyad.data.base.files import checked_path
 
 @contextmanager
 def header_errors() -> Iterator[None]:
-    """Context manager that turns what numpy raises for a damaged head of a .npy file into ValueError."""
+    """Context manager that turns whatever numpy raises for a damaged header of a .npy file into ValueError."""
     try:
         with np.errstate(over="raise"):  # of the numbers of a shape
             yield
