@@ -122,7 +122,8 @@ class CausalText(Grouped):
         return super(Grouped, self).forward(tokens)  # open_clip's
 
     def _embeds(self, text: Tensor) -> tuple[Tensor, Tensor]:
-        states, mask = cast(Any, super())._embeds(text)  # the mask is of the full context
+        # dynamo of Python 3.13 traces super().name alone, not cast(Any, super()); the mask is of the full context
+        states, mask = super()._embeds(text)  # pyright: ignore[reportAttributeAccessIssue]
         return states, mask[: text.shape[1], : text.shape[1]]
 
 
