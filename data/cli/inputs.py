@@ -139,9 +139,9 @@ def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind
     """Return the kind of data that the sources hold (images, questions or passages), and what it is judged by, for
     messages: the first rows of the first source. The kind is None when they do not tell, and when there are none, as in
     a compressed file or without a column that the user named: their reader says what is wrong."""
-    if is_beir(sources[0]):
-        return InputKind.questions, "a folder of BEIR or MS MARCO"
     with suppress(ConfigError, OSError):
+        if any(is_beir(each.path) for each in written_sources(sources, "INPUT")):
+            return InputKind.questions, "a folder of BEIR or MS MARCO"
         tables, files = tables_and_files(sources[0], options, "INPUT")
         if not tables:
             return _kind_of_file(_first_of(files))
@@ -226,7 +226,7 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
         raise ConfigError(f"{key}={source}: weights are for training; leave them out here.")
     folders = [each.path for each in named if is_beir(each.path)]
     if folders and len(named) > 1:
-        raise ConfigError(f"{key}={source}: {folders[0]} is a BEIR folder, which goes alone.")
+        raise ConfigError(f"{key}: {folders[0]} is a BEIR folder, which goes alone here.")
     corpus, unread = open_corpus(options.corpus, "corpus") if options.corpus else None, UnreadFields()
     if not folders:
         return InputQuestions(corpus, _rows(_open_source(source, key, options), options, corpus, unread), unread)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.data_cli import code_of, ended, here
 from helpers.messages import raises
+from helpers.rows import dpr_row, write_beir, write_lines
 from helpers.shards import write_pairs, write_tar
 
 from dyad.data.base.errors import ConfigError, DataError
@@ -209,3 +210,12 @@ def test_pack_of_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert refused.returncode == 2 and "Did you mean 'beir'?" in refused.stderr
     images = ended(monkeypatch, "pack", write_pairs(tmp_path / "a.tar", 1), f"out={tmp_path}/b", "to=beir")
     assert images.returncode == 2 and "to=beir: images and captions become shards" in images.stderr
+
+
+@pytest.mark.parametrize("joined", ["{beir}::{rows}", "{rows}::{beir}"])
+def test_a_beir_folder_among_other_sources_is_not_taken_for_passages(
+    joined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beir, rows = write_beir(tmp_path / "beir"), write_lines(tmp_path / "q.jsonl", [dpr_row(1)])
+    done = ended(monkeypatch, "check", joined.format(beir=beir, rows=rows))
+    assert done.returncode == 2 and f"{beir} is a BEIR folder, which goes alone here" in done.stderr
