@@ -11,9 +11,9 @@ from dyad.data.question_passage.questions import is_beir
 from dyad.data.shards.index import has_index, index_shards
 from dyad.data.shards.sources import parse_sources, written_sources
 from dyad.data.shards.storage import scheme_of, stat
-from dyad.plan.amounts import Rows, amount
 from dyad.plan.cluster import planned_devices
 from dyad.plan.objective import formula_text, objective_cost, planned_objective, products, value
+from dyad.plan.rows import Rows, amount
 from dyad.plan.speed import images_per_core, planned_mfu, seconds_sent
 from dyad.plan.towers import FakeTowers, nbytes
 from dyad.run.class_names import resolve_classes

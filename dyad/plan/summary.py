@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dyad.plan.amounts import Rows, amount
 from dyad.plan.dry_run import dry_run
 from dyad.plan.plan import RunPlan
+from dyad.plan.rows import Rows, amount
 from dyad.train.config import Parallel, Precision, TrainConfig
 
 COMPUTED = ("towers", "forward again", "objective")  # of the time of a step
