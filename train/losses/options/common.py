@@ -223,8 +223,9 @@ def preset(
         family.__name__,
         [(key, types[key], value) for key, value in changed.items()],
         bases=(family,),
-        namespace={"__doc__": summary or family.__doc__, "__module__": family.__module__},
+        namespace={"__doc__": summary or family.__doc__},
     )
+    made.__module__ = family.__module__  # Python 3.12 and later would name this one, also if the namespace has it
     _presets[family, name] = made
     return made
 
