@@ -13,9 +13,9 @@ from dyad.data.shards.shards import open_shards
 # Option → the key of a run for it, by kind of data
 KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
-    InputKind.questions: {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
+    InputKind.questions: {"relevance": "data.relevance"}
+    | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
-KEYS[InputKind.questions]["relevance"] = "data.relevance"
 Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
 
 
