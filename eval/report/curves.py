@@ -130,7 +130,7 @@ HEALTH = {
 # Metrics that the charts compute → the logged metrics from which they do
 DERIVED = {"temperature": ("logit_scale",), "waiting_percent": ("data_time", "batch_time")}
 SIDES = {  # task → what side x and side y are
-    "image_text": ("picture", "text"),
+    "image_text": ("image", "text"),
     "question_passage": ("question", "passage"),
     "views": ("first view", "second view"),
     "labelled": ("sample", "class"),

@@ -60,7 +60,7 @@ class _Training:
         return median(values[-RECENT:]) if (values := self.values(name)) else None
 
     def sides(self, name: str) -> dict[str, float]:
-        """Return the word for a side, such as picture → the present value of the training metrics `name`_x and
+        """Return the word for a side, such as image → the present value of the training metrics `name`_x and
         `name`_y; missing ones are left out.
 
         The present value is the median of the last RECENT values.

@@ -97,9 +97,7 @@ def render(run: RunFolder) -> str:
     results = sorted(run.results, key=lambda result: result["dataset"] != "val")
     glance = _random_cases(run, results)
     return ENVIRONMENT.get_template("report.html.j2").render(
-        what=LEADS.get(joined(run.options.get("task")), LEADS["image_text"]).format(
-            items=joined(run.options.get("data.items")) or "pictures"
-        ),
+        what=LEADS.get(joined(run.options.get("task")), LEADS["image_text"]).format(items=_items(run.options)),
         name=run.path.resolve().name,
         path=shlex.quote(public_path(str(run.path))),
         run=run,
@@ -187,7 +185,7 @@ def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
     first.
     """
     found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
-    return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
+    return sorted(found, key=lambda gallery: not gallery[1].endswith(("images", "pictures")))  # pictures: of old runs
 
 
 def _notices(run: RunFolder) -> list[Notice]:
@@ -245,11 +243,16 @@ def _facts(run: RunFolder) -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def _items(options: Mapping[str, Any]) -> str:
+    """Return the word for the items of a task: images, texts, ids or frames."""
+    return (joined(options.get("data.items")) or "pictures").replace("pictures", "images")
+
+
 def _model(options: Mapping[str, Any]) -> str:
     """Describe the towers in words: what each is, its weights, how much of it learns, and what is not as usual."""
-    task, items = options.get("task"), joined(options.get("data.items"))
+    task, items = options.get("task"), _items(options)
     encoder = "language model" if task == "language_model" else "encoder of texts"
-    towers = {encoder: "text"} if task in OF_TEXTS else {"pictures": "image", "texts": "text"}
+    towers = {encoder: "text"} if task in OF_TEXTS else {"images": "image", "texts": "text"}
     of_items: dict[str, list[str]] = {}
     if task == "sequence":
         towers = {name: tower for name, tower in towers.items() if name == items}

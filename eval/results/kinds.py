@@ -14,7 +14,7 @@ from dyad.eval.search.index_spec import EXACT
 from dyad.train.tracking.panel_types import Score
 
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
-DIRECTIONS = {"text_to_image_": "text → picture ", "image_to_text_": "picture → text ", "view_": "view → other view "}
+DIRECTIONS = {"text_to_image_": "text → image ", "image_to_text_": "image → text ", "view_": "view → other view "}
 WAYS = ("image_to_text", "text_to_image", "view")  # of retrieval, in the order of the printed table
 # columns of the printed tables of classifications → metrics
 ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recall"}
@@ -154,7 +154,7 @@ def _rows(result: Result, metric: str, name: str) -> Iterator[Number]:
 
 
 def _retrieval_groups(result: Result) -> Groups:
-    """Return one table of image–text retrieval for each direction of the search (text → picture, picture → text)."""
+    """Return one table of image–text retrieval for each direction of the search (text → image, image → text)."""
     shown = [metric for metric in result["metrics"] if not metric.endswith("mean_rank")]
     of_ways = {words: [metric for metric in shown if metric.startswith(start)] for start, words in DIRECTIONS.items()}
     return {words.strip(): _numbers(result, metrics, words) for words, metrics in of_ways.items()}
@@ -327,7 +327,7 @@ def _rows_of_model(hub_task: str, shown: str, printed: str, metrics: Sequence[st
 KINDS = {
     "zeroshot_retrieval": ResultKind("image-text-retrieval", _retrieval_groups, _retrieval_tables),
     "view_retrieval": ResultKind("image-feature-extraction", _retrieval_groups, _retrieval_tables),
-    "zeroshot_classification": _classes("zero-shot-image-classification", "picture → class", "zero-shot", ZERO_SHOT),
+    "zeroshot_classification": _classes("zero-shot-image-classification", "image → class", "zero-shot", ZERO_SHOT),
     "linear_probe": _classes("image-classification", "features → class", "probe", PROBE),
     "text_linear_probe": _classes("text-classification", "features → class", "probe", PROBE),
     "sequence_linear_probe": _classes("other", "context → class", "probe", PROBE),

@@ -70,8 +70,8 @@ def test_the_model_and_its_sides_are_said_in_words(tmp_path: Path) -> None:
         "frozen but for its projection, context length 1, lower case, LoRA alpha 8.0; ",
         "no projection",
         "not shared",
-        "picture −0.10, text −2.50; 0 is one single point. Each picture gets nearly the same embedding.",
-        "equal twin in their batch: picture 2.0%, text 0.2%.",
+        "image −0.10, text −2.50; 0 is one single point. Each image gets nearly the same embedding.",
+        "equal twin in their batch: image 2.0%, text 0.2%.",
         "novelty train/novelty_x, train/novelty_y in metrics.jsonl.",
     ):
         assert words in page
@@ -97,11 +97,11 @@ def test_what_the_device_did_is_said_in_words(tmp_path: Path) -> None:
 def test_every_number_is_that_of_the_files(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run")
     pairs, classes, questions = retrieval(), zero_shot(), passages()
-    for title, direction in (("text → picture", "text_to_image"), ("picture → text", "image_to_text")):
+    for title, direction in (("text → image", "text_to_image"), ("image → text", "image_to_text")):
         shown = dict(page.rows[f"set-0: {title}"])
         assert {k: shown[f"R@{k}"] for k in (1, 5)} == {k: row(pairs, f"{direction}_R@{k}") for k in (1, 5)}
-    assert dict(page.rows["set-0: picture → text"])["median rank"] == [4.0]
-    assert page.rows["set-1: picture → class"] == [
+    assert dict(page.rows["set-0: image → text"])["median rank"] == [4.0]
+    assert page.rows["set-1: image → class"] == [
         ("top-1 accuracy", row(classes, "acc1")),
         ("mean per class recall", row(classes, "mean_per_class_recall")),
         ("always the largest class", [1 / 3]),
@@ -190,7 +190,7 @@ def test_images_are_in_the_page_and_answers_are_marked(tmp_path: Path) -> None:
     assert len(images) >= 15 and all(p.startswith("data:image/webp;base64,UklGR") for p in images)
     assert page.text.count("✓ right") >= 6
     assert page.text.index("Drawn at random") < page.text.index("Best: where") < page.text.index("Worst: where")
-    assert "text → pictures" in page.text and "question → passages" in page.text
+    assert "text → images" in page.text and "question → passages" in page.text
     raw = (tmp_path / "run/report.html").read_text()
     assert "<mark>forty-two</mark>" in raw and "Right would have been:" in raw
     assert page.text.index("BM25", page.text.index("What is the answer?")) > 0 and "before training" in page.text
@@ -204,8 +204,8 @@ def test_a_case_is_shown_once_and_what_is_no_better_than_chance_is_muted(tmp_pat
     first, *_ = re.findall(r'<article class="case">.*?</article>', raw, re.DOTALL)
     of_val = raw.partition('id="set-1"')[0]
     assert of_val.count(first) == 1 and 0 < raw.index('class="glance') < raw.index(first) < raw.index('id="what"')
-    assert re.search(r'<details class="fold cases"><summary>Worst', raw) and "picture → text" in raw
-    assert "pictures: " in raw
+    assert re.search(r'<details class="fold cases"><summary>Worst', raw) and "image → text" in raw
+    assert "images: " in raw
 
 
 def shown(text: str, spans: list[list[int]]) -> str:
@@ -233,7 +233,7 @@ def test_long_texts_are_cut_around_the_answer() -> None:
 def test_only_thumbnails_of_the_data_set_are_shown(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret.webp").write_bytes(b"RIFFsecret")
     answers = [item(0, score=0.5, right=True) | {"picture": name}]
-    result = {**retrieval(), "gallery": {"text → pictures": [case("random", item(1), {"model": answers}, rank=1)]}}
+    result = {**retrieval(), "gallery": {"text → images": [case("random", item(1), {"model": answers}, rank=1)]}}
     page = page_of(tmp_path / "run", results=[result])
     assert "img" not in page.tags and "a red square" in page.text
 
@@ -247,7 +247,7 @@ def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) 
         result = {
             **zero_shot(),
             "dataset": f"set{number:02}",
-            "gallery": {"text → pictures": cases, "picture → texts": texts},
+            "gallery": {"text → images": cases, "image → texts": texts},
         }
         if number < 2:
             result["confusion"] = {"classes": classes, "counts": [[1] * 50] * 50}
@@ -258,7 +258,7 @@ def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) 
     assert path.stat().st_size < LIMIT
     assert "24 more cases are in eval/set07.json" in page.text and "2 more data sets below" in page.text
     assert "Histogram, matrix and cases are in eval/set09.json" in page.text
-    assert len([c for c in page.rows if c.endswith("picture → class")]) == 10
+    assert len([c for c in page.rows if c.endswith("image → class")]) == 10
     assert "went on at step 7" in page.text
 
 
@@ -272,7 +272,7 @@ def test_a_run_of_any_age_and_state_has_a_page(tmp_path: Path) -> None:
     assert "Not finished" in half.text and "60 of 200" in half.text and "evaluated" in half.text
     old = {k: v for k, v in retrieval().items() if k in ("dataset", "task", "metrics", "chance")}
     page = page_of(tmp_path / "old", results=[{**old, "examples": {}}], config={"objective": {"name": "gone"}})
-    assert dict(page.rows["set-0: picture → text"])["R@1"] == [0.1234567, 0.01]
+    assert dict(page.rows["set-0: image → text"])["R@1"] == [0.1234567, 0.01]
     one = page_of(tmp_path / "one", lines=[training(10)], results=[])
     assert "Training" not in one.text.split("What was trained")[0]
 

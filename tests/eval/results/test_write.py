@@ -84,7 +84,7 @@ def test_what_an_index_found_is_named_with_its_agreement(capsys: pytest.CaptureF
     lines = table([images, classes, few, questions], capsys)
     shown, names = (" ".join(" ".join(part).split()) for part in (lines, [line[:18] for line in lines]))
     assert (
-        "val (approximate: index HNSW32, picture → text recall against exact@10 0.900, text → picture recall against "
+        "val (approximate: index HNSW32, image → text recall against exact@10 0.900, text → image recall against "
         "exact@10 0.950): 31,783 images" in shown
     )
     assert "(approximate: index PQ8, recall against exact@5 0.750): " in shown

@@ -9,8 +9,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.run.checks import check_arguments
 from dyad.train.cli.command_line import read_line
 from dyad.train.cli.compose import compose_config, preview, words_for
+from dyad.train.cli.presets import CONFIG_DIR
 from dyad.train.config import TrainConfig
-from dyad.train.run_folder.folder import all_keys, open_run, run_folder
+from dyad.train.run_folder.folder import all_keys, open_run, read_yaml, run_folder
 
 RECIPE = """
 defaults:
@@ -101,10 +102,17 @@ def test_a_recipe_chooses_keys_and_nothing_else(recipe: Path, text: str, named: 
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_an_option_of_a_recipe_that_another_objective_lacks() -> None:
-    with raises(ConfigError, "objective.alpha", "rare_class"):
-        compose_config(["experiment=rare_class", "objective=clip"])
+def test_an_option_of_a_recipe_that_another_objective_lacks(recipe: Path) -> None:
+    with raises(ConfigError, "objective.alpha", str(recipe), "objective/NAME.yaml"):
+        composed(RECIPE + "objective: {alpha: 0.05}\n", recipe)
+    assert compose_config(["experiment=next_item", "objective=simclr"]).objective.name == "simclr"
     assert compose_config(["experiment=classes_emoji", "objective=coce"]).objective.name == "coce"
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml")))
+def test_a_recipe_of_ours_leaves_the_options_of_its_objective_to_a_preset(name: str) -> None:
+    """So that another objective can be chosen beside it."""
+    assert "objective" not in read_yaml(CONFIG_DIR / f"experiment/{name}.yaml")
 
 
 def test_a_preset_beside_it_chooses_keys_too(recipe: Path) -> None:
