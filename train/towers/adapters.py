@@ -69,8 +69,9 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
     others = targets and [t for t in targets if not any(f".{name}".endswith(f".{t}") for name in own)]
     choices = ", ".join(sorted({name.rpartition(".")[2] for name in (*layers, *packed)}))
     advice = f"Choose of {choices}" if choices else "This tower has no layer for adapters: leave lora_rank out"
-    if targets == [] and options.lora_targets is None:
-        where = "the tower has no attention, which adapters go to unless lora_targets names layers"
+    if targets == []:
+        missing = "the tower has no attention, which adapters go to unless lora_targets names layers"
+        where = missing if options.lora_targets is None else "lora_targets=[] names no layer"
         raise ConfigError(f"{key}.lora_rank={options.lora_rank}: {where}. {advice}")
     trunk.requires_grad_(False)
     with explain_errors(f"{key}.lora_targets={options.lora_targets}", advice), _as_float32(trunk):

@@ -43,8 +43,7 @@ def of(words: Sequence[str]) -> TrainConfig:
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     """A copy of a small shard, indexed."""
-    copy = tmp_path / "a.tar"
-    shutil.copy(EMOJI, copy)
+    copy = Path(shutil.copy(EMOJI, tmp_path / "a.tar"))
     index_shard(str(copy))
     return copy
 
@@ -70,11 +69,12 @@ def test_good_data_are_read_and_nothing_is_written(shard: Path) -> None:
     assert sorted(shard.parent.rglob("*")) == [path for path in before if ".index" not in str(path)]
 
 
-@pytest.mark.parametrize("bad", [0, 2])
-def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("bad", "mode"), [(0, "indexed"), (2, "indexed"), (0, "stream")])
+def test_both_ends_of_a_shard_without_an_index_are_read(bad: int, mode: str, tmp_path: Path) -> None:
     members = pairs(3)
     members[2 * bad] = (members[2 * bad][0], image()[:40])
-    finding = worst(data(write_tar(tmp_path / "a.tar", members), "data.captions=[txt]", "data.caption_weights=null"))
+    words = f"data.mode={mode} data.captions=[txt] data.caption_weights=null"
+    finding = worst(data(write_tar(tmp_path / "a.tar", members), *words.split()))
     assert is_told(finding, Level.fail, f"sample '{bad:06d}'") and finding.code is ExitCode.DATA
 
 

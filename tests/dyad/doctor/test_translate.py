@@ -290,7 +290,9 @@ def test_what_cannot_be_translated_is_refused_with_the_fix(line: str) -> None:
 
 def test_a_line_without_quotes_and_the_number_of_gpus() -> None:
     words = "srun python -m open_clip_train.main --train-data a.tar --batch-size 8".split()
-    assert "global_batch_size=128" in run([*words, "gpus=16"]).arguments
+    two_machines = run([*words, "gpus=16"])
+    assert "global_batch_size=128" in two_machines.arguments and "gpus=16: 2 machines of 8" in two_machines.notes
+    assert not any("machines" in note for note in run([*words, "gpus=8"]).notes)
     assert run([*words, "gpus=32"]).launch.command == "sbatch --nodes=4 --gpus-per-node=8 launch/slurm.sbatch"
     assert run([*words, "gpus=4"]).launch.command == "sbatch --nodes=1 --gpus-per-node=4 launch/slurm.sbatch"
     assert run(["srun", "-N", "3", *words[1:], "gpus=12"]).launch.command.startswith(

@@ -81,6 +81,7 @@ def test_what_is_kept_follows_from_the_embeddings(run: Path, out: str) -> None:
 
 def test_the_printed_command_trains(commands: Commands, run: Path, out: str) -> None:
     command = shlex.split(out.strip().splitlines()[-1])
+    assert "data.negatives.per_row=1" in command
     assert command[:3] == ["python", "-m", "train"] and f"data.negatives.file={run / 'mined/mined.jsonl'}" in command
     ended = commands.run(*command[2:])
     assert ended.code == 0 and "finished at step 8" in ended.out, ended.out

@@ -95,6 +95,7 @@ def test_where_adapters_cannot_be_is_refused(tmp_path: Path) -> None:
     vit = kinds(tmp_path)["open_clip"]
     without("attn, c_fc, c_proj", vit, lora_targets=["out_proj"])  # a layer that is not called
     without("lora_rank", with_image(tmp_path, cnn()))
+    without("names no layer", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=[])
     without("lora_targets=['x']", with_image(tmp_path, timm_tower(name="test_vit")), lora_targets=["x"])
 
 

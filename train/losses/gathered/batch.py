@@ -25,6 +25,12 @@ from dyad.train.losses.sums.tiles import KnownPairs, Pairs
 Index = slice | Tensor
 
 
+def at(values: Tensor, index: Index) -> Tensor:
+    """Return values[index], or `values` itself if the slice covers it: backward of a slice fills a whole tensor."""
+    whole = isinstance(index, slice) and index.indices(len(values)) == (0, len(values), 1)
+    return values if whole else values[index]
+
+
 @dataclass(frozen=True)
 class Columns:
     """Further y items of this rank, k ≥ 0 in total, any number per row. They are candidates of every row.
@@ -152,7 +158,7 @@ class GatheredBatch:
         i, j = self.positive_indices()
         dtype = torch.promote_types(self.x_bD.dtype, torch.float32)
         with torch.enable_grad():  # loss and metrics share them, whichever asks first
-            return (self.x_bD[i].to(dtype) * self.y_MD[j].to(dtype)).sum(1)
+            return (at(self.x_bD, i).to(dtype) * at(self.y_MD, j).to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.

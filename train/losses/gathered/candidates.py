@@ -4,6 +4,7 @@ An anchor is a row (or, in the other direction, a column) whose positives are to
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -60,15 +61,42 @@ class Relations:
     """The candidates and positives of each row and column of a batch.
 
     exclusion: the pairs that the sums leave out. same: with duplicates=positive, the relation of equal keys, which then
-    replaces the list batch.positives; None if batch.positives lists all positives. rows, columns: the anchors of both
-    directions.
+    replaces the list batch.positives; None if batch.positives lists all positives. masked: the relation of equal keys
+    if pairs of equal keys are left out, else None.
     """
 
     batch: GatheredBatch
+    options: PairOptions
     exclusion: Exclusion | None
     same: SameItem | None
-    rows: Anchors
-    columns: Anchors
+    masked: SameItem | None
+
+    @cached_property
+    def positive_counts(self) -> tuple[Tensor, Tensor]:
+        """The number of positives of each of this rank's rows, (b,), and of all columns, (M,). Every rank must ask for
+        it."""
+        batch = self.batch
+        if self.same is None:
+            return batch.counts(batch.positives)
+        return self.same.counts(len(batch.y_MD))[batch.columns.own], self.same.counts(batch.columns.total)
+
+    @cached_property
+    def anchors(self) -> tuple[Anchors, Anchors]:
+        """The anchors of both directions: this rank's rows, and all columns. Every rank must ask for them."""
+        counts = _candidate_counts(self.batch, self.masked, self.exclusion)
+        if (further := self.batch.further_rows) is not None:
+            more_B = further.counts(self.batch.columns)
+            counts = counts[0], counts[1] + F.pad(more_B, (0, len(counts[1]) - len(more_B)))
+        return _anchors(self.batch, counts, self.positive_counts, self.options)
+
+    @property
+    def complete(self) -> bool:
+        """Whether y_i is the one positive of row i, and all rows and columns of the batch are candidates.
+
+        No anchor then needs a number of its own: none is skipped, and all of a direction have the same counts.
+        """
+        alone = self.exclusion is None and self.same is None and self.batch.further_rows is None
+        return alone and self.batch.positives.own is not None
 
     @property
     def plain(self) -> bool:
@@ -83,7 +111,7 @@ class Relations:
         weights_P = self.batch.relevance
         if weights_P is None:
             return 1.0, 1.0
-        sides = zip((self.rows, self.columns), self.batch.positive_indices(), strict=True)
+        sides = zip(self.anchors, self.batch.positive_indices(), strict=True)
         row, column = (1 - anchors.mean(1 - weights_P, index) for anchors, index in sides)  # 1 to the bit if all are 1
         return row, column
 
@@ -115,21 +143,14 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     if masked or dropped or batch.known or batch.owners:
         keys = batch.keys if masked else ()
         exclusion = Exclusion(keys, None if negatives_only else batch.positives, dropped, batch.known, batch.owners)
-    counts = _candidate_counts(batch, masked, exclusion)
-    if (further := batch.further_rows) is not None:
-        more_B = further.counts(batch.columns)
-        counts = counts[0], counts[1] + F.pad(more_B, (0, len(counts[1]) - len(more_B)))
-    if positive_keys:
-        positives = positive_keys.counts(len(batch.y_MD))[batch.columns.own], positive_keys.counts(batch.columns.total)
-    else:
-        positives = batch.counts(batch.positives)
+    related = Relations(batch, options, exclusion, positive_keys, masked)
     if options.positives is Positives.single and batch.positives.own is None:
-        several = torch.stack([(count > 1).any() for count in positives]).any()
+        several = torch.stack([(count > 1).any() for count in related.positive_counts]).any()
         if not holds(batch.rows.max_(several[None].long())[0] == 0):
             raise ConfigError(
                 "objective.positives=single: a row or a column has several listed. Set it to each, exclude or merge"
             )
-    return Relations(batch, exclusion, positive_keys, *_anchors(batch, counts, positives, options))
+    return related
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:

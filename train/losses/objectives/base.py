@@ -244,3 +244,18 @@ class TemperatureObjective(Objective):
         super().clamp_()
         if self.options.learnable:
             self.logit_scale.data.clamp_(0.0, -math.log(self.options.min_temperature))
+
+
+def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
+    """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
+
+    Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
+    has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)
+    are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
+    """
+    if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
+        return {}
+    own_b, per_pair = batch.pair_scores(), batch.rows.share
+    others = (batch.x_bD.to(own_b.dtype) @ batch.y_MD.sum(0, dtype=own_b.dtype)).sum() - own_b.sum()
+    per_other = per_pair / max(batch.rows.total - 1, 1)
+    return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_other}

@@ -28,5 +28,5 @@ class NegativeLogLikelihood(MomentObjective):
     def of_pairs(
         self, x_bD: Tensor, y_bD: Tensor, layout: Layout, relevance_b: Tensor | None = None
     ) -> ObjectiveResult:
-        scale, own_b = layout.world_size / layout.total, (x_bD * y_bD).sum(1)
+        scale, own_b = layout.share, (x_bD * y_bD).sum(1)
         return ObjectiveResult(-scale * weighted(own_b, relevance_b).sum(), {"positive_score": scale * own_b.sum()})

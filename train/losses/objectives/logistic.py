@@ -34,8 +34,8 @@ from dyad.data.log_weights import LOG_Q
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.duplicates import class_indices
 from dyad.train.losses.gathered.importance import column_numbers
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective
-from dyad.train.losses.objectives.softmax import score_means, softplus
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, score_means
+from dyad.train.losses.objectives.softmax import softplus
 from dyad.train.losses.options.choices import Density, Duplicates
 from dyad.train.losses.options.logistic import BinaryNceOptions, LocalNceOptions, LogisticOptions, NceOptions
 from dyad.train.losses.sums.all_gather import Layout
@@ -164,7 +164,7 @@ class LogisticObjective(TemperatureObjective, ABC):
         loss = formula.share(labelled, scale)
         metrics = {"bias": self.bias.detach().clone(), **score_means(batch)}
         if batch.positives.own is not None:
-            share = batch.rows.world_size / batch.rows.total
+            share = batch.rows.share
             metrics["data_probability"] = formula.pair_logits(batch, scale).sigmoid().sum() * share
         return ObjectiveResult(loss, metrics)
 
@@ -203,7 +203,7 @@ class LocalNce(LogisticObjective):
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
         batch = labelled.batch
         prior = -math.log(max(len(batch.y_MD) - 1, 1)) if self.options.init_bias is None else 0.0
-        weight = batch.rows.world_size / batch.rows.total
+        weight = batch.rows.share
         return LogisticFormula(self.bias + prior, weight, weight)
 
 
@@ -259,7 +259,7 @@ class Nce(LogisticObjective):
         noise = batch.x_bD, batch.y_MD[total:]
         added = {"columns": [minus_log_q_M[total:]], "parameters": (shift,)}
         a_b = scale * batch.pair_scores() + shift + minus_log_q_M[batch.columns.own]
-        share = batch.rows.world_size / batch.rows.total
+        share = batch.rows.share
         loss = share * (softplus(-a_b).sum() + k / drawn * pair_sum(_noise, *noise, scale=scale, **added))
         metrics = {"bias": self.bias.detach().clone(), "data_probability": share * a_b.sigmoid().sum()}
         metrics["positive_score"] = share * batch.pair_scores().sum()

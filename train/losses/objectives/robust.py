@@ -35,10 +35,9 @@ from dyad.data.base.errors import ConfigError
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import relations
 from dyad.train.losses.gathered.sample_state import SampleState
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, score_means, shapes
 from dyad.train.losses.objectives.oce import build_oce
 from dyad.train.losses.objectives.pair_losses import Losses, RepeatedRows, pair_loss_of
-from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates, Nu, PairLoss, Setting
 from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.robust import CoceOptions, PartialAUCOptions, RobustOptions
@@ -235,7 +234,7 @@ class Coce(RobustObjective):
             batch = replace(batch, positives=Pairs(batch.positives.pairs_P2))
         candidates = CandidateSet.all if options.setting is Setting.semi else CandidateSet.negatives
         related = relations(batch, PairOptions(options.name, candidates=candidates, duplicates=options.duplicates))
-        batch, rows = related.batch, related.rows
+        batch, rows = related.batch, related.anchors[0]
         p_P, share, pair_loss = batch.pair_scores(), rows.share, pair_loss_of(options)
         weights_b = share * rows.weights(p_P)
         relevance_P, of_rows = batch.relevance, (rows.counts, weights_b, related.exclusion)

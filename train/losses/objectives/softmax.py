@@ -29,6 +29,7 @@ pairs; d_ij = s_ij − s_ip; LSE = log-sum-exp.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.losses.gathered.batch import GatheredBatch, Index
+from dyad.train.losses.gathered.batch import GatheredBatch, Index, at
 from dyad.train.losses.gathered.candidates import Anchors, Relations, relations, single_positive, without_positives
 from dyad.train.losses.gathered.importance import column_numbers
-from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, shapes
+from dyad.train.losses.objectives.base import ObjectiveResult, TemperatureObjective, score_means, shapes
 from dyad.train.losses.options.choices import Directions, Importance, Partition, Positives, Views
 from dyad.train.losses.options.softmax import OneSidedDPMOptions, SimCLROptions, SoftmaxOptions
 from dyad.train.losses.sums.all_gather import Layout
@@ -186,7 +187,7 @@ class SimCLR(TemperatureObjective):
         negatives = Exclusion(((item_M[layout.own], item_M),))  # leaves out the view itself and its partner
         rows_b, _ = log_partition(z, layout.gather(z), scale, layout, negatives)
         partner_b = (first.to(scale.dtype) * second.to(scale.dtype)).sum(1).repeat(2)
-        share = layout.world_size / layout.total
+        share = layout.share
         relevance = inputs["relevance"]
         terms_b = weighted(softplus(rows_b - scale * partner_b), None if relevance is None else relevance.repeat(2))
         loss = terms_b.sum() * share
@@ -214,7 +215,12 @@ def rows_alone(
     def f(log_sum: Tensor, omega: Tensor, log_count: Tensor, weight: Tensor) -> Tensor:
         return weight * (torch.logaddexp(log_sum.where(weight > 0, 0.0), omega) - log_count)
 
-    batch, anchors, p_b = related.batch, related.rows, related.batch.pair_scores()
+    batch, p_b = related.batch, related.batch.pair_scores()
+    if related.complete:
+        f_own = partial(_of_own_positives, len(batch.y_MD), options.partition)
+        rows = () if batch.relevance is None else (batch.relevance,)
+        return row_losses(f_own, batch.x_bD, batch.y_MD, p_b, scale, negatives, rows=rows)[0] * batch.rows.share
+    anchors, _ = related.anchors
     omega_b = torch.zeros_like(p_b).masked_fill(~in_sum_b, -math.inf)
     mean = options.partition is Partition.mean
     log_counts_b = anchors.counts.clamp(min=1).to(p_b).log() if mean else torch.zeros_like(p_b)
@@ -249,17 +255,29 @@ def core_terms(
     """
     batch, indices = related.batch, related.batch.positive_indices()
     a_P = scale * batch.pair_scores()
+    if related.complete and weights_M is None:
+        sides = zip(sums, indices, (len(batch.y_MD), batch.rows.total), strict=True)
+        f_b = (_of_own_positives(n, options.partition, at(N, i) - a_P, batch.relevance) for N, i, n in sides)
+        row, column = (f.sum() * batch.rows.share for f in f_b)
+        return row, column
     weights_P = torch.zeros_like(a_P) if weights_M is None else weights_M[indices[1]]
     single = batch.positives.own is not None or single_positive(options)
     mean = _merged if options.positives is Positives.merge else _by_key if related.same else _each
     omegas = [weights.masked_fill(~in_sum_P, -math.inf) for weights in (weights_P, torch.zeros_like(a_P))]
     of_pairs = [(index, omega_P, single, batch.relevance) for index, omega_P in zip(indices, omegas, strict=True)]
-    row = mean(DirectionSums(related.rows, sums[0], options.partition, *of_pairs[0], None), a_P)
-    column = mean(DirectionSums(related.columns, sums[1], options.partition, *of_pairs[1], batch.columns), a_P)
+    rows, columns = related.anchors
+    row = mean(DirectionSums(rows, sums[0], options.partition, *of_pairs[0], None), a_P)
+    column = mean(DirectionSums(columns, sums[1], options.partition, *of_pairs[1], batch.columns), a_P)
     if related.same:
         correction = _own_minus_mean(related, scale)
-        row, column = row + related.rows.share * correction[0], column + related.columns.share * correction[1]
+        row, column = row + rows.share * correction[0], column + columns.share * correction[1]
     return row, column
+
+
+def _of_own_positives(count: int, partition: Partition, difference_b: Tensor, w_b: Tensor | None = None) -> Tensor:
+    """Return w_i f_i/τ, (b,), f as in core_terms, of anchors with `count` candidates whose one positive is their own
+    partner. difference_b: N_i − a_ii. w_b: the relevance of the pairs; None: all 1."""
+    return weighted(softplus(difference_b) - (math.log(count) if partition is Partition.mean else 0.0), w_b)
 
 
 @dataclass(frozen=True)
@@ -356,27 +374,12 @@ def _own_minus_mean(related: Relations, scale: Tensor) -> tuple[Tensor, Tensor]:
     batch, same, own = related.batch, related.same, related.batch.columns.own
     assert same is not None
     x_bD, y_MD = batch.x_bD.to(scale.dtype), batch.y_MD.to(scale.dtype)
-    several_b, several_M = (anchors.valid & (anchors.positives > 1) for anchors in (related.rows, related.columns))
-    row_weight_b, column_weight_M = related.rows.weights(scale) * several_b, related.columns.weights(scale) * several_M
+    several_b, several_M = (anchors.valid & (anchors.positives > 1) for anchors in related.anchors)
+    rows, columns = related.anchors
+    row_weight_b, column_weight_M = rows.weights(scale) * several_b, columns.weights(scale) * several_M
     row_bD = several_b[:, None] * y_MD[own] - row_weight_b[:, None] * same.sums(y_MD, own)
     column_bD = several_M[own, None] * y_MD[own] - same.sums(y_MD * column_weight_M[:, None], own)
     return scale * (x_bD * row_bD).sum(), scale * (x_bD * column_bD).sum()
-
-
-def score_means(batch: GatheredBatch) -> dict[str, Tensor]:
-    """Return two metrics: the mean score of the pairs (x_i, y_i), and the mean score of all pairs (x_i, y_j), j ≠ i.
-
-    Both are this rank's shares, whose means over ranks are the means over the global batch. Returns {} if the caller
-    has listed the positive pairs, or if the batch has y items beside the pairs. Only the scores of the pairs (x_i, y_i)
-    are computed: the sum of all scores is <Σ_i x_i, Σ_j y_j>.
-    """
-    if batch.positives.own is None or len(batch.y_MD) != batch.rows.total:
-        return {}
-    total = batch.rows.total
-    own_b = batch.pair_scores()
-    others = (batch.x_bD.to(own_b.dtype) @ batch.y_MD.sum(0, dtype=own_b.dtype)).sum() - own_b.sum()
-    per_pair = batch.rows.world_size / total
-    return {"positive_score": own_b.sum() * per_pair, "negative_score": others * per_pair / max(total - 1, 1)}
 
 
 def mi_bound(related: Relations, row: Tensor, column: Tensor, options: SoftmaxOptions) -> dict[str, Tensor]:

@@ -147,7 +147,7 @@ class SpectralAlternating(MomentObjective):
         moves = self.training and torch.is_grad_enabled()
         with torch.no_grad():
             moments_2DD = self._averaged(layout.sum_(_moments(nu_x_bD, nu_y_bD)) / layout.total, moves)
-        share = layout.world_size / layout.total
+        share = layout.share
         row = share * against_frozen(x_bD, nu_y_bD.detach(), moments_2DD[1], relevance_b)
         column = share * against_frozen(y_bD, nu_x_bD.detach(), moments_2DD[0], relevance_b)
         loss = DIRECTIONS[self.options.directions](row, column)
@@ -190,8 +190,8 @@ class PcaPenalty(MomentObjective):
         self, x_bD: Tensor, y_bD: Tensor, layout: Layout, relevance_b: Tensor | None = None
     ) -> ObjectiveResult:
         total, products_bD = layout.total, x_bD * y_bD
-        positive = layout.world_size / total * products_bD.sum()
-        attraction = layout.world_size / total * weighted(products_bD, relevance_b).sum()
+        positive = layout.share * products_bD.sum()
+        attraction = layout.share * weighted(products_bD, relevance_b).sum()
         views_vbD = torch.stack([x_bD] if self.options.cov is Cov.first else [x_bD, y_bD])
         if self.options.center:
             views_vbD = views_vbD - layout.sum(views_vbD.sum(1, keepdim=True)) / total
@@ -219,7 +219,7 @@ class Vicreg(MomentObjective):
     ) -> ObjectiveResult:
         options, total, width = self.options, layout.total, x_bD.shape[1]
         squares_bD = weighted((x_bD - y_bD).square(), relevance_b)
-        invariance = layout.world_size / (total * width) * squares_bD.sum()
+        invariance = layout.share / width * squares_bD.sum()
         views_2bD = torch.stack([x_bD, y_bD])
         views_2bD = views_2bD - layout.sum(views_2bD.sum(1, keepdim=True)) / total
         covariances_2DD = layout.sum(_moments(*views_2bD)) / max(total - 1, 1)

@@ -18,9 +18,8 @@ from dyad.data.config import AUTO
 from dyad.train.losses.gathered.batch import GatheredBatch
 from dyad.train.losses.gathered.candidates import Anchors, relations
 from dyad.train.losses.gathered.sample_state import SampleState, StateRead
-from dyad.train.losses.objectives.base import Objective, ObjectiveResult
+from dyad.train.losses.objectives.base import Objective, ObjectiveResult, score_means
 from dyad.train.losses.objectives.robust import SIDES
-from dyad.train.losses.objectives.softmax import score_means
 from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicates
 from dyad.train.losses.options.common import PairOptions
 from dyad.train.losses.options.estimators import ONE_POSITIVE, EstimatorOptions
@@ -98,7 +97,7 @@ class StateBatch:
             duplicates = Duplicates.mask
         pairs = PairOptions(options.name, candidates=CandidateSet.negatives, duplicates=duplicates)
         related = relations(batch, pairs)
-        both = {"x": related.rows, "y": related.columns.first(batch.columns.total)}
+        both = {"x": related.anchors[0], "y": related.anchors[1].first(batch.columns.total)}
         anchors = {side: both[side] for side in SIDES[options.directions]}
         epoch = sample_state.samples_seen // (options.samples_per_epoch or sample_state.num_samples)
         training = objective.training and torch.is_grad_enabled()

@@ -49,6 +49,11 @@ class Layout:
         return sum(self.sizes)
 
     @property
+    def share(self) -> float:
+        """W / (number of rows). The mean over ranks of share · (sum over the rank's rows) is the mean over all rows."""
+        return self.world_size / self.total
+
+    @property
     def own(self) -> slice:
         """The slice of this rank's rows in the global batch."""
         start = sum(self.sizes[: self.rank])

@@ -5,7 +5,6 @@ A row sum is a log-sum-exp of the logits over all columns of one row; a column s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -78,17 +77,14 @@ class Logits:
         return a if self.row_weights_b is None else a.add_(self.row_weights_b[rows, None])
 
 
+@dataclass(frozen=True)
 class UpstreamGradients:
-    """The log-sum-exp of each row (b,) and column (M,) of logits, and the gradients of the loss in these log-sums.
+    """The log-sum-exp of each row (b,) and column (M,) of logits, and the gradients of the loss in these log-sums."""
 
-    The log-sum of a row or column without terms is stored as +inf in place of −inf, so that its exponentials are 0 in
-    backward.
-    """
-
-    def __init__(self, rows_b: Tensor, columns_M: Tensor, row_gradient_b: Tensor, column_gradient_M: Tensor) -> None:
-        # exp(−inf − inf) = 0, where exp(−inf − (−inf)) is NaN
-        self.rows_b, self.columns_M = (v.masked_fill(v == -math.inf, math.inf) for v in (rows_b, columns_M))
-        self.row_gradient_b, self.column_gradient_M = row_gradient_b, column_gradient_M
+    rows_b: Tensor
+    columns_M: Tensor
+    row_gradient_b: Tensor
+    column_gradient_M: Tensor
 
 
 def sum_of_products(x_bD: Tensor, dx_bD: Tensor) -> Tensor:

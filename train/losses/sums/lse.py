@@ -13,6 +13,7 @@ per row and column, and allows a scale for each row and column. It is used when 
 underflows.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,8 @@ class _LogPartition(torch.autograd.Function):
         tiles, logits = Tiles(x_bD, y_MD, ctx.exclusion), Logits.detached(*logit_inputs)
         if not ctx.whole_gradients:
             column_gradient_M = ctx.layout.sum_(column_gradient_M.clone())
+        if ctx.bound is None:  # sums may be without terms: exp(−inf − inf) = 0, where exp(−inf − (−inf)) is NaN
+            rows_b, columns_M = (v.masked_fill(v == -math.inf, math.inf) for v in (rows_b, columns_M))
         upstream = UpstreamGradients(rows_b, columns_M, row_gradient_b, column_gradient_M)
         with torch.autocast(x_bD.device.type, enabled=False):
             if ctx.bound is None:

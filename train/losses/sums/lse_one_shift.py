@@ -36,12 +36,22 @@ class Bound:
     """One shift c for all logits a_ij, and the largest log-weights of the rows and of the columns: 0-d float64 tensors.
 
     No sum of exp(a_ij − c) over a row or column overflows. Sums use the weights exp(log-weight − largest), at most 1;
-    the largest log-weight (0 without log-weights) is added to the log of the sum.
+    the largest log-weight is added to the log of the sum. None: there are no log-weights.
     """
 
     shift: Tensor
-    row_weight: Tensor
-    column_weight: Tensor
+    row_weight: Tensor | None
+    column_weight: Tensor | None
+
+    @property
+    def of_rows(self) -> Tensor:
+        """What the log of a row's sum lacks: the shift, and the largest log-weight of the columns."""
+        return self.shift if self.column_weight is None else self.shift + self.column_weight
+
+    @property
+    def of_columns(self) -> Tensor:
+        """What the log of a column's sum lacks: the shift, and the largest log-weight of the rows."""
+        return self.shift if self.row_weight is None else self.shift + self.row_weight
 
 
 def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tensor | None) -> Bound | None:
@@ -59,13 +69,11 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
         return None
     x_bD, y_MD = tiles.x_bD, tiles.y_MD
     room = 0.72 * math.log(torch.finfo(tiles.dtype).max)
-    longest_x, longest_y = (
-        _largest(torch.linalg.vector_norm(e, dim=1, dtype=tiles.dtype), e, 0.0) for e in (x_bD, y_MD)
-    )
+    longest_x, longest_y = (_largest(torch.linalg.vector_norm(e, dim=1, dtype=tiles.dtype), 0.0) for e in (x_bD, y_MD))
     # Ranks may hold different numbers of rows, so W · (most rows on a rank) bounds the rows of all
-    rows, longest = torch.full_like(longest_x, len(x_bD)), ROUNDED * longest_y
+    rows = torch.full_like(longest_x, len(x_bD))
     if layout.world_size > 1:
-        most = max(layout.sizes)
+        longest, most = ROUNDED * longest_y, max(layout.sizes)
         if may_assume((longest_x <= longest) & (rows <= most)):
             longest_x, rows = longest, torch.full_like(rows, most)  # what all ranks know spares a collective
         else:  # one maximum over ranks serves both numbers, in float64, in which row counts are exact
@@ -74,8 +82,8 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
     if not holds(bound < 2 * room):
         return None
     terms = (rows * layout.world_size).clamp(min=max(len(y_MD), 1))
-    weights = (_largest(w, x_bD, -math.inf) for w in (row_weights_B, logits.column_weights_M))
-    finite = (torch.where(w.isfinite(), w, 0.0) for w in weights)
+    weights = (row_weights_B, logits.column_weights_M)
+    finite = (None if w is None else _largest(w, -math.inf).nan_to_num(0.0, 0.0, 0.0) for w in weights)
     return Bound((bound + terms.log() - room).clamp(min=0), *finite)
 
 
@@ -101,7 +109,7 @@ def one_shift_sums(
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
     row_sums_b, column_sums_M = _sums(tiles, logits, bound, kept)
     lost = (~(row_sums_b > least)).sum()  # negated, so that NaN counts as lost
-    rows_b = row_sums_b.log_().add_(bound.shift + bound.column_weight)
+    rows_b = row_sums_b.log_().add_(bound.of_rows)
     own = shares(rows_b)
     # one sum over ranks carries the column sums, the number of lost rows and the shares: all ranks decide alike
     shared = layout.sum_(torch.cat([column_sums_M, lost[None].to(column_sums_M), own.flatten()]))
@@ -110,7 +118,7 @@ def one_shift_sums(
         columns_M = columns_M.clamp(min=2 * least)
     if not holds((lost_1[0] <= 0) & (columns_M > least).all()):
         return None
-    return rows_b, columns_M.log().add_(bound.shift + bound.row_weight), shared.view_as(own)
+    return rows_b, columns_M.log().add_(bound.of_columns), shared.view_as(own)
 
 
 def one_shift_gradients(
@@ -128,8 +136,8 @@ def one_shift_gradients(
     weights of columns and rows. As ∂a_ij/∂scale is the score s_ij, the gradient of the scale is Σ_ij G_ij s_ij = Σ_i
     <x_i, (G y)_i>.
     """
-    u_b = upstream.row_gradient_b * (bound.shift + bound.column_weight - upstream.rows_b).exp()
-    v_M = upstream.column_gradient_M * (bound.shift + bound.row_weight - upstream.columns_M).exp()
+    u_b = upstream.row_gradient_b * (bound.of_rows - upstream.rows_b).exp()
+    v_M = upstream.column_gradient_M * (bound.of_columns - upstream.columns_M).exp()
     found = None
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
@@ -180,8 +188,8 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) 
             column_sums_M[columns] += sums[1]
         return row_sums_b, column_sums_M
     for rows, columns, e in _exponentials(tiles, logits, bound, kept):
-        row_sums_b[rows] += e.sum(1) if column_factors_M is None else e @ column_factors_M[columns]
-        column_sums_M[columns] += e.sum(0) if row_factors_b is None else row_factors_b[rows] @ e
+        row_sums_b[rows].add_(e.sum(1) if column_factors_M is None else e @ column_factors_M[columns])
+        column_sums_M[columns].add_(e.sum(0) if row_factors_b is None else row_factors_b[rows] @ e)
     return row_sums_b, column_sums_M
 
 
@@ -220,17 +228,13 @@ def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None
     Each of the two is None if `logits` has no such log-weights. bound: holds both largest log-weights.
     """
     pairs = ((logits.row_weights_b, bound.row_weight), (logits.column_weights_M, bound.column_weight))
-    rows, columns = (None if weights is None else (weights - largest).exp() for weights, largest in pairs)
+    rows, columns = (None if w is None or most is None else (w - most).exp() for w, most in pairs)
     return rows, columns
 
 
-def _largest(values: Tensor | None, like: Tensor, least: float) -> Tensor:
-    """Return the largest element of `values`, or `least` if that is larger or `values` is None or empty.
-
-    The result is 0-d, float64, on the device of `like`.
-    """
-    floor = like.new_full((1,), least, dtype=torch.float64)
-    return (floor if values is None else torch.cat([values.detach().double(), floor])).max()
+def _largest(values: Tensor, least: float) -> Tensor:
+    """Return the largest element of `values`, or `least` if there is none: 0-d, float64."""
+    return (values.detach().max() if len(values) else values.new_full((), least)).double()
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
