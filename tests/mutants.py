@@ -3,9 +3,9 @@
     python -m tests.mutants SEED [COUNT] [PYTEST ARGUMENT …]
 
 SEED, such as a commit, draws COUNT (50) lines of data, train, eval and dyad, and in each an operator that is swapped,
-a constant that is changed or a call that is dropped. In a clone of the last commit, the tests of the folder of the
-changed file run until one fails, then the tests that the arguments for pytest name. Prints a line for each mutant:
-by which test it was caught, or that it is alive.
+a constant that is changed or a call that is dropped. In a clone of the last commit, tests run until one fails: those
+of the changed file's own name, of its folder, those that import it, then those that the arguments for pytest name.
+Prints a line for each mutant: by which test it was caught, or that it is alive. One to two hours on two idle cores.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,17 @@ def draw(seed: str, count: int) -> list[Mutant]:
     return [dice.choice([m for m in found if (str(m.path), m.line) == line]) for line in lines]
 
 
+def tests_of(checkout: Path, module: Path) -> Iterator[list[str]]:
+    """Groups of tests, in the order in which they run: of the module's own name, of its folder, that import it."""
+    folder = checkout / "tests" / module.parent
+    yield [str(path) for path in folder.glob(f"test_{module.stem}*.py")]
+    yield [str(folder)]
+    package = ".".join(["dyad", *module.parent.parts])
+    imports = re.compile(rf"{package}\.{module.stem}\b|from {package} import .*\b{module.stem}\b")
+    named = (path for path in (checkout / "tests").rglob("test_*.py") if imports.search(path.read_text()))
+    yield [str(path) for path in named if path.parent != folder]
+
+
 def fails(checkout: Path, *tests: str) -> str:
     """The first test that fails in a checkout, "" if none does."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--tb=no", *tests]
@@ -103,7 +115,8 @@ def main(seed: str, count: str = "50", *further: str) -> None:
             target = Path(folder) / mutant.path
             whole = target.read_text()
             target.write_text(mutant.text)
-            by = fails(Path(folder), f"tests/{mutant.path.parent}") or (further and fails(Path(folder), *further))
+            groups = filter(None, [*tests_of(Path(folder), mutant.path), further])
+            by = next(filter(None, (fails(Path(folder), *group) for group in groups)), "")
             target.write_text(whole)
             caught += bool(by)
             print(f"{'caught' if by else 'ALIVE '} {mutant}  {by}", flush=True)

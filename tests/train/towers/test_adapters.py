@@ -119,6 +119,7 @@ def test_patches_are_left_out_in_training_only(kind: str, tmp_path: Path) -> Non
     first = tower(x)
     assert not torch.allclose(first, tower(x), atol=1e-5)
     torch.testing.assert_close(tower.eval()(x), whole(x))
+    assert tower.train().training and dropout.training
     patches = (model.image.size // (16 if kind != "open_clip" else VIT["patch_size"])) ** 2
     assert seen == [patches // 2, patches // 2, 0]
 
