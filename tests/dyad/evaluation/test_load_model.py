@@ -17,3 +17,7 @@ def test_the_scale_and_bias_of_logits_are_read_back(bias: float | None, tmp_path
     (tmp_path / SETTINGS).write_text(json.dumps(settings(compose_config(["experiment=emoji"]), known)))
     _, found = exported(str(tmp_path), "an export")
     assert found == replace(known, source="an export")
+
+
+def test_a_model_without_a_scale_says_so() -> None:
+    assert settings(compose_config(["experiment=emoji"]), None)["logit_scale"] is None

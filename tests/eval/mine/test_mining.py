@@ -241,8 +241,8 @@ def test_memory_does_not_grow_with_what_rows_hold(tmp_path: Path) -> None:
 
 def test_keys_are_found_in_all_parts(monkeypatch) -> None:
     monkeypatch.setattr(matches, "SCAN", 4)
-    keys = np.array([7, 3, 3, 9, 3, 7, 5, 5])
-    assert matches.positions_with(keys, np.array([2, 3, 5, 11, 3])).tolist() == [1, 2, 4, 6, 7]
+    keys = np.array([3, 3, 7, 9, 3, 7, 5, 5])
+    assert matches.positions_with(keys, np.array([2, 3, 5, 11, 3])).tolist() == [0, 1, 4, 6, 7]
     assert matches.positions_with(keys, np.array([], dtype=np.int64)).tolist() == []
 
 
