@@ -184,8 +184,9 @@ def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
     """Return (data set, title, cases) of all galleries (lists of example cases); those with images as answers come
     first.
     """
-    found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
-    return sorted(found, key=lambda gallery: not gallery[1].endswith(("images", "pictures")))  # pictures: of old runs
+    of_results = [(result["dataset"], *of) for result in results for of in part(result, "gallery").items()]
+    found = [(dataset, title.replace("picture", "image"), listed) for dataset, title, listed in of_results]
+    return sorted(found, key=lambda gallery: not gallery[1].endswith("images"))
 
 
 def _notices(run: RunFolder) -> list[Notice]:

@@ -119,7 +119,7 @@ class Classification(Evaluator):
     @property
     def _sort(self) -> str:
         items = self.data.items
-        return items.sort if isinstance(items, ReadableItems) else "image"
+        return items.sort if isinstance(items, ReadableItems) else "picture"
 
     def _shown(self, small: Thumbnails | None, i: int) -> Item:
         items, label = self.data.items, self.data.labels[i]

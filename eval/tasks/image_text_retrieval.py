@@ -204,8 +204,8 @@ class Retrieval(Evaluator):
         keys, of_captions = data.image_keys, (data.text_keys, data.image_keys[data.owner])
         how = (encode.world, self.index, max(self.recall_k))
         return {
-            "image_to_text": Direction("image → texts", x_nD, y_mD, to_text, image, caption, keys, keys, *how),
-            "text_to_image": Direction("text → images", y_mD, x_nD, to_image, caption, image, *of_captions, *how),
+            "image_to_text": Direction("picture → texts", x_nD, y_mD, to_text, image, caption, keys, keys, *how),
+            "text_to_image": Direction("text → pictures", y_mD, x_nD, to_image, caption, image, *of_captions, *how),
         }
 
     def _metrics(self, searched: Searched) -> dict[str, float]:

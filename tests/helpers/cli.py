@@ -20,9 +20,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,7 @@ class Commands:
 
     def started(self, size: int, *arguments: str, coming: Sequence[int] | None, **environment: str) -> list[Running]:
         """coming: the ranks that do start; None: all."""
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
         ranks = [{"RANK": str(r), "LOCAL_RANK": str(r), "MASTER_PORT": port, **common} for r in range(size)]
         return [self.start(*arguments, **{**ranks[r], **environment}) for r in coming or range(size)]
@@ -90,6 +90,18 @@ class Commands:
         # not by the end of its input: forks of this process, such as loader workers, may hold that open
         self._server.communicate("{}\n")
         assert self._server.returncode == 0
+
+
+_tried = count(61 * os.getpid())
+
+
+def free_port() -> int:
+    """A port below those that the kernel hands out: another process may have one of these before rank 0 listens."""
+    while True:
+        port = 10_000 + next(_tried) % 20_000
+        with suppress(OSError), socket.socket() as free:
+            free.bind(("localhost", port))
+            return port
 
 
 @cache

@@ -117,8 +117,8 @@ def retrieval() -> dict[str, Any]:
         "truth": "keys",
         "scores": scores(),
         "gallery": {
-            "image → texts": [case(k, item(3, True), {"model": found(False, 2)}, rank=3) for k in kinds],
-            "text → images": [case(k, item(3), {"model": found(True, n)[n:]}, rank=1) for n, k in enumerate(kinds)],
+            "picture → texts": [case(k, item(3, True), {"model": found(False, 2)}, rank=3) for k in kinds],
+            "text → pictures": [case(k, item(3), {"model": found(True, n)[n:]}, rank=1) for n, k in enumerate(kinds)],
         },
     }
 
@@ -139,7 +139,7 @@ def zero_shot() -> dict[str, Any]:
         },
         "confusion": {"classes": classes, "counts": counts},
         "scores": scores(),
-        "gallery": {"image → classes": [case("random", item(1, True), {"model": found(False, 9)}, rank=7)]},
+        "gallery": {"picture → classes": [case("random", item(1, True), {"model": found(False, 9)}, rank=7)]},
     }
 
 

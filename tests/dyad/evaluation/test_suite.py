@@ -105,7 +105,7 @@ def test_a_run_is_evaluated_as_it_was_while_training(run: Path, monkeypatch, cap
         assert val["chance"][f"image_to_text_R@{k}"] == pytest.approx(k / 181, rel=0.02)
     assert groups["metrics"]["num_samples"] == 1914 and len(groups["per_class"]) == 9
     assert groups["confusion"]["counts"] and groups["intervals"]["acc1"]
-    for result, titles in ((val, ["image → texts", "text → images"]), (groups, ["image → classes"])):
+    for result, titles in ((val, ["picture → texts", "text → pictures"]), (groups, ["picture → classes"])):
         assert list(result["gallery"]) == titles
         cases = [case for of in result["gallery"].values() for case in of]
         assert [case["kind"] for case in cases] == len(titles) * (3 * ["best"] + 3 * ["worst"] + 3 * ["random"])
@@ -113,7 +113,7 @@ def test_a_run_is_evaluated_as_it_was_while_training(run: Path, monkeypatch, cap
         shown = {item["picture"] for case in cases for item in items(case) if "picture" in item}
         assert shown == {path.name for path in folder.iterdir()} and len(shown) >= 9
         assert all(decode(path.read_bytes(), 10_000).shape == (3, 64, 64) for path in folder.iterdir())
-    first = val["gallery"]["text → images"][0]
+    first = val["gallery"]["text → pictures"][0]
     scores = [answer["score"] for answer in first["systems"]["model"]]
     assert scores == sorted(scores, reverse=True) and len(scores) == 5
     assert first["query"]["id"].endswith("-twemoji") and first["query"]["text"] == first["right"][0]["text"]
@@ -129,7 +129,7 @@ def test_cases_agree_with_the_ranks(run: Path, monkeypatch, tmp_path: Path) -> N
     words = [f"suite=[retrieval:{EMOJI / 'twemoji-unseen.tar'}]", "examples=181", f"out={tmp_path}"]
     evaluate(monkeypatch, f"checkpoint={run}", *words)
     result = json.loads((tmp_path / "twemoji-unseen.json").read_text())
-    for way, title in (("image_to_text", "image → texts"), ("text_to_image", "text → images")):
+    for way, title in (("image_to_text", "picture → texts"), ("text_to_image", "text → pictures")):
         cases = result["gallery"][title]
         firsts = [case["systems"]["model"][0]["right"] for case in cases]
         assert firsts == [case["value"]["rank"] == 1 for case in cases]

@@ -122,7 +122,7 @@ OTHERS: dict[str, tuple[str, str, str]] = {
     "digits of a log": ("log.txt", f"going on at step {'9' * 5000} from x\n", "What was trained"),
     "batch": ("config.yaml", "global_batch_size: [1]\nchunk_size: x", "steps of 0 pairs"),
     "objective": ("config.yaml", "objective: {name: [clip]}\noptim: 3", "with the objective clip"),
-    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "pictures: cnn, widths 8"),
+    "tower": ("config.yaml", "model: {image: {kind: cnn, widths: 8}}", "images: cnn, widths 8"),
 }
 
 

@@ -194,7 +194,7 @@ def test_the_report_has_chance_intervals_confusions_and_cases() -> None:
     assert report.chance == pytest.approx({**acc1, **areas, "linear_acc5": 5 / 6, **share})
     counts = np.array(found["confusion"]["counts"])
     assert counts.sum() == 100 and np.trace(counts) / 100 == pytest.approx(report.metrics["linear_acc1"])
-    cases = found["gallery"]["image → classes"]
+    cases = found["gallery"]["picture → classes"]
     assert len(cases) == 6 and cases[0]["value"] == {"rank": 1} and cases[0]["systems"]["model"][0]["right"]
 
 

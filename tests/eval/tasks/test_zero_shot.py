@@ -135,7 +135,7 @@ def test_confusion_agrees_with_the_accuracy_of_each_class() -> None:
         assert row.sum() == own["num_samples"]
     assert np.trace(counts) / 60 == pytest.approx(report.metrics["acc1"])
     assert 0 < np.trace(counts) < 60 and (counts[5] == 0).all()
-    assert found["gallery"] == {"image → classes": []} and "confused" not in found
+    assert found["gallery"] == {"picture → classes": []} and "confused" not in found
 
 
 @pytest.mark.parametrize("spec", ["Flat", "HNSW32", "IVF1,Flat"])
