@@ -140,7 +140,7 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
                 size = len(html.encode("utf-8", "replace"))
                 if size <= room:
                     room -= size
-                    galleries.setdefault(title, {}).setdefault(kind, []).append(html)
+                    galleries.setdefault(title.replace("picture", "image"), {}).setdefault(kind, []).append(html)
                 else:
                     left_out += 1
         some_cases = f"{left_out} more cases" if left_out else ""
@@ -184,9 +184,8 @@ def _images_first(results: Sequence[Result]) -> list[tuple[str, str, Any]]:
     """Return (data set, title, cases) of all galleries (lists of example cases); those with images as answers come
     first.
     """
-    of_results = [(result["dataset"], *of) for result in results for of in part(result, "gallery").items()]
-    found = [(dataset, title.replace("picture", "image"), listed) for dataset, title, listed in of_results]
-    return sorted(found, key=lambda gallery: not gallery[1].endswith("images"))
+    found = [(result["dataset"], *gallery) for result in results for gallery in part(result, "gallery").items()]
+    return sorted(found, key=lambda gallery: not gallery[1].endswith("pictures"))
 
 
 def _notices(run: RunFolder) -> list[Notice]:

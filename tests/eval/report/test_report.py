@@ -233,7 +233,7 @@ def test_long_texts_are_cut_around_the_answer() -> None:
 def test_only_thumbnails_of_the_data_set_are_shown(tmp_path: Path, name: str) -> None:
     (tmp_path / "secret.webp").write_bytes(b"RIFFsecret")
     answers = [item(0, score=0.5, right=True) | {"picture": name}]
-    result = {**retrieval(), "gallery": {"text → images": [case("random", item(1), {"model": answers}, rank=1)]}}
+    result = {**retrieval(), "gallery": {"text → pictures": [case("random", item(1), {"model": answers}, rank=1)]}}
     page = page_of(tmp_path / "run", results=[result])
     assert "img" not in page.tags and "a red square" in page.text
 
@@ -247,7 +247,7 @@ def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) 
         result = {
             **zero_shot(),
             "dataset": f"set{number:02}",
-            "gallery": {"text → images": cases, "image → texts": texts},
+            "gallery": {"text → pictures": cases, "image → texts": texts},
         }
         if number < 2:
             result["confusion"] = {"classes": classes, "counts": [[1] * 50] * 50}
