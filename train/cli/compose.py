@@ -338,7 +338,7 @@ def _first_cause(error: BaseException, overrides: Sequence[str]) -> str:
         known = {name for name, _, _ in keys()}
         hint = " It is of another objective" if key in known else _nearest_key(key, known)
         if where and key.startswith("objective."):
-            hint += ". Options of one objective belong into a preset, objective/NAME.yaml beside the recipe"
+            hint += ". Options of one objective belong in a preset, objective/NAME.yaml beside the recipe"
         return f"unknown key '{key}'{where}.{hint}"
     if found := re.fullmatch(r"In .* Could not find '\w+/(.*)'", lines[0]):
         return f"{lines[0]}.{nearest(found[1], ' '.join(lines[1:]).split())} See: python -m train --help"

@@ -247,7 +247,7 @@ def test_a_large_run_stays_below_5_mb_and_says_what_is_left_out(tmp_path: Path) 
         result = {
             **zero_shot(),
             "dataset": f"set{number:02}",
-            "gallery": {"text → pictures": cases, "image → texts": texts},
+            "gallery": {"text → pictures": cases, "picture → texts": texts},
         }
         if number < 2:
             result["confusion"] = {"classes": classes, "counts": [[1] * 50] * 50}
