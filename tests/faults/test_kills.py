@@ -104,7 +104,10 @@ def has_begun(job: Job) -> bool:
     ("world", "objective", "kills", "more"),
     [
         (2, "clip", 2, {"steps": 20, "checkpoint.every": 4, "eval.every": 10, "data.val": VAL}),
-        (4, "fastclip_v3", 1, {"steps": 12, "checkpoint.every": 3, "dist.name": "hsdp", "dist.shard_size": 2}),
+        pytest.param(
+            *(4, "fastclip_v3", 1, {"steps": 12, "checkpoint.every": 3, "dist.name": "hsdp", "dist.shard_size": 2}),
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_everything_is_killed(

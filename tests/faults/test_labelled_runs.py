@@ -10,6 +10,7 @@ import pytest
 from harness import Jobs, digest
 from helpers.cli import Commands
 from helpers.tiny_runs import SHARD, VAL, losses, records, refused
+from ways import Way, in_ways, run_in_ways
 
 CLASSES = {
     "task": "labelled",
@@ -32,27 +33,16 @@ RARE = {
     "data.rare": "activities",
     "data.rare_per_batch": 5,
 }
-WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
 PROMPTED = CLASSES | {"model.classes": "prompted"}
 
 
-@pytest.mark.parametrize(
-    ("keys", "ways"),
-    [
-        (CLASSES, WAYS),
-        (RARE, WAYS[:2]),
-        (PROMPTED, WAYS[:2]),
-        *(pytest.param(keys, WAYS, marks=pytest.mark.soak) for keys in (RARE, PROMPTED)),
-    ],
-)
+@pytest.mark.parametrize(("keys", "ways"), in_ways({"classes": CLASSES, "rare": RARE, "prompted": PROMPTED}))
 def test_the_same_losses_on_any_number_of_processes(
-    keys: dict[str, Any], ways: list[tuple[int, object]], jobs: Jobs, models: Path
+    keys: dict[str, Any], ways: list[Way], jobs: Jobs, models: Path
 ) -> None:
     more = {"model.text.name": models / "open_clip.json"} if "model.classes" in keys else {}
     more |= {"steps": 5, "data": "emoji", "data.workers": 1}
-    runs = [jobs.run(w, {**keys, **more, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in ways]
-    for run in runs[1:]:
-        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-6, rel=1e-6), run.name
+    run_in_ways(jobs, {**keys, **more}, ways, tolerance=1e-6)
 
 
 @pytest.mark.parametrize("keys", [CLASSES, RARE])

@@ -15,6 +15,7 @@ from helpers import tiny_causal
 from helpers.cli import Commands
 from helpers.tiny_runs import losses, records, refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from ways import Way, in_ways, run_in_ways
 
 import dyad
 from dyad.data.build.weights import run as weigh
@@ -31,7 +32,6 @@ DPM = {
 NLL = {"objective": "nll", "data.negatives.per_row": 0}
 LORA = {**DPM, "model.text.lora_rank": 2, "model.grad_checkpointing": True}
 LOG_Q = {**DPM, "objective.importance": "log_q"}  # of the answers, right and wrong
-WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,14 @@ def keys(data: Path, **own: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("own", [DPM, NLL, LORA, LOG_Q], ids=["dpm", "nll", "lora", "log_q"])
-def test_the_same_losses_on_any_number_of_processes(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
+@pytest.mark.parametrize(("own", "ways"), in_ways({"dpm": DPM, "nll": NLL, "lora": LORA, "log_q": LOG_Q}))
+def test_the_same_losses_on_any_number_of_processes(
+    own: dict[str, Any], ways: list[Way], data: Path, jobs: Jobs
+) -> None:
     given = keys(data, **{**own, "steps": 4})
     if "objective.importance" in own:
         given["objective.importance_file"] = data / "log_q.safetensors"
-    runs = [jobs.run(w, {**given, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
-    runs.append(jobs.run(2, {**given, "dist": "fsdp2", "run.name": "sharded"}))
-    for run in runs[1:]:
-        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5, rel=1e-5), run.name
+    run_in_ways(jobs, given, ways)
 
 
 def test_a_killed_run_goes_on_to_the_same_bits(data: Path, jobs: Jobs) -> None:

@@ -9,6 +9,7 @@ import torch
 from harness import Jobs
 from helpers.tiny_runs import losses, records
 from safetensors.torch import load_file
+from ways import run_in_ways
 
 RESNET = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "head_width": 32}  # torch's batch norms
 EFFICIENTNET = {"image_size": 64, "timm_model_name": "test_efficientnet", "timm_pool": "abs_attn", "timm_proj": ""}
@@ -32,26 +33,16 @@ def normed(vision: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**SCRATCH, "model.name": path}
 
 
-def same(jobs: Jobs, keys: dict[str, Any], ways: list[tuple[int, object]], dist: str = "ddp") -> list[Path]:
-    """Runs whose losses agree to 1e-5, for all (processes, chunk_size) of `ways`. dist: of several processes."""
-    runs = [
-        jobs.run(world, {**keys, "chunk_size": chunk, "dist.name": dist, "run.name": f"on-{world}-by-{chunk}"})
-        for world, chunk in ways
-    ]
-    for run in runs[1:]:
-        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5), run.name
-    return runs
-
-
 def test_the_recipe_from_scratch(jobs: Jobs) -> None:
     """Its texts are cut to what a chunk holds, by sharded towers too."""
-    same(jobs, {**SCRATCH, "steps": 3, "global_batch_size": 24}, [(1, "null"), (3, 4)], dist="fsdp2")
+    keys = {**SCRATCH, "steps": 3, "global_batch_size": 24}
+    run_in_ways(jobs, keys, [(1, "null", "fsdp2"), (3, 4, "fsdp2")])
 
 
 def test_batch_norms_in_one_chunk_also_after_a_resume(jobs: Jobs, tmp_path: Path) -> None:
     """timm's, with their activations."""
     keys = {**normed(EFFICIENTNET, tmp_path), "steps": 4, "global_batch_size": 50, "checkpoint.every": 2}
-    one, two = same(jobs, keys, [(1, "null"), (2, 25)])
+    one, two = run_in_ways(jobs, keys, [(1, "null", "ddp"), (2, 25, "ddp")])
     three = jobs.run(3, {**keys, "resume": two / "checkpoints/step_00000002", "run.name": "resumed"})
     assert [r["train/loss"] for r in records(three)] == pytest.approx(losses(one)[2:], abs=1e-5)
     ends = [load_file(run / "checkpoints/step_00000004/model.safetensors") for run in (one, two, three)]
@@ -72,11 +63,11 @@ def test_batch_norms_in_several_chunks_are_refused(jobs: Jobs, tmp_path: Path) -
 @pytest.mark.soak
 def test_the_recipe_from_scratch_over_20_steps(jobs: Jobs) -> None:
     keys = {**SCRATCH, "steps": 20, "global_batch_size": 256}
-    same(jobs, keys, [(world, chunk) for world in (1, 2, 4) for chunk in ("null", 8, 32)])
+    run_in_ways(jobs, keys, [(world, chunk, "ddp") for world in (1, 2, 4) for chunk in ("null", 8, 32)])
 
 
 @pytest.mark.soak
 def test_batch_norms_of_a_resnet(jobs: Jobs, tmp_path: Path) -> None:
     """Later steps amplify rounding: after 20, torch's own float32 is 4e-4 from its float64 in one process."""
     keys = {**normed(RESNET, tmp_path), "steps": 6, "global_batch_size": 256}
-    same(jobs, keys, [(1, "null"), (2, "null"), (4, "null")])
+    run_in_ways(jobs, keys, [(world, "null", "ddp") for world in (1, 2, 4)])

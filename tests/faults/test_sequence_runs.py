@@ -12,6 +12,7 @@ import pytest
 from harness import Jobs, digest
 from helpers.cli import Commands
 from helpers.tiny_runs import losses, records, refused
+from ways import Way, in_ways, run_in_ways
 
 from dyad.train.losses import OBJECTIVES
 
@@ -31,7 +32,6 @@ MODEL = {
 NEXT = {"objective": "nce", "objective.noise": "unigram", "objective.k": 32}
 CPC = {"objective": "cpc", "objective.horizons": 2, "model.context.embed_dim": 5, "model.context.kind": "transformer"}
 FRAMES = {**CPC, "data.items": "frames"}
-WAYS: list[tuple[int, object]] = [(1, "null"), (2, 3), (3, "null")]
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,13 @@ def keys(data: Path, **own: Any) -> dict[str, Any]:
     return {**MODEL, "data.train": data / "train.csv", **own}
 
 
-@pytest.mark.parametrize("own", [NEXT, CPC, FRAMES], ids=["nce", "cpc", "frames"])
-def test_the_same_losses_on_any_number_of_processes(own: dict[str, Any], data: Path, jobs: Jobs) -> None:
+@pytest.mark.parametrize(("own", "ways"), in_ways({"nce": NEXT, "cpc": CPC, "frames": FRAMES}))
+def test_the_same_losses_on_any_number_of_processes(
+    own: dict[str, Any], ways: list[Way], data: Path, jobs: Jobs
+) -> None:
     more = {"data.train": data / "frames"} if own is FRAMES else {}
     given = keys(data, **{**own, **more, "model.context.dropout": 0, "steps": 4})
-    runs = [jobs.run(w, {**given, "chunk_size": chunk, "run.name": f"on-{w}"}) for w, chunk in WAYS]
-    runs.append(jobs.run(2, {**given, "dist": "fsdp2", "run.name": "sharded"}))
-    for run in runs[1:]:
-        assert losses(run) == pytest.approx(losses(runs[0]), abs=1e-5, rel=1e-5), run.name
+    run_in_ways(jobs, given, ways)
 
 
 @pytest.mark.parametrize("own", [NEXT, CPC], ids=["nce", "cpc"])

@@ -7,6 +7,7 @@ reads the variable when it is imported, hence a process of its own). On a CUDA d
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -84,9 +85,9 @@ def close(got: Tensor, want: Tensor, tolerance: float, *context: object) -> None
     torch.testing.assert_close(got.double(), want, rtol=tolerance, atol=0.0, msg=lambda m: f"{context}: {m}")
 
 
-def check_sums_and_strips(device: str, dtype: torch.dtype) -> None:
+def check_sums_and_strips(device: str, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
     """Sums to 1e-5; G to half a unit in the last place of its type, exactly 0 where left out."""
-    for size in SIZES:
+    for size in sizes:
         x, y = embeddings(*size, device, dtype)
         u, v = (torch.linspace(-1.0, 2.0, n, device=device) / 4 for n in size[:2])
         least = torch.finfo(dtype).tiny * torch.finfo(dtype).eps
@@ -182,7 +183,8 @@ def check_small_loss(device: str, dtype: torch.dtype) -> None:
 
 def check_all(device: str) -> None:
     for dtype in (torch.bfloat16, torch.float16):
-        check_sums_and_strips(device, dtype)
+        # interpreted, a type changes what is rounded, not what is summed
+        check_sums_and_strips(device, dtype, SIZES if device == "cuda" or dtype is torch.bfloat16 else SIZES[2:3])
         check_symmetric_loss(device, size=300, width=72, scale=100.0, dtype=dtype)
         check_symmetric_loss(device, size=300, width=72, scale=5.0, dtype=dtype)
         check_small_loss(device, dtype)

@@ -38,7 +38,7 @@ def toys(tmp_path: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("name", ["llm_embedder", "vit_h14"])
+@pytest.mark.parametrize("name", ["llm_embedder", pytest.param("vit_h14", marks=pytest.mark.soak)])
 def test_a_recipe_at_toy_width_trains_as_without_shards(
     name: str, toys: dict[str, dict[str, Any]], commands: Commands, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ def test_losses_are_those_of_ddp(world_size: int, steps: int) -> None:
     launch("dist_sharded.py", world_size, "losses", str(steps))
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=SOAK)])
 def test_shares_collectives_and_checkpoints(world_size: int, tmp_path: Path) -> None:
     launch("dist_sharded.py", world_size, "state", str(tmp_path))
 
