@@ -21,10 +21,11 @@ def header_errors() -> Iterator[None]:
 
 
 def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
-    """Memory-map the array in a .npy file, to be read alone.
+    """Memory-map the array in a .npy file, read-only. folder: where the file must lie after symbolic links are
+    resolved; None: anywhere.
 
-    Raises OSError for a file that cannot be opened, is no regular file or leads out of `folder` (None: anywhere),
-    ValueError for a file of another format, such as a pickle or a .npz, and for one that is shorter than its head says.
+    Raises OSError for a file that cannot be opened, is no regular file or lies outside `folder`; ValueError for another
+    format, such as a pickle or a .npz, and for a file that is shorter than its header says.
     """
     with header_errors():
         return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")
