@@ -16,9 +16,9 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError
 
-CHUNK = 256  # consecutive ids that stay together when chunks are permuted: their reads are local
-WINDOW = 65_536  # samples permuted among each other, at the least
-ROUNDS = 6  # of the Feistel network
+CHUNK = 256  # consecutive ids that stay together when chunks are permuted, so that reads stay local
+WINDOW = 65_536  # smallest number of samples that are permuted among each other
+ROUNDS = 6  # rounds of the Feistel network
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -114,12 +114,14 @@ class Order:
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return how often an epoch has each sample of some sources, in expectation. sizes, weights: as of Order."""
+    """Return, for each sample of all sources, the expected number of times that an epoch uses it: the weight of its
+    source. sizes, weights: as of Order."""
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
 
 def local_rows(count: int, rank: int, world_size: int) -> slice:
-    """Return which of `count` rows one rank has, such as the rows of a global batch: consecutive, as even as can be."""
+    """Return the slice of `count` rows, such as the rows of a global batch, that belongs to one rank. The slices of the
+    ranks are consecutive, and differ by at most one row in length."""
     return slice(*(r * count // world_size for r in (rank, rank + 1)))
 
 

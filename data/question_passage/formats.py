@@ -179,7 +179,7 @@ def group_of(fields: Fields) -> str | None:
 
 
 def label_of(fields: Fields, name: str) -> str:
-    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if it is missing or null."""
+    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if there is none."""
     if fields.get(name) is None:
         raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
     return str(fields[name])
