@@ -1,5 +1,5 @@
-"""The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow: `--help` reads
-it."""
+"""The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow, so that `--help`
+is fast."""
 
 import re
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from dyad.data.config import (
 from dyad.data.tables.image_table import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
-ImageTask = StrEnum("ImageTask", ["image_text", "views", "labelled"])  # that images are for, as the key task
+ImageTask = StrEnum("ImageTask", ["image_text", "views", "labelled"])  # tasks that train on images: the key `task`
 Side = StrEnum("Side", ["x", "y"])
 LogSplit = StrEnum("LogSplit", ["last", "time", "user"])
 PassagesOfRows = StrEnum("PassagesOfRows", ["inside", "ids"])
-# Formats that questions are converted to.
+# Formats to which questions can be converted
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
@@ -35,7 +35,7 @@ BY = "rows that share it stay together: picture, caption, question, passage, a f
 
 @dataclass
 class TableKeys:
-    """The key=value options of each verb of `python -m data` about tables."""
+    """The key=value options of `python -m data` about tables, which most verbs have."""
 
     columns: list[str] = config_option(DataConfig, "columns")
     template: str | None = config_option(DataConfig, "template")
@@ -51,6 +51,7 @@ class TableKeys:
 
 
 def table_keys(options: TableKeys) -> TableOptions:
+    """Return the options about tables, of the command line of a verb, in the form that table readers take."""
     captioned = options.task is ImageTask.image_text
     chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
     return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
@@ -66,7 +67,7 @@ class IndexOptions(TableKeys):
 
 @dataclass
 class QuestionKeys(TableKeys):
-    """The key=value options of commands that read questions, too."""
+    """The key=value options of verbs that read questions: those about tables, about the corpus and about the split."""
 
     corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names new files")
@@ -79,7 +80,7 @@ class QuestionKeys(TableKeys):
 
 
 def question_config(options: QuestionKeys) -> DataConfig:
-    """Return the keys data.* of a run that reads questions as the options say."""
+    """Return the configuration of a run that reads questions with the options of a verb."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
     question, relevance = QuestionConfig(split=options.split), options.relevance
     return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)
@@ -87,7 +88,7 @@ def question_config(options: QuestionKeys) -> DataConfig:
 
 @dataclass
 class ReadOptions(QuestionKeys):
-    """The key=value options of commands that read data to look into it."""
+    """The key=value options of verbs that read the content of data, such as captions."""
 
     captions: str = described(
         "txt,caption,captions,title,text,cls", "images: where captions are, first match: txt, json fields, cls"
@@ -98,7 +99,7 @@ class ReadOptions(QuestionKeys):
 
 @dataclass
 class WriteOptions(QuestionKeys):
-    """The key=value options of commands that write data."""
+    """The key=value options of verbs that write data: the new folder, the size of shards, rows that stay together."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     by: str = described("content", BY)
@@ -187,13 +188,14 @@ class SequencesOptions:
 
 
 def check_shares(val: float, test: float) -> None:
-    """Raise ConfigError for shares of validation and test that leave nothing to train on."""
+    """Raise ConfigError if the shares of validation and test data, `val` and `test`, leave nothing to train on."""
     if val + test >= 1:
         raise ConfigError(f"val={val:g} test={test:g}: nothing is left to train on. Make them smaller")
 
 
 def check_group(key: str, pattern: str) -> None:
-    """Raise ConfigError unless `pattern` is a regular expression with one group. key: its name, for the message."""
+    """Raise ConfigError unless `pattern` is a regular expression with one group. key: name of the option, for the
+    message."""
     try:
         if re.compile(pattern).groups != 1:
             raise ConfigError(f"{key}={pattern}: needs one group, as in '(.*)[.][0-9]+'")
@@ -202,8 +204,9 @@ def check_group(key: str, pattern: str) -> None:
 
 
 def group_of(name: str, pattern: str, key: str, source: str) -> str:
-    """Return what the group of `pattern` holds in the id `name`. Raises DataError for an id without it. key, source: of
-    the pattern and of the id, for the message."""
+    """Match the whole id `name` with the regular expression `pattern`, and return the text of its group. Raises
+    DataError if it does not match. key: name of the option `pattern`; source: path of the data; both for the message.
+    """
     if not (found := re.fullmatch(pattern, name)) or found[1] is None:
         raise DataError(f"{source}: the id '{name:.80}' does not match {key}={pattern}")
     return found[1]

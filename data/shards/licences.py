@@ -16,10 +16,10 @@ from dyad.data.shards.storage import scheme_of
 
 NAMES = re.compile(r"(NOTICE|LICEN[CS]E|COPYING|README)[^/]*", re.IGNORECASE)
 SUFFIXES = ("", ".md", ".txt", ".rst")
-PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is that of a program, not of the data
+PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is the licence of a program, not of the data
 SUITE_KIND = re.compile(r"(?!pipe:)\w+:(?!:|//)")  # "beir:" of the entry "beir:FOLDER" of eval.suite; no URL
-LEVELS = 2  # folders above the one that holds the data
-LARGEST = 1 << 16  # bytes of one file
+LEVELS = 2  # number of folders above the folder of the data that are searched
+LARGEST = 1 << 16  # bytes of one licence file that are read
 
 
 @dataclass(frozen=True)
