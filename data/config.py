@@ -86,8 +86,8 @@ class AugmentConfig(Checked):
 class QuestionConfig:
     """Configuration of the question side of the task question_passage: the keys data.question.*."""
 
-    split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
-    prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
+    split: str = described("train", "of a BEIR folder: qrels/<split>.tsv has its questions and their right passages")
+    prefix: str = described("", f"text before every question, e.g. 'query: '; {TYPED}")
     length: int = described(
         32, "longest question in tokens; a SentenceTransformer brings its own", least=2, most=1 << 20
     )
@@ -116,7 +116,7 @@ class PassageConfig:
     """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
 
     corpus: str | None = described(None, "file of the passages that rows name by id: .jsonl or .tsv; null: in the rows")
-    prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
+    prefix: str = described("", f"text before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(
         128, "longest passage in tokens; a SentenceTransformer brings its own", least=1, most=1 << 20
     )
@@ -134,9 +134,9 @@ class MiningConfig(Checked):
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
     keep: int = described(25, "negatives kept for each question or image, the best ranked first", least=1)
-    margin: float | None = described(None, "only what scores at least this much below the best right one")
-    relative_margin: float | None = described(None, "only what scores at most (1 - this) × the best right one")
-    max_score: float | None = described(None, "only what scores at most this")
+    margin: float | None = described(None, "negatives score at least this much below the best right item; null: any")
+    relative_margin: float | None = described(None, "negatives score at most (1 - this) × the best right item")
+    max_score: float | None = described(None, "negatives score at most this; null: any")
     drop_answers: bool = described(True, "leave out passages that contain an answer of the question, where it has any")
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
     index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")
@@ -247,8 +247,8 @@ class DataConfig(Checked):
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another in its place, named in ledger.jsonl; or stop"
     )
-    bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
-    bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
+    bad_in_a_row: int = described(100, "number of consecutive bad samples that stops the run")
+    bad_share: float = described(0.01, "a larger share of bad samples among the last 10,000 stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's image, the first that it has counts")
     captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
     caption_per: CaptionPer = described(
@@ -267,7 +267,7 @@ class DataConfig(Checked):
     # PIL refuses more than 178,956,970 itself
     max_image_pixels: int = described(25_000_000, "larger images are refused, undecoded", least=1, most=178_956_970)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
+    augment_y: dict[str, Any] = described({}, "task=views: values that differ from data.augment in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)

@@ -1,4 +1,4 @@
-"""Arrays in .npy files that another user may have made."""
+"""Open arrays in untrusted .npy files, which another user may have made."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

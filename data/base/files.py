@@ -73,9 +73,9 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
 
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
-    `.NAME.old`; it stays there if the process is killed between the two renames. Without `replace`, OSError is raised
-    when `path` exists and is not empty; always while another process has the temporary folder. A power cut may lose the
-    bytes of files that the block did not sync.
+    `.NAME.old`; it stays there if the process is killed between the two renames. A power cut may lose the bytes of
+    files that the block did not sync. Raises OSError while another process has the temporary folder, and, without
+    `replace`, when `path` exists and is not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -241,7 +241,7 @@ def free_bytes(path: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder and ignore errors. Of a symbolic link only the link is deleted, never its target."""
+    """Delete the folder `path` and ignore errors. If `path` is a symbolic link, only the link is deleted."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

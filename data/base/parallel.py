@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and a `map` that runs on several of them."""
+"""Count the CPU cores that this process may use, and run a `map` on several of them."""
 
 import math
 import os
@@ -19,8 +19,8 @@ def available_cores() -> int:
 
 
 def core_quota() -> float:
-    """Return the number of CPU cores, a fraction if so set, that the control group of the container allows; infinity
-    without a limit."""
+    """Return the number of CPU cores (not always whole) to which the control group of the container limits this
+    process; infinity without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)

@@ -19,7 +19,7 @@ def if_given(name: str | None) -> IfGiven | None:
 
 
 def relevance_of(value: Any, where: str) -> float:
-    """Return the relevance of a positive pair, `value` of a file as a float: a number, or a text that is a number.
+    """Convert `value`, which a file gives as the relevance of a positive pair, to a float. It is a number or a text.
 
     where: the name of the field or column, for the message. Raises BadRow for a value of another form, and for a number
     that is not in (0, 1].

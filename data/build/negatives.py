@@ -3,8 +3,8 @@
 The rule is that of Karpukhin et al. 2020 (section 3.2 and their data). BM25 finds the best `depth` passages of a
 question. The best ranked passage with an answer is its positive; the passages without an answer are its hard negatives,
 best ranked first. A question without a positive is left out and counted. If a question has right passages already, such
-as those of judgements, these are its positives. Never negatives are right passages, passages of equal content, passages
-with an answer, and a passage that equals the question. Each question gives one line of a file, which is kept when the
+as those of judgements, these are its positives. A passage is never a negative if it is right, has the content of a
+right passage, has an answer, or equals the question. Each question gives one line of a file, which is kept when the
 command is stopped. The rows depend neither on stops nor on the number of processes.
 """
 

@@ -111,7 +111,7 @@ class WriteOptions(QuestionKeys):
 class CheckOptions(ReadOptions):
     """The key=value options of `python -m data check`."""
 
-    val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
+    val: str | None = described(None, "data for evaluation, as data.val: count how much of it is in SOURCE too")
     workers: int | None = described(None, "images: processes that decode; null: one per core", least=1, most=1024)
 
 
@@ -138,10 +138,10 @@ class NegativesOptions(QuestionKeys):
     out: str | None = described(None, "new .jsonl or .json file of DPR's rows (required)")
     depth: int = described(100, "passages that BM25 finds for a question", least=1)
     negatives: int = described(30, "hard negatives of a question, the best ranked first, at most", least=0)
-    all_positives: bool = described(False, "every found passage with an answer is right, not the best ranked alone")
+    all_positives: bool = described(False, "all found passages with an answer are positives; else the best ranked")
     answers: str = described("answers", "field of a row with the answers of its question")
     match: AnswerMatch = described(AnswerMatch.string, "an answer is words of the text, or a regex that matches")
-    passages: PassagesOfRows = described(PassagesOfRows.inside, "inside the rows, or their ids in corpus= alone")
+    passages: PassagesOfRows = described(PassagesOfRows.inside, "rows hold whole passages, or only ids in corpus=")
     index: str | None = described(None, "folder that keeps the BM25 index for the next build; null: it is not kept")
     workers: int | None = described(None, "processes that search; null: one per core", least=1, most=1024)
 
@@ -151,12 +151,12 @@ class ContinuationsOptions:
     """The key=value options of `python -m data continuations`."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
-    group_of: str = described("(.*)", "regular expression whose group names what stays in one part, of ids of texts")
+    group_of: str = described("(.*)", "regular expression of ids: texts with one text in its group stay in one part")
     wrong: int = described(7, "wrong answers of each prompt", least=1, most=1000)
     examples: int = described(
         0, "also write examples.jsonl: each row of train so many times, after another row", least=0
     )
-    seed: int = described(0, "of the wrong answers and of examples", least=0)
+    seed: int = described(0, "seed of the draws of wrong answers and examples", least=0)
     val: float = described(0.1, "share for validation", above=0, below=1)
     test: float = described(0.1, "share for the test", above=0, below=1)
 
@@ -174,7 +174,7 @@ class SequencesOptions:
     item: str = config_option(SequenceConfig, "item")
     time: str | None = config_option(SequenceConfig, "time")
     user_of: str | None = described(
-        None, "INPUT is a corpus, or a BEIR folder: a regular expression whose group is the user, of ids in order"
+        None, "INPUT is a corpus, or a BEIR folder: regular expression of its ids, whose group is the user"
     )
     split: LogSplit = described(LogSplit.last, "last: the last event of a user is for the test; time; or whole users")
     val: float = described(0.1, "split=time and user: share for validation", above=0, below=1)
@@ -217,7 +217,7 @@ class WeightsOptions(QuestionKeys):
     """The key=value options of `python -m data weights`."""
 
     out: str | None = described(None, "new .safetensors file (required)")
-    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or image")
+    side: Side = described(Side.y, "items to count: y: passages or captions; x: questions or images")
     power: float = described(1.0, "q is proportional to the count to this power; word2vec: 0.75", least=0)
     add: float = described(0.0, "added to each count; above 0, negatives and passages of corpus= have a q too", least=0)
     temperature: float | None = described(None, "write ζ = -τ log q of this τ, for importance=zeta", above=0)

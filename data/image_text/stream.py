@@ -239,8 +239,8 @@ class Reader:
         self._mixed = self._mix()
 
     def batch(self, size: int) -> StreamBatch:
-        """Return a batch of the next `size` usable samples. Raises DataError after too many consecutive bad samples,
-        and for any bad sample with data.bad_samples=stop."""
+        """Return a batch of the next `size` usable samples. Raises DataError after data.bad_in_a_row consecutive bad
+        samples, and for any bad sample with data.bad_samples=stop."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:
@@ -273,8 +273,8 @@ class Reader:
         """Yield, in order, the samples of all draws (shards to be read) of this reader, except the draws that are used
         up already.
 
-        Raises DataError when too many consecutive shards have no sample, and for a damaged shard with
-        data.bad_samples=stop.
+        Raises DataError when as many consecutive shards have no sample as the reader reads in a pass (at least
+        MIN_EMPTY), and for a damaged shard with data.bad_samples=stop.
         """
         progress, empty = self._stream.progress, list[BadSample]()
         limit = max(-(-self._stream.draws_per_pass // self._readers), MIN_EMPTY)

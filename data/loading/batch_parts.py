@@ -128,8 +128,8 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension. If they have a second dimension, it is first padded at the right
-    with PADDING to the largest size."""
+    """Concatenate tensors along their first dimension. Rows of tokens, (n, L) each, are first padded at the right with
+    PADDING to the largest L."""
     if tensors[0].dim() > 1:
         width = max(tensor.shape[1] for tensor in tensors)
         tensors = [F.pad(tensor, (0, width - tensor.shape[1]), value=PADDING) for tensor in tensors]

@@ -28,9 +28,10 @@ class Order:
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
-    determines all random choices; a text keeps two orders of one run apart. global_batch_size: samples of one step,
-    over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads stay local;
-    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole global batch.
+    determines all random choices; it may be a text, so that two orders of one run differ. global_batch_size: samples of
+    one step, over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads
+    stay local; 'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole
+    global batch, and when the weight of a source gives none of its samples.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions in the shuffled order of an epoch to those in its unshuffled order; `ids` then rotates them.
+        """Map positions in the shuffled order of an epoch to its unshuffled order, which `ids` then rotates.
 
         position: (n,) int64, each below the number of samples that the epoch uses. The map is a permutation: positions
         are permuted inside each window (a range of consecutive positions), then whole chunks of consecutive positions.

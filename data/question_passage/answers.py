@@ -57,7 +57,7 @@ class _Strings:
 
     def spans(self, text: str) -> list[Span]:
         """Return (start, end) of each occurrence in `text` of an answer of the question, in order: indices of
-        characters, without the end. Overlapping occurrences are merged.
+        characters, `end` exclusive. Overlapping occurrences are merged.
         """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
@@ -123,7 +123,7 @@ def _joined(tokens: list[str]) -> str:
 
 
 def _folded(lower: str) -> str:
-    """Replace ς by σ in a lower-case text, so that equal words compare as equal wherever they stand.
+    """Replace ς by σ in a lower-case text, so that equal words are equal texts at any position.
 
     Σ is the only letter whose lower case (ς at the end of a word, else σ) depends on its neighbours.
     """

@@ -65,7 +65,7 @@ def parse_sources(
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name. key: the configuration key, for messages. tables: gives the shards of a path that is a table. Raises
+    name. key: the configuration key, for messages. tables: returns the shards of a path that is a table. Raises
     ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, appears twice, has an
     unknown URL scheme, a weight that is not a positive number, or a prefix.
     """

@@ -136,7 +136,8 @@ def read_stat(path: str) -> Stat:
 
 
 def open_stream(path: str) -> BinaryIO:
-    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered."""
+    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered. Raises OSError if the
+    shard cannot be opened."""
     if not scheme_of(path):
         return os.fdopen(foreign_descriptor(path), "rb", buffering=0)  # type: ignore[return-value]
     fs, inner = filesystem(path)

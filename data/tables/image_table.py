@@ -1,4 +1,4 @@
-"""Convert the rows of a table to images and captions: the members of samples in a tar shard."""
+"""Convert the rows of a table of images and captions to samples of a tar shard."""
 
 import json
 import os
