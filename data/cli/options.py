@@ -151,7 +151,7 @@ class ContinuationsOptions:
     """The key=value options of `python -m data continuations`."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
-    group_of: str = described("(.*)", "regular expression of ids: texts with one text in its group stay in one part")
+    group_of: str = described("(.*)", "regular expression of ids: texts whose ids have an equal group stay in one part")
     wrong: int = described(7, "wrong answers of each prompt", least=1, most=1000)
     examples: int = described(
         0, "also write examples.jsonl: each row of train so many times, after another row", least=0

@@ -1,9 +1,9 @@
 """Make training batches of images and their captions from shards.
 
-The image of a sample is the first member (file) whose suffix data.image_key names. Its captions are under the names in
-data.captions: "txt" is the text member, where data.caption_per says whether a paragraph or a line is one caption; any
-other name is a field of the json member, a string or a list of strings. Training draws one caption, depending only on
-the seed, the epoch and the sample id. Evaluation takes all captions under the first name in data.captions.
+The image of a sample is its member (file) with the first suffix in data.image_key that it has. Its captions are under
+the names in data.captions: "txt" is the text member, where data.caption_per says whether a paragraph or a line is one
+caption; any other name is a field of the json member, a string or a list of strings. Training draws one caption,
+depending only on the seed, the epoch and the sample id. Evaluation takes all captions under the first name.
 
 Shape letters: b images of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
