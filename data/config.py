@@ -9,7 +9,7 @@ from typing import Any
 from dyad.data.base.errors import ConfigError, raise_broken
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
-AUTO = "auto"  # of data.workers
+AUTO = "auto"  # a value of data.workers
 # The largest legal value of keys data.augment.*
 LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
 LARGEST |= {"jitter_prob": 1, "blur": 1, "solarise": 1}

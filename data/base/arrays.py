@@ -14,7 +14,7 @@ from dyad.data.base.files import checked_path
 def header_errors() -> Iterator[None]:
     """Context manager that turns whatever numpy raises for a damaged header of a .npy file into ValueError."""
     try:
-        with np.errstate(over="raise"):  # of the numbers of a shape
+        with np.errstate(over="raise"):  # overflow in the product of a shape
             yield
     except (ArithmeticError, LookupError, MemoryError, RecursionError, TokenError, TypeError) as error:
         raise ValueError(f"its head is damaged: {error or type(error).__name__}") from error

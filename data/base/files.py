@@ -113,7 +113,7 @@ def alive(temporary: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # of forked processes too, which have the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for forked processes, which have the descriptor
         os.close(descriptor)
 
 

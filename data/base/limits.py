@@ -12,7 +12,7 @@ from dyad.data.base.errors import raise_broken
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{:,} or more")}
 LIMITS |= {"most": (operator.le, "{:,} or less")}
 LIMITS |= {"above": (operator.gt, "above {:,}"), "below": (operator.lt, "below {:,}")}
-MOST = 10**12  # of any number: a larger one is a slip, and would overflow or take all memory somewhere
+MOST = 10**12  # the largest number: a larger one is a typing error, and would overflow or take all memory somewhere
 
 
 def whole_number(name: str, value: Any) -> int:

@@ -309,7 +309,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     Raises DataError at the end when training would refuse a row, or when there is no row.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
-    lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
+    lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists
     answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
     questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
     for where, row in source.rows:

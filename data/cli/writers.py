@@ -202,7 +202,7 @@ def _refuse_in_table(name: str) -> None:
 
 
 JSON_ROWS = {".jsonl": _lines, ".json": _array}  # suffix → context manager that writes a file of this suffix
-ROW_FILES = {".tar": shard_writer} | {suffix: partial(_json_file, suffix) for suffix in JSON_ROWS}  # of split's output
+ROW_FILES = {".tar": shard_writer} | {suffix: partial(_json_file, suffix) for suffix in JSON_ROWS}  # for split
 ROWS = {
     Target.shards: (shard_writer, dpr_fields),
     Target.dpr: (ROW_FILES[".json"], dpr_fields),

@@ -205,7 +205,7 @@ def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
     A map gives the input coordinates of each output pixel; the input is sampled bilinearly, and is white outside.
     """
     size = pixels.shape[-1]
-    centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
+    centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # centres of pixels, in [-1, 1]
     x, y = centres[None, None, :], centres[None, :, None]
     rows = inverse[:, :, :, None, None].unbind(1)
     # elementwise, not affine_grid: its matrix product may round differently in another batch

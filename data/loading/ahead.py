@@ -55,5 +55,5 @@ def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> It
     for batch, arrived in one_ahead(batches, copied):
         computing = torch.cuda.current_stream(device)
         computing.wait_event(arrived)
-        batch.record_stream(computing)  # its memory is not used again before the step has read it
+        batch.record_stream(computing)  # so that its memory is not reused before the step has read it
         yield batch

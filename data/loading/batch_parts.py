@@ -44,7 +44,7 @@ def batches_of_parts(
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
     numbers = range(steps.start * count, steps.stop * count)
-    ahead = max((2 * count - 1) // max(workers, 1), 1)  # of two batches, one part is being copied
+    ahead = max((2 * count - 1) // max(workers, 1), 1)  # parts of two batches, minus the part being copied
     parts = prefetched(partial(_packed, make, bounds, noise_later), numbers, workers=workers, ahead=ahead, **options)
     for _ in steps:
         yield assembled(islice(parts, count), rows, torch.cuda.is_available())
@@ -59,7 +59,7 @@ def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number:
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     part = part if noise_later else part.with_noise()
     packed = mapped(part, Tensor.numpy)
-    for side in SIDES if part.x_places is None else ():  # of sequences, the number of rows differs from part to part
+    for side in SIDES if part.x_places is None else ():  # parts of sequences differ in their number of rows
         if getattr(part, side).dim() > 2:
             setattr(packed, side, getattr(part, side))
     return packed

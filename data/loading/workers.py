@@ -139,7 +139,7 @@ class WorkerGroup:
             if self in _running:
                 _running.remove(self)
             for process in self.processes:
-                if _is_stopped(process):  # it would never read torch's request to exit
+                if _is_stopped(process):  # a stopped worker would never read torch's request to exit
                     process.kill()
 
     @contextmanager

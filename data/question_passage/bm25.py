@@ -105,6 +105,6 @@ def _stemmer() -> Callable[[str], list[str]]:
     The returned function keeps the stem of every word that it has seen in memory, so that each is computed once.
     """
     stemmer = Stemmer.Stemmer("english")
-    stemmer.maxCacheSize = 0  # its own cache is slower
+    stemmer.maxCacheSize = 0  # the stemmer's own cache is slower than ours
     stem = cache(stemmer.stemWord)
     return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP]

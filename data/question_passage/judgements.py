@@ -19,11 +19,11 @@ from dyad.data.shards.text_files import open_text
 
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
-SIDES = ("question", "passage")  # of a judgement
+SIDES = ("question", "passage")  # names of the two ids of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
 Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
-Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # as find_judged returns it
+Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # explained by find_judged, which returns it
 
 
 def queries_of(qrels: str) -> str:

@@ -119,7 +119,7 @@ def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float
 def _id(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):
         raise BadRow("no id", f"{column} is {value!r:.80}")
-    if SURROGATE.search(str(value)):  # of a CSV that is not UTF-8, or of JSON
+    if SURROGATE.search(str(value)):  # from a CSV that is not UTF-8, or from an escape in JSON
         raise BadRow("no Unicode", f"{column} is {value!r:.80}")
     return str(value)
 

@@ -228,6 +228,6 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
     content = (len(crc32), len(members), tuple(suffixes), ignored)
     index = ShardIndex(*file, *content, scan.problems.count, problems, table_file="")
     facts = {"format": FORMAT, **asdict(index)}
-    del facts["path"], facts["table_file"]  # they depend on the folder
+    del facts["path"], facts["table_file"]  # both depend on the folder
     table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
     return replace(index, table_file=str(write_cached(path, index.name, facts, table)))

@@ -90,7 +90,7 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(0o755)  # as open to others as the data beside it
+                folder.chmod(0o755)  # others may read the cache, as they may read the data
             remove_dead(folder, f".{'[0-9a-f]' * 16}")
             with temporary.open("xb") as file, alive(temporary):
                 os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
@@ -157,7 +157,7 @@ def _make_key() -> None:
     with suppress(OSError):
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".") as made:  # of mode 0600
+            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".") as made:  # has mode 0600
                 made.write(secrets.token_bytes(KEY_BYTES))
                 made.flush()
                 os.fsync(made.fileno())

@@ -61,11 +61,11 @@ def _notice_files(path: str) -> list[Path]:
         return []
     data = Path(local_path(path)).absolute()
     with suppress(OSError):  # a folder that cannot be listed
-        if not data.exists():  # it may end in the name of a split, as in FOLDER@SPLIT
+        if not data.exists():  # the path may end in the name of a split, as FOLDER@SPLIT
             data = Path(str(data).rpartition("@")[0] or data)
         first = data if data.is_dir() else data.parent
         for folder in (first, *first.parents[:LEVELS]):
-            if not folder.is_dir():  # of a path with braces
+            if not folder.is_dir():  # as for a path with braces
                 continue
             if folder == Path.home() or any((folder / name).exists() for name in PROGRAM):
                 return []
