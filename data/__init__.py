@@ -1,2 +1,2 @@
-"""The data pipeline, from bytes to a Batch: shards, image–text and question–passage data, the order of samples,
-loading, the data command."""
+"""The data pipeline, from files to a Batch of tensors: shards and tables, data sets (image–text, question–passage,
+sequences), the order of samples, loader processes, and the command `python -m data`."""

@@ -1,5 +1,5 @@
-"""The batches that data sets give to the trainer: inputs of two sides, x and y (such as image and text), ids and
-keys.
+"""The batches that data sets give to the trainer: inputs of two sides, x and y (such as image and text), sample ids
+and content keys.
 
 Letters in shapes: b samples of this rank; m items of side y of this rank; k extra items of the y side, such as hard
 negatives; P pairs of a row of the batch and an item known to be relevant to this row; L tokens of a text; H, W height
@@ -17,7 +17,7 @@ from torch import Tensor
 
 B = TypeVar("B", bound="Batch")
 Lengths = npt.NDArray[np.int64]
-PADDING = -1  # in rows of tokens, where the mask of a tokenizer says padding: its own padding token may stand in texts
+PADDING = -1  # replaces padding tokens in rows of tokens: a tokenizer's own padding token may also occur in a text
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Extra:
 
     y (k, …): tower inputs. row (k,) int64: the row of the local batch that each item belongs to. keys (k,) int64:
     content keys (64-bit hashes). positive (k,) bool: True for a further positive of the row, False for a hard negative.
-    positives: how many are True, which is counted before the tensors leave the host. lengths: as Batch.y_lengths.
-    log_q (k,) float32: log of the probability with which each item was drawn; None: they were not drawn from a density.
-    relevance (k,) float: as Batch.relevance, 1 for a hard negative.
+    positives: the number of True in `positive`, counted while the tensors are on the host; -1: the constructor counts
+    it. lengths: as Batch.y_lengths. log_q (k,) float32: log of the probability with which each item was drawn; None:
+    the items were not drawn with known probabilities. relevance (k,) float: as Batch.relevance; 1 for a hard negative.
     """
 
     y: Tensor
@@ -48,11 +48,11 @@ class Extra:
 
 @dataclass
 class ExtraX:
-    """Further items of the x side in a batch, which are wrong for the y of their row (such as images, for a text): k
-    ≥ 0 items in all, any number per row.
+    """Hard negatives on the x side of a batch, such as images that do not match the caption of their row, concatenated
+    over the batch's rows: k ≥ 0 items in all, any number per row.
 
     x (k, …): tower inputs, like those of Batch.x. row (k,) int64: the row of the local batch that each item belongs to.
-    keys (k,) int64: content keys. noise: what is still to be added to x.
+    keys (k,) int64: content keys (64-bit hashes). noise: the noise still to be added to x; None: no noise.
     """
 
     x: Tensor
@@ -61,16 +61,16 @@ class ExtraX:
     noise: "Noise | None" = None
 
     def with_noise(self) -> "ExtraX":
+        """Return a copy whose noise is added to x, and whose field `noise` is None."""
         return self if self.noise is None else replace(self, x=self.noise.added(self.x), noise=None)
 
 
 @dataclass
 class KnownPositives:
-    """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row. The item
-    may lie outside the batch.
+    """P pairs of a row and an item of the y side (such as a passage) that is known to be relevant to the row. The loss
+    never uses this item as a negative of this row. The item may lie outside the batch.
 
-    The loss never uses such an item as a negative of the row. row (P,) int64: row of the local batch; keys (P,) int64:
-    content key (64-bit hash) of the item.
+    row (P,) int64: row of the local batch; keys (P,) int64: content key (64-bit hash) of the item.
     """
 
     row: Tensor
@@ -79,10 +79,10 @@ class KnownPositives:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise of the inputs of one side, such as blur of images, that is still to be added.
+    """Noise that is still to be added to the b inputs of one side, such as blur to images.
 
-    add(inputs, draws): returns the inputs with noise, on their device. draws (b, k): random numbers of each row, kept
-    on the host.
+    add(inputs, draws): returns the inputs with noise, on the device of `inputs`. draws (b, n): n random numbers for
+    each row, kept on the host.
     """
 
     add: Callable[[Tensor, np.ndarray], Tensor]
@@ -112,17 +112,18 @@ class BadSample:
 class Batch:
     """One rank's part of a global batch: b samples, each with an item on side x and one on side y.
 
-    x, y (b, …): tower inputs, either uint8 images (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may
-    have m items of its own, y (m, …), such as classes. positives (b,) int64: then the item of each sample, counted over
-    side y of all ranks in rank order; None: sample i has item i, or no sample has one. sample_ids (b,) int64: ids 0, 1,
-    … of samples; they index state that is kept per sample and nothing else. x_keys (b,), y_keys (m,) int64: content
-    keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further items of side y and of x.
-    known_positives: relevant items that must not serve as negatives. bad: samples that were replaced. auxiliary: the
-    batches of auxiliary losses of the same step (also.NAME). x_lengths, y_lengths: the number of tokens of each row,
-    kept on the host; None for a side that is no text, or whose tokenizer does not tell. x_places: the place of each row
-    of x in its sequence, from 0, kept on the host; None: rows of x are embedded one by one. x_noise, y_noise: what is
-    still to be added to x and y. y_log_q (m,): as Extra.log_q, of the items of side y. relevance (b,) float: a weight
-    in (0, 1] of each sample as a positive pair; None: 1.
+    x, y: tower inputs, either uint8 images (b, 3, H, W) or int64 tokens (b, L), L tokens per text. Side y may instead
+    have m items of its own, such as classes: y (m, …). positives (b,) int64: in that case the index of each sample's
+    item among the y items of all ranks, concatenated in rank order; None: y[i] is the item of sample i, or no sample
+    has an item. sample_ids (b,) int64: 0, 1, …, used only as indices of state that is kept per sample. x_keys (b,),
+    y_keys (m,) int64: content keys (64-bit hashes); equal keys are the same item on any rank. extra, extra_x: further
+    items of sides y and x. known_positives: relevant items that must not serve as negatives. bad: samples that were
+    replaced. auxiliary: batches of the auxiliary losses of the same step (configuration keys also.NAME). x_lengths,
+    y_lengths (one per row of x, y): the number of tokens, kept on the host; None: the side is no text, or its tokenizer
+    gives no lengths. x_places (b,): the place of each row of x in its sequence, from 0, kept on the host; None: each
+    row of x is embedded by itself. x_noise, y_noise: noise still to be added to x and y; None: none. y_log_q (m,): log
+    of the probability with which each y item was drawn, as Extra.log_q. relevance (b,) float: the weight in (0, 1] of
+    each sample as a positive pair; None: 1 for all.
     """
 
     x: Tensor
@@ -148,6 +149,7 @@ class Batch:
         return self.sample_ids.shape[0]
 
     def to(self: B, device: torch.device, non_blocking: bool = True) -> B:
+        """Return a copy of the batch with all of its tensors on `device`, as Tensor.to."""
         return mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def with_noise(self: B) -> B:
@@ -162,18 +164,21 @@ class Batch:
         mapped(self, lambda tensor: tensor.record_stream(stream))  # nobody reads the copy
 
     def pin_memory(self) -> "Batch":
+        """Return a copy of the batch with all of its tensors in pinned memory."""
         return mapped(self, Tensor.pin_memory)
 
 
 def with_auxiliary(batch: Batch, *auxiliary: Batch) -> Batch:
-    """Return `batch` with those of auxiliary losses; it names their bad samples too."""
+    """Return `batch` with the batches `auxiliary` of auxiliary losses. Its field `bad` then lists the bad samples of
+    all these batches."""
     return replace(batch, auxiliary=auxiliary, bad=sum((of.bad for of in auxiliary), batch.bad))
 
 
 def lengths_by(tokenize: Any, tokens: Tensor) -> Lengths | None:
     """Return the number of tokens of each row of `tokens`, (b, L) on the host, without padding.
 
-    tokenize: the tokenizer that made them. Returns None if it has no method `lengths`, or its tower takes all tokens.
+    tokenize: the tokenizer that made `tokens`. Returns None if its attribute `lengths` is missing or None, as for a
+    tower that gives no padding mask to its model.
     """
     lengths = getattr(tokenize, "lengths", None)
     return lengths and lengths(tokens)

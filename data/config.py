@@ -1,5 +1,4 @@
-"""The configuration of data: the keys data.* with their defaults and help. Does not import torch, because --help reads
-it."""
+"""The configuration of data: the keys data.* with their defaults and help. Imports no torch, so that --help is fast."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,8 +9,9 @@ from typing import Any
 from dyad.data.base.errors import ConfigError, raise_broken
 
 TYPED = "typed, \\n is a line break, \\t a tab, \\\\ a backslash; a SentenceTransformer brings its own"
-AUTO = "auto"  # of data.workers
-LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}  # of data.augment.*
+AUTO = "auto"  # a value of data.workers
+# The largest legal value of keys data.augment.*
+LARGEST = {"rotate": 180, "aspect": 0.99, "shift": 1, "brightness": 1, "grey": 1, "flip": 1}
 LARGEST |= {"jitter_prob": 1, "blur": 1, "solarise": 1}
 
 
@@ -30,10 +30,7 @@ ResizeMode = StrEnum("ResizeMode", ["shortest", "longest", "squash"])
 
 def described(default: Any, meaning: str, **limits: float) -> Any:
     """Return a dataclass field for a configuration key. default: the key's default; meaning: the line that `--help`
-    prints for the key.
-
-    limits: those of data/base/limits.py, such as `least`, the smallest legal setting of the key.
-    """
+    prints for the key. limits: least, most, above or below, the limits of the key's value (data/base/limits.py)."""
     metadata = {"help": meaning, **limits}
     if isinstance(default, list | dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -41,10 +38,10 @@ def described(default: Any, meaning: str, **limits: float) -> Any:
 
 
 class Checked:
-    """Base of dataclasses whose values are checked when they are made."""
+    """Base of configuration dataclasses. The constructor raises ConfigError if `broken_rules` yields a message."""
 
     def broken_rules(self) -> Iterator[str]:
-        """Yield a message for each rule that the values break; a class without such rules has none."""
+        """Yield a message for each rule that the field values break. A subclass with rules overrides this method."""
         return iter(())
 
     def __post_init__(self) -> None:
@@ -89,8 +86,8 @@ class AugmentConfig(Checked):
 class QuestionConfig:
     """Configuration of the question side of the task question_passage: the keys data.question.*."""
 
-    split: str = described("train", "of a BEIR folder: qrels/<split>.tsv says which questions, and what is right")
-    prefix: str = described("", f"before every question, e.g. 'query: '; {TYPED}")
+    split: str = described("train", "of a BEIR folder: qrels/<split>.tsv has its questions and their right passages")
+    prefix: str = described("", f"text before every question, e.g. 'query: '; {TYPED}")
     length: int = described(
         32, "longest question in tokens; a SentenceTransformer brings its own", least=2, most=1 << 20
     )
@@ -100,14 +97,16 @@ class QuestionConfig:
 
 
 def check_split(split: str, key: str) -> None:
-    """Raise ConfigError if `split`, the name of a data split such as train or test, could be a path out of the data
-    folder. key: the configuration key, for the message."""
+    """Raise ConfigError if `split`, the name of a data split such as train or test, has characters other than letters,
+    digits, "_", "." and "-", so that it is no path out of the data folder. key: its configuration key, for the message.
+    """
     if not re.fullmatch(r"\w[\w.-]*", split):
         raise ConfigError(f"{key}={split}: the name of a split, as train, dev or test: letters, digits, '_', '.', '-'")
 
 
 def check_template(template: str | None, key: str) -> None:
-    """Raise ConfigError for a caption template without the place of the label. key: its name, for the message."""
+    """Raise ConfigError for a caption template without {}, the place of the label. None passes. key: the configuration
+    key of the template, for the message."""
     if template is not None and "{}" not in template:
         raise ConfigError(f"{key}={template}: must hold {{}}, the place of the label, like 'a photo of a {{}}'")
 
@@ -117,7 +116,7 @@ class PassageConfig:
     """Configuration of the passage side of the task question_passage: the keys data.passage.*."""
 
     corpus: str | None = described(None, "file of the passages that rows name by id: .jsonl or .tsv; null: in the rows")
-    prefix: str = described("", f"before every passage, e.g. 'passage: '; {TYPED}")
+    prefix: str = described("", f"text before every passage, e.g. 'passage: '; {TYPED}")
     length: int = described(
         128, "longest passage in tokens; a SentenceTransformer brings its own", least=1, most=1 << 20
     )
@@ -135,9 +134,9 @@ class MiningConfig(Checked):
     first_rank: int = described(10, "negatives are taken from this rank on, counted from 1 over all that is found")
     last_rank: int = described(60, "last rank that negatives are taken from")
     keep: int = described(25, "negatives kept for each question or image, the best ranked first", least=1)
-    margin: float | None = described(None, "only what scores at least this much below the best right one")
-    relative_margin: float | None = described(None, "only what scores at most (1 - this) × the best right one")
-    max_score: float | None = described(None, "only what scores at most this")
+    margin: float | None = described(None, "negatives score at least this much below the best right item")
+    relative_margin: float | None = described(None, "negatives score at most (1 - this) × the best right item")
+    max_score: float | None = described(None, "negatives score at most this")
     drop_answers: bool = described(True, "leave out passages that contain an answer of the question, where it has any")
     regex_answers: bool = described(False, "answers are regular expressions rather than words")
     index: str = described("Flat", "FAISS index of the search and its options, e.g. 'IVF256,Flat;nprobe=16'")
@@ -195,7 +194,7 @@ class NegativesConfig(Checked):
 
 @dataclass
 class SequenceConfig:
-    """Configuration of task=sequence: the keys data.sequence.*, what a sequence is and what its items are."""
+    """Configuration of task=sequence (next-item training on logs of events): the keys data.sequence.*."""
 
     user: str = described("user", "column of a log: whose event a row is; the events of one user are a sequence")
     item: str = described("item", "column of a log: the id of the item of an event")
@@ -248,8 +247,8 @@ class DataConfig(Checked):
     bad_samples: BadSamples = described(
         BadSamples.substitute, "a sample that cannot be used: another in its place, named in ledger.jsonl; or stop"
     )
-    bad_in_a_row: int = described(100, "so many bad samples in a row stop the run")
-    bad_share: float = described(0.01, "more than this share of the last 10,000 samples bad stops the run")
+    bad_in_a_row: int = described(100, "number of consecutive bad samples that stops the run")
+    bad_share: float = described(0.01, "a larger share of bad samples among the last 10,000 stops the run")
     image_key: str = described("jpg;jpeg;png;webp", "suffixes of a sample's image, the first that it has counts")
     captions: list[str] = described(["txt"], "where captions are: txt, json fields; evaluation: the first")
     caption_per: CaptionPer = described(
@@ -268,7 +267,7 @@ class DataConfig(Checked):
     # PIL refuses more than 178,956,970 itself
     max_image_pixels: int = described(25_000_000, "larger images are refused, undecoded", least=1, most=178_956_970)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    augment_y: dict[str, Any] = described({}, "task=views: what of data.augment is otherwise in the second view")
+    augment_y: dict[str, Any] = described({}, "task=views: values that differ from data.augment in the second view")
     question: QuestionConfig = field(default_factory=QuestionConfig)
     passage: PassageConfig = field(default_factory=PassageConfig)
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
@@ -276,13 +275,14 @@ class DataConfig(Checked):
 
     @property
     def tolerated(self) -> int:
-        """The number of consecutive bad (damaged or incomplete) samples at which the run stops. Fewer are replaced by
-        other samples. 0 with data.bad_samples=stop: none is replaced, the first one stops the run."""
+        """The number of consecutive bad (damaged or incomplete) samples at which the run stops; fewer are replaced by
+        other samples. 0 with data.bad_samples=stop: the first bad sample stops the run."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     @property
     def augments(self) -> tuple[AugmentConfig, AugmentConfig]:
-        """How the first and the second view of an image are augmented."""
+        """The augmentation of the first and of the second view of an image (task=views): data.augment, and
+        data.augment with the changes of data.augment_y."""
         return self.augment, replace(self.augment, **self.augment_y)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""A number for each item by its content key, log q or ζ, in a safetensors file that objectives read.
+"""Read and write safetensors files with one number for each of n items, log q or ζ, which objectives read.
 
-    keys     int64 (n,), ascending: the content keys of n items
+    keys     int64 (n,), ascending: the content keys (64-bit hashes) of the items
     log_q    float64 (n,): log of the probability with which an item is drawn; or
     zeta     float64 (n,): ζ, where ζ/τ is an item's log-weight at temperature τ
 
@@ -26,10 +26,11 @@ _KEYS, _FACTS = "keys", "dyad"
 
 @dataclass(frozen=True)
 class LogWeights:
-    """A finite number for each of n items, n ≥ 1.
+    """A finite number, log q or ζ, for each of n ≥ 1 items.
 
-    path: of its file. name: what the numbers are, LOG_Q or ZETA. keys_n: content keys, ascending. values_n: the
-    numbers. facts: what the file says of itself: "data", the fingerprint of the data it was made of, and its options.
+    path: path of the file. name: what the numbers are, LOG_Q or ZETA. keys_n (n,) int64: content keys of the items,
+    ascending. values_n (n,) float64: the numbers. facts: the metadata of the file, with "data", the fingerprint of the
+    data from which it was made, and the options of the command that made it.
     """
 
     path: str
@@ -39,8 +40,8 @@ class LogWeights:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, keys_k: np.ndarray, absent: float | None = None) -> np.ndarray:
-        """Return the numbers of the items with the content keys keys_k, (k,). Raises DataError for a key that the file
-        lacks, unless `absent` is the number of such items."""
+        """Return the numbers of the items with content keys keys_k (k,) int64, as float64 (k,). absent: the number of
+        an item that is not in the file; None: raise DataError for such an item."""
         index_k = np.searchsorted(self.keys_n, keys_k).clip(max=len(self.keys_n) - 1)
         missing_k = self.keys_n[index_k] != keys_k
         if absent is not None:
@@ -54,7 +55,8 @@ class LogWeights:
 
 
 def write_log_weights(weights: LogWeights) -> None:
-    """Write the file weights.path, atomically; equal numbers and facts give equal bytes. Raises OSError."""
+    """Write the file weights.path atomically. Equal numbers and facts give equal bytes. Raises OSError if writing
+    fails."""
     from safetensors.numpy import save
 
     arrays = {_KEYS: weights.keys_n.astype("<i8"), weights.name: weights.values_n.astype("<f8")}
@@ -63,10 +65,10 @@ def write_log_weights(weights: LogWeights) -> None:
 
 
 def read_log_weights(path: str, name: str = LOG_Q) -> LogWeights:
-    """Read the file `path`, whose numbers must be `name`: LOG_Q or ZETA. Holds 16 bytes in memory for each item.
+    """Read the file `path`, whose numbers must be of the kind `name`: LOG_Q or ZETA. Takes 16 bytes of memory an item.
 
-    Raises ConfigError for a file that does not exist or has the other kind of numbers; DataError for a damaged file,
-    keys that do not ascend, and numbers that are not finite.
+    Raises ConfigError for a file that does not exist or lacks this kind of numbers; DataError for a damaged file, keys
+    that do not ascend, and numbers that are not finite.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -1,4 +1,4 @@
-"""Arrays in .npy files that another user may have made."""
+"""Open arrays in untrusted .npy files, which another user may have made."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +14,18 @@ from dyad.data.base.files import checked_path
 def header_errors() -> Iterator[None]:
     """Context manager that turns whatever numpy raises for a damaged header of a .npy file into ValueError."""
     try:
-        with np.errstate(over="raise"):  # of the numbers of a shape
+        with np.errstate(over="raise"):  # overflow in the product of a shape
             yield
     except (ArithmeticError, LookupError, MemoryError, RecursionError, TokenError, TypeError) as error:
         raise ValueError(f"its head is damaged: {error or type(error).__name__}") from error
 
 
 def map_array(path: Path | str, folder: Path | None = None) -> np.ndarray:
-    """Memory-map the array in a .npy file, to be read alone.
+    """Memory-map the array in a .npy file, read-only. folder: where the file must lie after symbolic links are
+    resolved; None: anywhere.
 
-    Raises OSError for a file that cannot be opened, is no regular file or leads out of `folder` (None: anywhere),
-    ValueError for a file of another format, such as a pickle or a .npz, and for one that is shorter than its head says.
+    Raises OSError for a file that cannot be opened, is no regular file or lies outside `folder`; ValueError for another
+    format, such as a pickle or a .npz, and for a file that is shorter than its header says.
     """
     with header_errors():
         return np.lib.format.open_memmap(checked_path(path, folder=folder), "r")

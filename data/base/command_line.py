@@ -37,9 +37,11 @@ T = TypeVar("T")
 def command_options(
     schema: type[T], command: str, purpose: str, examples: Mapping[str, str], notes: Callable[[], str] = str
 ) -> T:
-    """Return the options on the command line of this process. With -h or --help, print its help and exit with 0.
+    """Return the options on the command line of this process, as a `schema`. With -h or --help, print the help of the
+    command and exit with 0.
 
-    notes: gives the text after the keys. Other arguments as in `help_text`, and as errors in `parse_options`.
+    schema: dataclass of the command's keys. command: the command's name, for messages. purpose, examples: as in
+    `help_text`. notes: returns the text that the help has after the keys. Raises ConfigError as `parse_options` does.
     """
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(help_text(purpose, examples, schema, notes()))
@@ -57,7 +59,7 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
     given: set[str] = set()
     for argument in arguments:
         key, separator, text = argument.lstrip("-").partition("=")
-        if separator and key == PLUGINS:  # dyad/process.py has imported them
+        if separator and key == PLUGINS:  # dyad/process.py has imported the plugins
             continue
         if argument.startswith("-") or not separator:
             near = nearest(key.replace("-", "_"), types_of)
@@ -82,8 +84,10 @@ def parse_options(schema: type[T], arguments: Iterable[str], command: str) -> T:
 
 
 def _option_of(key: str, schema: Any) -> str:
-    """Return the name of the option that a command takes from the configuration, if `key` is written as there: columns
-    for data.columns. Messages about data name the keys of training."""
+    """Convert the dotted key of a training configuration, such as data.columns, to the name of the option of `schema`
+    that `config_option` made from it, such as columns. Return any other `key` unchanged.
+
+    Messages about data name the keys of training, so users type them for the other commands too."""
     *section, name = key.split(".")
     own = {option.name: option.metadata.get("section") for option in fields(schema)}
     return name if section and own.get(name) == section[-1] else key

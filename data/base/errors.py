@@ -1,4 +1,4 @@
-"""Exit codes, the errors that a user can cause, and how a message of one is printed."""
+"""Exit codes, the errors that a user can cause, and functions for their messages."""
 
 import difflib
 import os
@@ -16,7 +16,7 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # characters
 
 
 class ExitCode(IntEnum):
-    """Exit codes of all commands."""
+    """The exit codes of all commands. REQUEUE: a stop signal, as a scheduler sends, has stopped the run."""
 
     OK = 0
     BUG = 1
@@ -27,10 +27,11 @@ class ExitCode(IntEnum):
 
 
 class UserError(Exception):
-    """An error that the user can fix. Only its message is printed: the file, key or value, the choices, the fix.
+    """An error that the user can fix. A command prints only its message, without a traceback. The message names the
+    file, key or value at fault, the allowed choices and the fix; an empty message is not printed.
 
-    An empty message is not printed. exit_code: exit code of the command that raises the error. printed_elsewhere:
-    whether another process prints the message. everywhere: whether all processes of the run stop with this error.
+    exit_code: exit code of the command that raises the error. printed_elsewhere: whether another process prints the
+    message. everywhere: whether all processes of the run stop with this error.
     """
 
     exit_code = ExitCode.CONFIG
@@ -92,8 +93,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message without the full stop. Without a message, return the name of its
-    type."""
+    """Return the first line of an error's message without the full stop; the name of the error's type if the message is
+    empty."""
     return (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
 
 

@@ -20,12 +20,12 @@ from typing import Any, BinaryIO
 from dyad.data.base.errors import HardwareError
 
 NAMED = 8  # damaged lines that a message names
-SETTLED = 60.0  # seconds
+SETTLED = 60.0  # seconds without a change, after which an unlocked temporary file counts as left by a dead process
 UNSYNCABLE = (errno.EINVAL, errno.ENOTSUP, errno.EACCES)  # a folder whose file system or rights allow no fsync of it
 
 
 def sync(path: Path) -> None:
-    """Make the disk hold a file's bytes, or a folder's list of names, by fsync."""
+    """Write a file's bytes, or a folder's list of names, to the disk by fsync."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,8 +59,7 @@ def whole_file(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def _sync_names(folder: Path) -> None:
-    """Make the disk hold the list of names in a folder, by fsync. It is no error when the file system or the rights do
-    not allow fsync of a folder."""
+    """Write the list of names in a folder to the disk by fsync, if the file system and the rights allow this."""
     try:
         sync(folder)
     except OSError as error:
@@ -74,9 +73,9 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
 
     The folder is deleted when the block raises. temporary: path of the folder until the renaming (None: `.NAME.partial`
     beside `path`). replace: whether an existing folder `path` is replaced. The existing folder is first renamed to
-    `.NAME.old`; it stays there if the process is killed between the two renames. Without `replace`, OSError is raised
-    when `path` exists and is not empty; always while another process has the temporary folder. A power cut may lose the
-    bytes of files that the block did not sync.
+    `.NAME.old`; it stays there if the process is killed between the two renames. A power cut may lose the bytes of
+    files that the block did not sync. Raises OSError while another process has the temporary folder, and, without
+    `replace`, when `path` exists and is not empty.
     """
     temporary = temporary or path.with_name(f".{path.name}.partial")
     old = path.with_name(f".{path.name}.old")
@@ -105,8 +104,8 @@ def whole_folder(path: Path, temporary: Path | None = None, replace: bool = Fals
 
 @contextmanager
 def alive(temporary: Path) -> Iterator[None]:
-    """Context manager that locks a temporary file or folder, so that nobody takes it for one of a dead writer. The lock
-    ends with the process. A file system without locks has none."""
+    """Context manager that holds a lock on a temporary file or folder, so that `remove_dead` of other processes does
+    not delete it. The lock ends with the block or the process. On a file system without locks nothing is locked."""
     descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         with suppress(OSError):
@@ -114,13 +113,13 @@ def alive(temporary: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # of forked processes too, which have the descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for forked processes, which have the descriptor
         os.close(descriptor)
 
 
 def is_held(temporary: Path) -> bool | None:
-    """Whether a living process holds a temporary file or folder by `alive`; None where that cannot be known, as on a
-    file system without such locks."""
+    """Whether a living process has locked a temporary file or folder by `alive`; None if this cannot be known, as for a
+    missing file or on a file system without locks."""
     with suppress(OSError):
         descriptor = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -134,8 +133,8 @@ def is_held(temporary: Path) -> bool | None:
 
 
 def remove_dead(folder: Path, names: str) -> None:
-    """Delete the temporary files and folders that dead writers left in `folder`. names: a glob of their names. Those
-    of the last minute stay, as their writer may be about to lock them, or to rename them."""
+    """Delete the temporary files and folders in `folder` that ended processes left. names: a glob of their names. What
+    changed in the last SETTLED seconds stays, because a writer may be about to lock or to rename it."""
     for left in folder.glob(names):
         with suppress(OSError):
             if time.time() - left.lstat().st_mtime > SETTLED and is_held(left) is False:
@@ -143,24 +142,25 @@ def remove_dead(folder: Path, names: str) -> None:
 
 
 def open_foreign(path: Path | str, largest: int | None = None, folder: Path | None = None) -> BinaryIO:
-    """Open a file of somebody else for reading. Arguments and errors as of `foreign_descriptor`."""
+    """Open an untrusted file, which another user may have made, for reading bytes. Arguments and errors as of
+    `foreign_descriptor`."""
     return os.fdopen(foreign_descriptor(path, largest, folder), "rb")
 
 
 def checked_path(path: Path | str, largest: int | None = None, folder: Path | None = None) -> str:
-    """Return the path of a file of somebody else, for a library that opens it itself, after a look at the file.
-    Arguments and errors as of `foreign_descriptor`."""
+    """Check an untrusted file, which another user may have made, and return its path for a library that opens it
+    itself. Arguments and errors as of `foreign_descriptor`."""
     os.close(foreign_descriptor(path, largest, folder))
     return str(path)
 
 
 def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Path | None = None) -> int:
-    """Open a file of somebody else for reading, and return its descriptor: a regular file of at most `largest` bytes,
-    which lies in `folder` after symbolic links are resolved. None: any size, anywhere.
+    """Open an untrusted file, which another user may have made, for reading, and return its file descriptor.
 
-    A pipe would wait for a writer and a device may never end, so the file is opened without waiting, and then looked at
-    by its descriptor. Raises OSError, which names the path, for what cannot be opened, is no regular file or lies
-    elsewhere, ValueError for a file that is too large.
+    largest: the most bytes that the file may have; None: any size. folder: where it must lie after symbolic links are
+    resolved; None: anywhere. Raises OSError, which names the path, if the file cannot be opened, is no regular file or
+    lies elsewhere; ValueError if it is too large. The file is opened without waiting and checked by its descriptor,
+    because a pipe would wait for a writer and a device may never end.
     """
     if folder is not None and not leads_inside(path, folder):
         raise OSError(errno.EPERM, "a link leads out of the folder", str(path))
@@ -179,8 +179,8 @@ def foreign_descriptor(path: Path | str, largest: int | None = None, folder: Pat
 
 def leads_inside(file: Path | str, folder: Path) -> bool:
     """Whether `file` lies in `folder` after symbolic links are resolved. In the cache of the Hugging Face hub a folder
-    below `snapshots` has links to the folder `blobs` beside it, which count as inside."""
-    root, leads_to = (Path(os.path.realpath(path)) for path in (folder, file))  # of a circle of links: the link
+    below `snapshots` has links to the folder `blobs` beside `snapshots`, which count as inside."""
+    root, leads_to = (Path(os.path.realpath(path)) for path in (folder, file))  # a link in a circle of links: itself
     blobs = (each.parent / "blobs" for each in (root, *root.parents) if each.name == "snapshots")
     return any(leads_to.is_relative_to(allowed) for allowed in (root, *blobs))
 
@@ -189,7 +189,7 @@ def file_inside(folder: Path, name: str | Path) -> Path | None:
     """Return `folder / name` if it is a regular file that lies in `folder` by `leads_inside`, else None. In a folder of
     another user a link could lead to a private file, whose content would then go into a report or a tracker."""
     path = folder / name
-    return path if os.path.isfile(path) and leads_inside(path, folder) else None  # isfile: no error of any name
+    return path if os.path.isfile(path) and leads_inside(path, folder) else None  # isfile raises for no name at all
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -236,12 +236,12 @@ def read_lines(path: Path, log: Callable[[str], None] = lambda line: None) -> It
 
 
 def free_bytes(path: Path) -> int:
-    """Return the free bytes of the disk where `path` is or is to be made."""
+    """Return the number of free bytes on the disk of `path`, which need not exist yet."""
     return shutil.disk_usage(next(p for p in (path, *path.absolute().parents) if p.exists())).free
 
 
 def remove(path: Path) -> None:
-    """Delete a folder and ignore errors. Of a symbolic link only the link is deleted, never its target."""
+    """Delete the folder `path` and ignore errors. If `path` is a symbolic link, only the link is deleted."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:

@@ -1,4 +1,4 @@
-"""Findings of health checks, for the command `doctor` and the HTML report: ok, a warning or a failure, with a fix."""
+"""The results of health checks (ok, a warning or a failure, with a fix), for the command `doctor` and the report."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,4 +1,4 @@
-"""Limits of the numbers of a configuration: those in the metadata of its fields, and one that all numbers have."""
+"""Check the numbers of a configuration dataclass: the limits in the metadata of its fields, and MOST for all."""
 
 import math
 import operator
@@ -8,32 +8,33 @@ from typing import Any, cast
 
 from dyad.data.base.errors import raise_broken
 
-# Name of a limit in the metadata of a field → what a legal value is to it, and the words for that
+# Name of a limit in the metadata of a field → comparison(value, limit) that a legal value passes, words of the message
 LIMITS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {"least": (operator.ge, "{:,} or more")}
 LIMITS |= {"most": (operator.le, "{:,} or less")}
 LIMITS |= {"above": (operator.gt, "above {:,}"), "below": (operator.lt, "below {:,}")}
-MOST = 10**12  # of any number: a larger one is a slip, and would overflow or take all memory somewhere
+MOST = 10**12  # the largest number: a larger one is a typing error, and would overflow or take all memory somewhere
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a number of a file of somebody else. Raises ValueError if it is not whole, or not in 0 … MOST."""
+    """Return `value`, an int that was read from an untrusted file. Raises ValueError for another type, and for a number
+    outside 0 … MOST. name: what the number is, for the message."""
     if type(value) is not int or not 0 <= value <= MOST:
         raise ValueError(f"{name} is {value!r:.40}, no whole number from 0 to {MOST:,}")
     return value
 
 
 def check_limits(config: Any, prefix: str = "") -> None:
-    """Raise ConfigError, with a line for each of the first five, if numbers of a dataclass break limits. Arguments and
-    limits as of `broken_limits`."""
+    """Raise ConfigError, with a line for each of the first five faults, if numbers of the dataclass `config` break
+    limits. Arguments and limits as of `broken_limits`."""
     raise_broken(broken_limits(config, prefix))
 
 
 def broken_limits(config: Any, prefix: str = "") -> Iterator[str]:
     """Yield a message for each number of a dataclass, in lists and nested dataclasses too, that breaks a limit.
 
-    A field's metadata may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<); every number is finite
-    and at most MOST in size. A value that is no number (null, auto) breaks no limit. prefix: the dotted path of
-    `config`, with a dot.
+    The metadata of a field may have "least" (value ≥ limit), "most" (≤), "above" (>) or "below" (<). Every number must
+    also be finite and at most MOST in size. A value that is no number (None, "auto") breaks no limit. prefix: dotted
+    path of `config` in the whole configuration, such as "data.", for the message.
     """
     for f in fields(cast(Any, config)):
         key, value = f"{prefix}{f.name}", getattr(config, f.name)

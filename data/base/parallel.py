@@ -1,4 +1,4 @@
-"""How many CPU cores this process may use, and a `map` that runs on several of them."""
+"""Count the CPU cores that this process may use, and run a `map` on several of them."""
 
 import math
 import os
@@ -19,7 +19,8 @@ def available_cores() -> int:
 
 
 def core_quota() -> float:
-    """Return the number of CPU cores that the container may use; infinity without a limit."""
+    """Return the number of CPU cores (not always whole) to which the control group of the container limits this
+    process; infinity without a limit."""
     try:
         limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(limit) / int(period)
@@ -29,11 +30,11 @@ def core_quota() -> float:
 
 @contextmanager
 def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
-    """Yield a function like `map` (context manager). It runs calls in several processes, or in this one if one is
-    enough.
+    """Context manager that yields a function like `map`, which runs its calls in several processes, or in this process
+    if one is enough.
 
-    workers: the largest number of processes; None: one per CPU core. useful: the number of processes that the work
-    keeps busy.
+    workers: the largest number of processes; None: one per CPU core. useful: the number of processes beyond which more
+    would have nothing to do.
     """
     processes = min(workers if workers is not None else available_cores(), useful)
     if processes < 2:
@@ -46,6 +47,6 @@ def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Ite
 
 
 def _start(plugins: list[str]) -> None:
-    """Set up a new process. plugins: those of the parent process, which this one lacks."""
+    """Set up a new process. plugins: names of the plugins that the parent process has imported."""
     end_with_parent()
     import_plugins(plugins)

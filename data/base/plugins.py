@@ -1,6 +1,7 @@
-"""Imports the modules that the user names by plugins=[…] on the command line; dyad.plugins has what they call.
+"""Imports the modules that the user names by plugins=[…] on the command line. dyad.plugins has the functions that
+these modules call to register what they add.
 
-No other file names code: plugins= of a recipe, a config.yaml or a checkpoint is never imported.
+Only the command line names code: `plugins` in a recipe, a config.yaml or a checkpoint is never imported.
 """
 
 import sys
@@ -15,15 +16,15 @@ from dyad.data.base.errors import ConfigError, first_line
 
 PLUGINS = "plugins"
 PLUGINS_HELP = "modules or .py files of your own code, imported first: plugins=[my_module]; see CONTRIBUTING.md"
-OURS = Path(__file__).parents[2]  # of what a traceback shows, not the plugin's
+OURS = Path(__file__).parents[2]  # the folder of Dyad: a line of a traceback in it is not the plugin's
 _imported: dict[str, ModuleType] = {}  # by the names that the user typed
 
 
 def import_typed_plugins(arguments: Iterable[str]) -> None:
-    """Import the modules of the argument plugins=[…], if the command line has one.
+    """Import the modules of the argument plugins=[…], if the command line has it.
 
-    arguments: the texts of a command line. Raises ConfigError if the value is no list, and for a module that does not
-    exist or that raises an error.
+    arguments: the arguments of a command line. Raises ConfigError if the value of plugins= is no list, and for a module
+    that does not exist or that raises an error.
     """
     for value in (argument.partition("=")[2] for argument in arguments if argument.startswith(f"{PLUGINS}=")):
         if value[:1] + value[-1:] != "[]":
@@ -47,7 +48,8 @@ def imported_plugins() -> list[str]:
 
 
 def plugin_files() -> Iterator[tuple[str, Path]]:
-    """Yield (name, path) for each Python file of the imported plugins. name: equal on all machines."""
+    """Yield (name, path) for each Python file of the imported plugins. name: "MODULE/PATH", with the path relative to
+    the plugin's folder, so that it is equal on all machines."""
     for module in _imported.values():
         path = Path(module.__file__ or "")
         files = sorted(path.parent.rglob("*.py")) if path.name == "__init__.py" else [path]
@@ -55,10 +57,8 @@ def plugin_files() -> Iterator[tuple[str, Path]]:
 
 
 def plugins_needed(recorded: Sequence[str]) -> str:
-    """Return a hint for an error about a run that was made with plugins which are not imported now; "" if it has none.
-
-    recorded: the key `plugins` of the run's config.yaml, which is never imported by itself.
-    """
+    """Return a hint for an error message about a run that was made with plugins of which one is not imported now; "" if
+    all are imported. recorded: the names of these plugins, from the key `plugins` of the run's config.yaml."""
     missing = any(name not in _imported for name in recorded)
     return f" The run was made with code beside Dyad. If you trust it, add {PLUGINS}=[{','.join(recorded)}]" * missing
 

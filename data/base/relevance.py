@@ -1,4 +1,4 @@
-"""The relevance of a positive pair: how much it counts in a loss, a weight above 0 and at most 1."""
+"""Read the relevance of a positive pair: the weight in (0, 1] with which the pair counts in a loss."""
 
 from contextlib import suppress
 from typing import Any
@@ -9,19 +9,20 @@ SMALLEST = 2.0**-126  # the smallest normal number of float32: a smaller weight 
 
 
 class IfGiven(str):
-    """A setting data.relevance for data that are evaluated on. Their rows need no relevance. A pair with a score is
-    taken if the score is its relevance, as in training."""
+    """The setting data.relevance (name of the field with the relevance of a pair) for evaluation data. Its type says
+    that rows may lack the field. A row of a pair with a score is still refused unless the score is this field."""
 
 
 def if_given(name: str | None) -> IfGiven | None:
-    """Return the setting data.relevance of training for data that are evaluated on."""
+    """Return the setting data.relevance of training in its form for evaluation data: IfGiven, or None if it is None."""
     return None if name is None else IfGiven(name)
 
 
 def relevance_of(value: Any, where: str) -> float:
-    """Return the relevance that a file gives a positive pair: `value`, a number, or a text with one, as tables have.
+    """Convert `value`, which a file gives as the relevance of a positive pair, to a float. It is a number or a text.
 
-    where: its location, for the message. Raises BadRow for anything else, and for a number that is not in (0, 1].
+    where: the name of the field or column, for the message. Raises BadRow for a value of another form, and for a number
+    that is not in (0, 1].
     """
     number = value
     if isinstance(value, str):

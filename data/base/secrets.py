@@ -23,8 +23,8 @@ QUERY = re.compile(
 
 @cache
 def known_secrets() -> list[str]:
-    """Return the secrets in environment variables and in netrc, the longest first. For each secret the base64 form is
-    included that W&B (Weights & Biases) sends in its requests."""
+    """Return the secrets in environment variables and in netrc, the longest first, each also in the base64 form that
+    W&B (Weights & Biases) sends in its requests."""
     texts = {text for name, text in os.environ.items() if VARIABLES.search(name)}
     texts |= {password for _, _, password in netrc_hosts().values()}
     secrets = {text for text in texts if len(text) >= SHORTEST}
@@ -65,8 +65,8 @@ def without_secrets(tree: Any, by_name: bool = False) -> Any:
 
 
 def public_path(path: str) -> str:
-    """Shorten a path for publication, so that it reveals no private folders: inside the working folder to the relative
-    path, outside to "…" and the last two parts. A URL is returned without credentials."""
+    """Shorten a path for publication, so that it reveals no private folders. A path in the working folder becomes
+    relative; of any other absolute path "…" and the last two parts are returned; a URL loses its credentials."""
     if "://" in path:
         return without_credentials(path)
     full = Path(path).expanduser()

@@ -1,1 +1,1 @@
-"""What `python -m data` makes out of training data for training: hard negatives, and log q of items."""
+"""The verbs of `python -m data` that build files for training: continuations, negatives, sequences and weights."""

@@ -1,11 +1,12 @@
 """`python -m data continuations`: prompts and answers from a corpus, to train and choose with a language model.
 
 Each text is cut at the blank nearest its middle: the first half is a prompt, the second its right answer. Wrong answers
-are second halves of other texts of the same part. All texts of a group belong to one part, by a hash of its name.
+are second halves of other texts of the same part (train, val or test). All texts of a group are in one part, which a
+hash of the group's name determines.
 
-A language model uses an example in its prompt only if it has met such prompts: with examples=N each row of train also
-stands N times after a row of another group: in three of four cases after the next that BM25 finds for its prompt, else
-after a random one.
+A language model uses an example in its prompt only if it was trained on such prompts. Therefore examples=N writes
+examples.jsonl, with N prompts for each row of train. Each of them begins with another row of train, of another group,
+as an example: in three of four cases the next row that BM25 finds for the prompt, else a random row.
 """
 
 import json
@@ -26,13 +27,14 @@ from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.shards.sources import local_path
 
 TRAIN = "python -m train task=language_model data=question_passage model=causal_lm model.text.name=FOLDER objective=nll"
-BY_BM25 = 0.75  # share of the examples
-DEPTH = 100  # rows that BM25 finds for a prompt
+BY_BM25 = 0.75  # probability that an example is one that BM25 finds
+DEPTH = 100  # the most rows that BM25 finds for a prompt
 
 
 @dataclass(frozen=True)
 class Row:
-    """The halves of a text, as a prompt and its right answer. group: what stays in one part."""
+    """The halves of a text, as a prompt and its right answer. id: id of the text in the corpus. group: name of its
+    group; all rows of a group are in one part."""
 
     id: str
     group: str
@@ -70,7 +72,8 @@ def run(arguments: Sequence[str], options: ContinuationsOptions) -> None:
 
 
 def _halves(path: str, pattern: str) -> Iterator[Row]:
-    """Yield each text of a corpus that has a blank, cut at the one nearest its middle, which begins the answer."""
+    """Yield a Row for each text of the corpus `path` that has a blank, cut at the blank nearest its middle; the answer
+    begins with this blank. pattern: the option group_of."""
     corpus = open_corpus(local_path(path), "INPUT")
     for i in range(len(corpus)):
         (name,), text = corpus.ids(i, i + 1), corpus[i].text.strip()
@@ -89,7 +92,8 @@ def _write(path: Path, lines: Iterable[dict[str, object]]) -> None:
 def _line(
     row: Row, prompt: str, rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
 ) -> dict[str, object]:
-    """Return the line of a row with its prompt, and the answers of other rows, all different and none the right one."""
+    """Return the fields of a line to write: `prompt`, the right answer of `row`, and options.wrong wrong answers, which
+    are answers of other rows, all different."""
     wrong: dict[str, None] = {}
     while len(wrong) < options.wrong:
         answer = rows[int(generator.integers(len(rows)))].answer
@@ -101,7 +105,8 @@ def _line(
 def _after_examples(
     rows: Sequence[Row], options: ContinuationsOptions, generator: np.random.Generator
 ) -> Iterator[dict[str, object]]:
-    """Yield the line of each row options.examples times, each time after another row."""
+    """Yield the fields of options.examples lines for each row; the prompt of each begins with another row as
+    example."""
     index = build_bm25(row.prompt + row.answer for row in rows)
     for row in tracked(rows, "rows with examples", len(rows)):
         ((_, found),) = index.search([row.prompt], DEPTH)

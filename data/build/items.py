@@ -1,6 +1,6 @@
-"""The items on one side of training data, by content key: how often an epoch is expected to draw each as a positive.
+"""Count the items on one side of training data: the expected number of times that an epoch draws each as a positive.
 
-An item is a question, a passage, an image or a caption. Items of equal content are one item, whatever their rows.
+An item is a question, a passage, an image or a caption. Items of equal content key, in any rows, are one item.
 """
 
 from array import array
@@ -23,15 +23,16 @@ from dyad.data.shards.content_keys import Int64s, content_key
 from dyad.data.shards.manifest import Manifest, file_entries
 from dyad.data.shards.shards import open_shards
 
-Draws = Iterable[tuple[int, float]]  # content keys of a row's items, and how often an epoch draws each
+Draws = Iterable[tuple[int, float]]  # (content key, probability that it is drawn when the row is) of a row's items
 
 
 class ItemRows(Protocol):
-    """The rows of training data, as holders of items.
+    """Interface of the rows of training data, whose items are counted.
 
-    manifest: the files of the data, as a run records them. weights: of each row, how often an epoch has it. bad: what
-    is wrong with rows that training would not use, which have no draws. others: content keys of items that are
-    candidates but never positives.
+    manifest: the files of the data, as a run records them. weights: expected number of times that an epoch has each
+    row. bad: error messages of rows that training would replace. draws(i): the items of row i that may be drawn as
+    positives; empty for a bad row. text(i, key): the text of an item of row i, to print. others(): yields content keys
+    of further items that may be candidates of a row, such as its negatives.
     """
 
     @property
@@ -49,10 +50,10 @@ class ItemRows(Protocol):
 
 @dataclass(frozen=True)
 class ItemCounts:
-    """The n items of a side.
+    """The n items of one side of training data.
 
-    keys_n: content keys, ascending. counts_n: how often an epoch draws each, in expectation, float64. rows_n: a row
-    that has the item; −1 for one that is no positive of any row.
+    keys_n (n,) int64: content keys, ascending. counts_n (n,) float64: expected number of times that an epoch draws each
+    item as a positive. rows_n (n,) int64: index of a row that has the item as a positive; −1 if no row has.
     """
 
     keys_n: Int64s
@@ -61,8 +62,8 @@ class ItemCounts:
 
 
 def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
-    """Open the training data that the arguments name, in the syntax of data.train. Raises ConfigError and DataError as
-    training does."""
+    """Open the training data that the arguments name, in the syntax of data.train. Raises ConfigError for data that
+    cannot be counted, such as passages alone, and DataError for damaged data."""
     kind = kind_of(arguments, options)
     if kind is InputKind.passages:
         raise ConfigError(f"SOURCE {arguments[0]} has passages alone: give the file of their questions, and corpus=")
@@ -70,8 +71,8 @@ def open_items(arguments: Sequence[str], options: WeightsOptions) -> ItemRows:
 
 
 def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
-    """Count the items of all rows, in one pass that shows its progress. with_others: also the items that are never a
-    positive, with the count 0. Memory: 24 bytes for each positive of each row."""
+    """Count the items of all rows, in one pass that shows its progress. with_others: whether the items of rows.others()
+    are included, with the count 0 if they are never a positive. Memory: 24 bytes for each positive of each row."""
     keys, counts, places = array("q"), array("d"), array("q")
     for i, weight in enumerate(tracked(rows.weights, "counting", len(rows.weights))):
         for key, draws in rows.draws(i):
@@ -87,14 +88,14 @@ def count_items(rows: ItemRows, with_others: bool) -> ItemCounts:
 
 
 def data_config(options: WeightsOptions) -> DataConfig:
-    """Return the keys data.* of a run that reads the data as the options say."""
+    """Return the configuration of a run that reads training data with the options of `python -m data weights`."""
     own = ("template", "caption_per", "captions", "caption_weights", "text_key", "image_key", "max_image_pixels")
     return replace(question_config(options), **{name: getattr(options, name) for name in own})
 
 
 class QuestionItems:
-    """The items of files of questions: the questions if options.side is x, else their passages. Raises as
-    `open_questions`."""
+    """The rows of files of questions as ItemRows. Items are the questions if options.side is x, else the passages.
+    The constructor raises ConfigError and DataError as `open_questions` does."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         self._rows: QuestionRows = open_questions(arguments, data_config(options), "SOURCE")
@@ -127,7 +128,8 @@ class QuestionItems:
 
 
 class ImageItems:
-    """Samples of images (side x) and captions (side y)."""
+    """The samples of shards as ItemRows. Items are the images if options.side is x, else the captions. `draws` raises
+    DataError when more than the share data.bad_share of the samples is bad."""
 
     def __init__(self, arguments: Sequence[str], options: WeightsOptions) -> None:
         from dyad.data.image_text.dataset import caption_draws  # loads torch

@@ -1,11 +1,11 @@
 """`python -m data negatives`: DPR's training rows from questions, a corpus and BM25.
 
-The rule of Karpukhin et al. 2020 (section 3.2 and their data): of the best `depth` passages of a question, the best
-ranked one with an answer is its positive, and those without an answer are its hard negatives, best ranked first. A
-question without a positive is left out and counted. Where a row has right passages already, as judgements give them,
-they are its positives. A right passage, one of the same content, one with an answer and the question itself are never
-negatives. The questions are worked on in their order, by any number of processes, and each gives one line of a file
-that survives a stop: the rows do not depend on either.
+The rule is that of Karpukhin et al. 2020 (section 3.2 and their data). BM25 finds the best `depth` passages of a
+question. The best ranked passage with an answer is its positive; the passages without an answer are its hard negatives,
+best ranked first. A question without a positive is left out and counted. If a question has right passages already, such
+as those of judgements, these are its positives. A passage is never a negative if it is right, has the content of a
+right passage, has an answer, or equals the question. Each question gives one line of a file, which is kept when the
+command is stopped. The rows depend neither on stops nor on the number of processes.
 """
 
 import json
@@ -39,17 +39,17 @@ from dyad.data.shards.content_keys import Int64s, json_digest
 from dyad.data.tables.image_table import json_bytes
 
 FORMAT = 1
-BLOCK = 256  # questions between two looks at the clock
+BLOCK = 256  # questions between two writes of finished lines to the file
 TARGETS = {PassagesOfRows.inside: Target.dpr, PassagesOfRows.ids: Target.tevatron_ids}
-# options that decide what rows hold
+# options on which the content of rows depends
 DECIDE = ("depth", "negatives", "all_positives", "answers", "match", "passages", "columns", "pos_pool", "relevance")
 EXAMPLES = 3
 
 
 def run(arguments: Sequence[str], options: NegativesOptions) -> None:
     """Build the training rows of the questions that the only argument names, in the new file options.out, and print a
-    summary. A build that was stopped goes on where it was. Raises ConfigError for options that cannot work, DataError
-    for damaged data and if no question has a positive."""
+    summary. A build that was stopped continues where it stopped. Raises ConfigError for options that cannot work,
+    DataError for damaged data and if no question has a positive."""
     if options.passages is PassagesOfRows.ids and not (options.out or "").endswith(".jsonl"):
         raise ConfigError(f"passages=ids with out={options.out}: such rows are lines of a .jsonl file")
     (source,), out = arguments, new_file(options.out, [*JSON_ROWS])
@@ -81,9 +81,11 @@ def run(arguments: Sequence[str], options: NegativesOptions) -> None:
 
 
 class Builder:
-    """What makes the row of a question: the questions, the corpus and its BM25 index, opened once in each process.
+    """Makes the training rows of questions. It opens the questions, the corpus and its BM25 index, once in each
+    process. len(builder) is the number of questions.
 
-    identity: a digest of all that the rows depend on. len: the number of questions. folder: holds the BM25 index.
+    source: names the questions. folder: folder of the BM25 index. identity: a digest of everything on which the rows
+    depend. The constructor raises ConfigError and DataError as `run` does.
     """
 
     def __init__(self, source: str, options: NegativesOptions, folder: Path) -> None:
@@ -106,8 +108,9 @@ class Builder:
         return _opened, self._made_of
 
     def line(self, i: int) -> bytes:
-        """Return what is kept of question i: JSON with the numbers of the summary, a tab, and its row, empty if it has
-        no positive."""
+        """Return the line of question i in the file of finished lines: JSON with its numbers for Summary.add, a tab,
+        and its training row as JSON (empty if it has no positive). Raises ConfigError for passages inside rows if
+        options.passages asks for ids."""
         found = self._questions.row(i)
         ((_, hits),) = self._bm25.search([found.question.text], self._options.depth)
         inside = len(found.positives) and isinstance(found.positives, InlinePassages)
@@ -123,8 +126,9 @@ class Builder:
         return json.dumps(head).encode() + b"\t" + json_bytes(fields) + b"\n"
 
     def _judged(self, found: QuestionRow, hits: Int64s) -> tuple[QuestionRow, int | None]:
-        """Return the row of a question, and the rank of its best positive among its hits, counted from 1; None if that
-        is not among them. found: the question and its right passages. hits: positions in the corpus, best first."""
+        """Return the training row of a question, and the rank, from 1, of its best positive among `hits`; None if no
+        positive is among them. found: the question with its known right passages. hits (k,) int64: positions in the
+        corpus of the passages that BM25 found, best first."""
         options, corpus, right = self._options, self.corpus, set(found.positives.keys)
         answers = prepared(found.question.answers, options.match)
         ranks, by_answer, wrong = list[int](), list[int](), dict[int, int]()
@@ -148,11 +152,11 @@ class Builder:
         return row, min(ranks, default=None)
 
 
-_OPEN: dict[str, Builder] = {}  # of this process, at most one
+_OPEN: dict[str, Builder] = {}  # the open Builder of this process, by its arguments; at most one
 
 
 def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
-    """Return the builder of a searching process, which keeps it from one question to the next."""
+    """Return the Builder of these arguments. A worker process opens it once and keeps it for all its questions."""
     key = repr((source, options, folder))
     if key not in _OPEN:
         _OPEN.clear()
@@ -164,8 +168,8 @@ def _opened(source: str, options: NegativesOptions, folder: Path) -> Builder:
 
 
 def _finish(lines: Path, out: Path, corpus: Corpus) -> tuple[Summary, list[str]]:
-    """Write the rows of the finished file `lines` to the file `out`, atomically. Returns the summary and the lines of
-    some examples. Raises DataError if there is no row."""
+    """Write the rows of the complete file `lines` to the file `out`, atomically. Return the summary, and lines to print
+    for EXAMPLES rows. Raises DataError if there is no row, and if `lines` is damaged."""
     summary, starts = Summary(), array("q")
     with open_foreign(lines) as file, whole_file(out) as new, JSON_ROWS[out.suffix](new) as add:
         at = len(file.readline())

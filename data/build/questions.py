@@ -1,4 +1,5 @@
-"""The questions that hard negatives are looked for: with answers, with right passages, or with both."""
+"""Open the questions for which `python -m data negatives` searches hard negatives. They have answers, right passages,
+or both."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,8 @@ from dyad.data.tables.prepare import prepared_tables
 
 
 class Questions(Protocol):
-    """Questions by number. Their rows may have right passages."""
+    """Interface of questions that are read by number. A row may have right passages. fingerprint: a hash of the
+    data."""
 
     fingerprint: str
 
@@ -29,7 +31,7 @@ class Questions(Protocol):
 
 
 class TableQuestions:
-    """The questions of DPR's table of answers."""
+    """The questions with answers of a DPR table. Raises DataError for a damaged row. path: the file of the table."""
 
     def __init__(self, path: str) -> None:
         self.fingerprint = sha256_of(path)
@@ -43,7 +45,7 @@ class TableQuestions:
 
 
 class AnsweredQuestions:
-    """The questions of rows that have answers in the field `answers`, and no passages."""
+    """The questions of rows that have answers, and no passages. answers: the field of a row with its answers."""
 
     def __init__(self, rows: Rows, answers: str) -> None:
         self.fingerprint, self._rows, self._answers = rows.fingerprint, rows, answers
@@ -56,8 +58,8 @@ class AnsweredQuestions:
 
 
 def open_built_of(source: str, options: NegativesOptions) -> tuple[Questions, Corpus]:
-    """Open the questions that `source` names and the corpus to search. Raises ConfigError for a source that cannot
-    work, and without a corpus; DataError for damaged data."""
+    """Open the questions that `source` names, and the corpus to search: options.corpus or that of the source. Raises
+    ConfigError for a source that cannot work, and if there is no corpus; DataError for damaged data."""
     if recognised([source], table_keys(options))[0] is InputKind.images:
         raise ConfigError(f"QUESTIONS {source} holds images, and no questions")
     questions, corpus = _open(source, options)
@@ -84,6 +86,7 @@ def _open(source: str, options: NegativesOptions) -> tuple[Questions, Corpus | N
 
 
 def _is_answered(fields: dict[str, Any], answers: str) -> bool:
-    """Whether a row has answers, and no field of passages but this one."""
+    """Whether the row `fields` has the field `answers`, and no field that its format would read as passages, except
+    this one."""
     read = format_of(fields)
     return answers in fields and (read is None or read.lists(fields) == [answers])

@@ -1,9 +1,9 @@
 """`python -m data sequences`: logs for training, validation and test from a log, a corpus in order, or judgements.
 
-split=last leaves one out: the last event of a user is for the test, the one before it for validation. split=time
-divides all events by two times. split=user gives all events of a user to one part, by a hash of the user's id. The
-division depends on the data and the shares alone. Beside the logs stands log q of each item of the training part, by
-which losses correct for popularity (objective.importance_file).
+split=last (leave one out): the last event of a user is for the test, the one before it for validation. split=time: all
+events are divided at two times. split=user: all events of a user are in one part, which a hash of the user's id
+determines. The division depends only on the data and the shares. The command also writes log q of each item of the
+training part, by which losses correct for popularity (objective.importance_file).
 """
 
 import hashlib
@@ -31,14 +31,15 @@ PARTS = ("train", "val", "test")
 TRAIN = "python -m train task=sequence data=log model=next_item"
 WEIGHTS = "log_q.safetensors"
 Event = tuple[str, str, float]  # user, item, time
-Users = dict[str, list[tuple[str, float]]]  # user → item and time of the events, in order
-PartOf = dict[str, list[str]]  # user → the part of each event
+Users = dict[str, list[tuple[str, float]]]  # user → (item, time) of the events, in order
+PartOf = dict[str, list[str]]  # user → name of the part of each event
 
 
 def run(arguments: Sequence[str], options: SequencesOptions) -> None:
-    """Write the logs of the parts into the new folder options.out, and print what they hold.
+    """Divide the events of the input arguments[0] into train, val and test. Write a log of each part and log q of the
+    items into the new folder options.out, and print the numbers of events.
 
-    Raises ConfigError for options that cannot work, DataError for data without events that could be divided.
+    Raises ConfigError for options that cannot work, DataError if no user has options.least events.
     """
     out = outputs.checked_out(options.out)
     of_users: Users = {}
@@ -72,9 +73,10 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
 
 
 def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
-    """Yield the events of a log; or, with user_of, those of a corpus or of a BEIR folder's judgements, in their order.
+    """Yield the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements, in
+    their order, which is their time.
 
-    Raises ConfigError for a source that is neither, DataError for an id that user_of does not match.
+    Raises ConfigError for another source, DataError for an id that options.user_of does not match.
     """
     if options.user_of is None:
         config = SequenceConfig(options.user, options.item, options.time)
@@ -88,9 +90,8 @@ def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
 
 
 def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs of ids: for a corpus (id, id) of each text; for a BEIR folder with judgements the ids of a question
-    and of a passage, for each passage that is judged right for the question (a grade above 0).
-    """
+    """Yield pairs of ids: (id, id) for each text of a corpus; in a BEIR folder with judgements, (question id, passage
+    id) for each passage that is judged right for a question (grade above 0)."""
     qrels = Path(source) / "qrels"
     if not qrels.is_dir():
         corpus = open_corpus(source, "INPUT")
@@ -103,7 +104,8 @@ def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _write_log_q(path: Path, counts: Mapping[str, int]) -> None:
-    """Write log q of each item of the training part, which is its share of the events, by content key."""
+    """Write the file of log q, by content key. q of an item is its share of the training events. counts: number of
+    training events by item."""
     keys_n, counts_n = item_keys([*counts]), np.array([*counts.values()], np.float64)
     order = np.argsort(keys_n)
     log_q_n = np.log(counts_n[order] / counts_n.sum())
@@ -129,7 +131,8 @@ def _by_hash(users: Users, options: SequencesOptions) -> PartOf:
 
 
 def part_by_hash(name: str, val: float, test: float) -> str:
-    """Return the part of a group of data, train, val or test, by a hash of its name. val, test: their shares."""
+    """Return the part ("train", "val" or "test") of a group of data, which depends on a hash of the group's name. val,
+    test: the shares of these parts, in 0 … 1."""
     share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) / 2**64
     return "test" if share < test else "val" if share < test + val else "train"
 

@@ -1,4 +1,4 @@
-"""What a person judges a build of training rows by: how many questions, ranks of positives, numbers of negatives."""
+"""The printed summary of `python -m data negatives`: number of questions, ranks of positives, numbers of negatives."""
 
 from array import array
 from collections import Counter
@@ -10,15 +10,15 @@ import numpy as np
 
 from dyad.data.question_passage.questions import QuestionRow
 
-LETTERS = 90  # of a text in an example
+LETTERS = 90  # the most characters of a text in an example
 
 
 @dataclass
 class Summary:
-    """The numbers of the questions so far.
+    """Statistics of the questions that were added so far.
 
-    without: reason → questions without a positive. ranks: of each row's best positive, inf if BM25 did not find it.
-    positives, negatives: how many each row has.
+    without: number of questions without a positive, by reason. ranks: for each row (question with a positive) the rank
+    of its best positive, inf if BM25 did not find it. positives, negatives: the number of each that each row has.
     """
 
     without: Counter[str] = field(default_factory=Counter)
@@ -27,8 +27,8 @@ class Summary:
     negatives: "array[int]" = field(default_factory=lambda: array("q"))
 
     def add(self, head: dict[str, Any]) -> None:
-        """Count a question. head: "why" it has no row, or the "rank" of its best positive or None, and how many
-        "positives" and "negatives" its row has."""
+        """Add a question. head: {"why": the reason why it has no positive}, or {"rank": the rank of its best positive
+        or None, "positives": their number, "negatives": their number}."""
         if "why" in head:
             self.without[head["why"]] += 1
             return
@@ -38,10 +38,12 @@ class Summary:
 
     @property
     def reasons(self) -> str:
+        """The reasons why questions have no positive, with the number of questions, as text for a message."""
         return ", ".join(f"{why}: {count:,}" for why, count in self.without.most_common())
 
     def lines(self, depth: int) -> Iterator[str]:
-        """Yield the lines of the summary; there is a row. depth: passages that BM25 found for a question."""
+        """Yield the lines of the summary, which needs at least one row. depth: the most passages that BM25 found for a
+        question."""
         rows, dropped = len(self.negatives), self.without.total()
         ranks, negatives = np.asarray(self.ranks), np.asarray(self.negatives)
         missed, none = int(np.isinf(ranks).sum()), int((negatives == 0).sum())
@@ -53,7 +55,7 @@ class Summary:
 
 
 def example(row: QuestionRow) -> Iterator[str]:
-    """Yield the question of a row, its first positive, and its first hard negative if it has one."""
+    """Yield lines to print for a row: its question, its first positive, and its first hard negative if it has one."""
     passages = (("+", row.positives), ("-", row.hard_negatives))
     texts = [("?", row.question.text), *((sign, f"{p[0].title} {p[0].text}") for sign, p in passages if len(p))]
     yield from (f"  {sign} {' '.join(text.split()):.{LETTERS}}" for sign, text in texts)

@@ -1,4 +1,4 @@
-"""Work that is kept when it is stopped: a folder beside the new file, with a line for each item that is done."""
+"""Keep the finished work of a command that is stopped, in a folder beside the file that it makes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,8 +10,8 @@ from dyad.data.base.files import alive, is_held, remove
 
 @contextmanager
 def unfinished(out: Path) -> Iterator[Path]:
-    """Context manager that yields the folder for the work on the new file `out`, with what an earlier, stopped process
-    has left there. It is deleted when the block ends, and stays when the block raises, unless it is empty.
+    """Context manager that yields a folder for the work on the new file `out`. It has the files that an earlier,
+    stopped process left there. It is deleted when the block ends; when the block raises, it stays unless it is empty.
 
     Raises ConfigError when another process works on the same file, or the folder cannot be written.
     """
@@ -25,17 +25,17 @@ def unfinished(out: Path) -> Iterator[Path]:
                 yield folder
                 remove(folder)
             finally:
-                with suppress(OSError):  # there is work in it, or it is gone
+                with suppress(OSError):  # the folder has work in it, or was deleted
                     folder.rmdir()
     except OSError as error:
         raise ConfigError(f"out={out} cannot be written: {error.strerror or error}") from error
 
 
 def lines_done(path: Path, identity: str) -> int:
-    """Make a file of lines ready to be continued, and return how many whole lines it has after its first, which is
-    `identity`.
+    """Prepare a file of finished lines to be continued, and return the number of complete lines after its first line.
 
-    A line that a killed process has begun is cut off. A file of another identity, or without any, begins anew.
+    identity: a digest of the inputs and options of the work, which is the first line. A file with another first line is
+    emptied. An incomplete last line, which a killed process left, is cut off.
     """
     head = f"{identity}\n".encode()
     with path.open("ab+") as file:

@@ -1,8 +1,9 @@
 """`python -m data weights`: log q of each item of training data, from how often the item is a positive.
 
-q_j = (n_j + a)^p / Σ_k (n_k + a)^p, with n_j the draws of item j in an epoch, a the option add, p the option power,
-which is 0.75 in word2vec (Mikolov et al. 2013). An item that is never drawn has a q only if a is above 0. The pass over
-the data is not resumed: of questions it takes seconds for 100,000 rows, of images as long as reading them once.
+q_j = (n_j + a)^p / Σ_k (n_k + a)^p, where n_j is the expected number of draws of item j in an epoch, a the option add,
+and p the option power, which is 0.75 in word2vec (Mikolov et al. 2013). An item that is never drawn has a q only if a
+is above 0. A stopped pass over the data cannot be resumed; it takes seconds for 100,000 questions, and for images as
+long as reading them once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +20,12 @@ from dyad.data.log_weights import LOG_Q, ZETA, LogWeights, write_log_weights
 from dyad.data.shards.manifest import summary
 
 SUFFIX = ".safetensors"
-MOST, LEAST, LETTERS = 10, 3, 70  # items that are shown, and how much of their texts
+MOST, LEAST, LETTERS = 10, 3, 70  # numbers of most and least frequent items shown, and of characters of their texts
 
 
 def run(arguments: Sequence[str], options: WeightsOptions) -> None:
-    """Write log q, or ζ, of each item of a side of the data that the arguments name, and print a summary. Raises
-    ConfigError for options that cannot work, DataError for damaged data."""
+    """Write log q of each item on one side of the data that the arguments name (with options.temperature ζ = −τ log q),
+    and print a summary. Raises ConfigError for options that cannot work, DataError for damaged data."""
     out = new_file(options.out, [SUFFIX])
     if options.task is not ImageTask.image_text:
         raise ConfigError(f"task={options.task}: items are counted of images with captions, or of questions")
@@ -45,13 +46,14 @@ def run(arguments: Sequence[str], options: WeightsOptions) -> None:
 
 
 def log_q(counts_n: np.ndarray, power: float, add: float) -> np.ndarray:
-    """Return log q of n items, (n,) float64, by the formula of the module. counts_n: n_j, all above 0 if add is 0."""
+    """Return log q of n items, float64 (n,), by the formula in the module docstring. counts_n (n,) float64: n_j, all
+    above 0 if `add` is 0. power, add: p and a of the formula."""
     log_weight_n = power * np.log(counts_n + add)
     return log_weight_n - np.logaddexp.reduce(log_weight_n)
 
 
 def describe(rows: ItemRows, items: ItemCounts, log_q_n: np.ndarray, options: WeightsOptions) -> Iterator[str]:
-    """Yield the lines of the summary: how many items, how even q is, the most and the least frequent items."""
+    """Yield the lines of the summary: the number of items, the entropy of q, the most and the least frequent items."""
     q_n, n = np.exp(log_q_n), len(log_q_n)
     order = np.argsort(-log_q_n, kind="stable")
     effective = float(np.exp(-(q_n * log_q_n).sum()))  # the exponential of the entropy

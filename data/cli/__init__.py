@@ -1,2 +1,2 @@
-"""`python -m data`, the command line that inspects, checks and converts training data: its verbs index, check and pack,
-and the tables of images that pack reads."""
+"""`python -m data`, the command line that inspects, checks and converts training data: its main program, its options,
+and the verbs index, check, pack and split."""

@@ -1,8 +1,8 @@
 """`python -m data check`: reads all data of a source, prints statistics and lists everything that training would
 refuse.
 
-Shards of images: the SHA-256 of every file is compared with the one in its index, and every image is decoded.
-Questions and passages: every row is read as training reads it.
+For shards of images, the SHA-256 of every file is compared with the one in its index, and every image is decoded.
+For questions and passages, every row is read as training reads it.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from dyad.data.shards.storage import sha256_of
 from dyad.data.tables.folders import suffixes_in
 
 BLOCK = 512  # samples per task
-TASKS_PER_PROCESS = 16  # a process that gets fewer spends more time on its imports
-SHOWN = 20  # kinds of faults that are printed
-LEAKS = 3  # examples that are printed
-MISSING = ("nan", "null", "none")  # as a caption: what programs write into a table for a missing one
-VARYING = re.compile(r"'[^']*'|[\d,.]+")  # what differs between messages about one fault
-INTEGERS = partial(array, "q")  # 64 bits each: there may be many millions
+TASKS_PER_PROCESS = 16  # a process with fewer tasks would spend more time on its imports
+SHOWN = 20  # the most kinds of faults that are printed
+LEAKS = 3  # the most contents of both training and evaluation data that are printed
+MISSING = ("nan", "null", "none")  # captions that programs write into a table in place of a missing one
+VARYING = re.compile(r"'[^']*'|[\d,.]+")  # parts in which messages about one fault may differ
+INTEGERS = partial(array, "q")  # arrays of 64-bit integers, because there may be many millions
 
 
 def run(arguments: Sequence[str], options: CheckOptions) -> None:
-    """Check all data that the arguments (paths or URLs) name, print statistics, and how to train on them. With
-    options.val, print what stands on both sides. Raises DataError at the end if anything is wrong."""
+    """Check all data that the arguments (paths or URLs) name, and print statistics and a command that trains on them.
+    With options.val, print how much of that data is also in the training data. Raises DataError if data are bad."""
     check = {InputKind.images: check_shards, InputKind.questions: check_questions, InputKind.passages: check_passages}
     kind = inputs.kind_of(arguments, options)
     samples = check[kind](arguments, options)
@@ -67,8 +67,8 @@ def run(arguments: Sequence[str], options: CheckOptions) -> None:
 
 
 def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
-    """Print how many of the contents of `val`, data for evaluation in the syntax of data.val, stand in the training
-    data `values` too, with examples. Raises ConfigError for data of another kind."""
+    """Print how many contents (images, captions, questions, passages) of the evaluation data `val` are also in the
+    training data `values`, with examples. val: in the syntax of data.val. Raises ConfigError if both differ in kind."""
     folder, _, split = val.rpartition("@")
     named = (folder, split) if inputs.is_beir(folder) else (val, "test" if inputs.is_beir(val) else options.split)
     held_out = dict[str, dict[int, str]]()  # kind → content key → where it stands first, and its text
@@ -93,15 +93,16 @@ def print_leaks(values: Sequence[str], options: CheckOptions, val: str) -> None:
 
 
 class BadLines(dict[str, tuple[int, str]]):
-    """Messages about bad data by fault: how many, and the first one. Messages about one fault differ only in numbers
-    and quoted names. After SHOWN faults the others count as one."""
+    """Fault → (number of messages, first message). Messages that differ only in numbers and quoted names are about one
+    fault. After SHOWN faults, all further ones count as one fault."""
 
     @property
     def count(self) -> int:
+        """The number of all messages."""
         return sum(count for count, _ in self.values())
 
     def add(self, line: str, fault: str | None = None, count: int = 1) -> None:
-        """Count a message. fault: None: as `line` says. count: how many messages `line` stands for."""
+        """Count the message `line`. fault: its fault; None: derived from `line`. count: the number of messages."""
         fault = VARYING.sub("…", line) if fault is None else fault
         fault = fault if fault in self or len(self) < SHOWN else "others"
         before, first = self.get(fault, (0, line))
@@ -119,7 +120,7 @@ class BadLines(dict[str, tuple[int, str]]):
 
 
 def count_repeated(keys: array[int]) -> int:
-    """Return how many of the keys are equal to an earlier key in the array."""
+    """Return the number of entries of `keys` that are equal to an earlier entry."""
     return len(keys) - len(np.unique(np.array(keys, np.int64)))
 
 
@@ -130,12 +131,11 @@ def count_repeated(keys: array[int]) -> int:
 class ImageFindings:
     """Statistics of samples in shards of images. `a += b` adds the statistics b of other samples to a.
 
-    formats, modes: number of images by file suffix and by PIL's name of the colour format. widths, heights: of each
-    image, in pixels. captions: number of captions of each image. words: number of words of each caption. missing:
-    captions that are nan or null. several: images with a caption of several lines in its text. labels: number of
-    images by class. images, texts: content keys (64-bit hashes) of the images and of the captions. bad: messages
-    about bad samples.
-    """
+    samples: their number. formats, modes: number of images by file suffix and by PIL's name of the colour format.
+    widths, heights: in pixels, of each image. captions: number of captions of each image. words: number of words of
+    each caption. missing: number of captions in MISSING. several: images whose txt has a caption of several lines.
+    labels: number of images by class. images, texts: content keys (64-bit hashes) of images and captions. bad: messages
+    about bad samples."""
 
     samples: int = 0
     formats: Counter[str] = field(default_factory=Counter)
@@ -209,10 +209,8 @@ def check_shards(values: Sequence[str], options: CheckOptions) -> int:
 
 
 def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
-    """Read and decode samples of one shard, and return their statistics, which list the bad samples.
-
-    task: the index of the shard, the positions of the samples in the shard, and the options of the command.
-    """
+    """Read and decode samples of one shard, and return their statistics, which list the bad samples. task: the index of
+    the shard, the positions of the samples in the shard, and the options of the command."""
     from dyad.data.image_text.sample import ShardSample
 
     index, rows, options = task
@@ -244,7 +242,7 @@ def examine(task: tuple[ShardIndex, range, CheckOptions]) -> ImageFindings:
 
 
 def _unread(values: Sequence[str], options: CheckOptions, indexes: Sequence[ShardIndex]) -> Iterator[str]:
-    """Yield a line for each source with images whose format is not read: members of tars, files of folders."""
+    """Yield a line for each tar shard and each folder that has images of a format that is not read."""
     for index in indexes:
         if line := unread_images(Counter(index.ignored)):
             yield f"{index.path}: {line}"
@@ -262,8 +260,8 @@ def _counts(counter: Counter[str]) -> str:
 
 @dataclass
 class PassageStatistics:
-    """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (hashes of title and text).
-    sizes: bytes of each text. titles: number of passages with a title. rows: number of rows, the bad ones
+    """Statistics of passages. id_hashes: 64-bit hashes of the ids. keys: content keys (64-bit hashes of title and
+    text). sizes: number of bytes of each text. titles: number of passages with a title. rows: number of rows, bad ones
     included."""
 
     id_hashes: array[int] = field(default_factory=INTEGERS)
@@ -274,8 +272,8 @@ class PassageStatistics:
 
     @classmethod
     def of(cls, passages: Located[Passage], bad: BadLines, odd: BadLines) -> PassageStatistics:
-        """Return the statistics of rows of passages. List those that training refuses in `bad`, and those without any
-        text, which it takes, in `odd`."""
+        """Return the statistics of rows of passages. Add messages about rows that training refuses to `bad`, and about
+        empty passages, which training accepts, to `odd`."""
         found = cls()
         for where, passage in passages:
             found.rows += 1
@@ -290,6 +288,7 @@ class PassageStatistics:
         return found
 
     def add(self, passage: Passage) -> None:
+        """Add a passage to the statistics, except to `rows`."""
         self.keys.append(passage.key)
         self.sizes.append(len(passage.text.encode()))
         self.titles += bool(passage.title)
@@ -310,7 +309,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
     Raises DataError at the end when training would refuse a row, or when there is no row.
     """
     source, bad, odd, rows = inputs.open_input(values, options, "SOURCE"), BadLines(), BadLines(), 0
-    lengths = {name: INTEGERS() for name in LISTS}  # of the lists of each row
+    lengths = {name: INTEGERS() for name in LISTS}  # lengths of each row's lists
     answers, inline = INTEGERS(), PassageStatistics()  # number of answers; passages that stand in the rows themselves
     questions, positives = INTEGERS(), INTEGERS()  # content keys; positives: of those among `inline`
     for where, row in source.rows:
@@ -319,7 +318,7 @@ def check_questions(values: Sequence[str], options: CheckOptions) -> int:
             bad.add(f"{where}: {row}")
             continue
         right = set(row.positives.keys)
-        if any(key in right for name in LISTS[1:] for key in getattr(row, name).keys):  # `draw_negatives` leaves it out
+        if any(key in right for name in LISTS[1:] for key in getattr(row, name).keys):  # draw_negatives never draws it
             odd.add(f"{where}: a negative is a positive, too: left out when drawn")
         for name in LISTS:
             passages = getattr(row, name)
@@ -383,9 +382,9 @@ def _finish(
     values: Sequence[str], options: CheckOptions, unread: UnreadFields, bad: BadLines, odd: BadLines, rows: int
 ) -> int:
     """Print the last part of the report on questions or passages: the fields that the readers did not use, and the
-    messages about odd rows, which training takes, and bad rows, which it refuses. Returns `rows`.
+    messages about odd rows, which training accepts, and bad rows, which training refuses. Return `rows`.
 
-    Raises DataError when there is a bad row, or no row at all. rows: number of rows that were read.
+    rows: number of rows that were read. Raises DataError when there is a bad row, or no row at all.
     """
     print(f"not read        {str(unread) or 'nothing'}")
     odd.print("warning")

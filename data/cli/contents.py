@@ -1,4 +1,4 @@
-"""What the rows of a source hold, by content key: images and captions, or questions and their right passages."""
+"""Read the contents of the rows of a source by content key: images and captions, or questions and right passages."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,20 +10,21 @@ from dyad.data.cli.options import ImageTask, ReadOptions
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.shards import open_shards
 
-# Option → the key of a run for it, by kind of data
+# Kind of data → option of `python -m data` → configuration key of a run with the same meaning
 KEYS = {
     InputKind.images: {name: f"data.{name}" for name in ("relevance", "image_key", "max_image_pixels")},
     InputKind.questions: {"relevance": "data.relevance"}
     | {name: f"data.passage.{name}" for name in ("corpus", "pos_pool", "neg_pool")},
 }
-Held = dict[str, dict[int, str]]  # kind → content key → its text; "" where it is not at hand
+Held = dict[str, dict[int, str]]  # kind ("question", "caption", …) → content key → its text; "" if it was not read
 
 
 def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iterator[tuple[str, Held]]:
-    """Yield the location of each row of a source and what it holds, in the order of the rows.
+    """Yield (location, contents) of each row of a source, in order. The contents are the row's question and right
+    passages, or its image and captions, by content key.
 
-    values: paths or URLs. argument: their name, for messages. Raises ConfigError for data of another kind, DataError
-    for a row that cannot be read.
+    values: paths or URLs. argument: name of the command-line argument `values`, for messages. Raises ConfigError for
+    passages without questions, DataError for a row that cannot be read.
     """
     kind = kind_of(values, options)
     if kind is InputKind.passages:
@@ -47,8 +48,8 @@ def contents(values: Sequence[str], options: ReadOptions, argument: str) -> Iter
 
 
 def captions_of(sample: Any, options: ReadOptions) -> list[str]:
-    """Return the captions of a ShardSample; none if it has a class number in their place, or options.task takes no
-    captions. Raises SampleError when it has neither."""
+    """Return the captions of a ShardSample; none if it has a class number instead, or if options.task uses no captions.
+    Raises SampleError when it has neither captions nor a class number."""
     if options.task is not ImageTask.image_text:
         return []
     name = caption_name(sample, options)
@@ -72,8 +73,8 @@ def caption_name(sample: Any, options: ReadOptions) -> str:
 def train_command(
     values: Sequence[str], options: ReadOptions, paths: outputs.Paths, samples: int, split: str = "train"
 ) -> str:
-    """Return a shell command that trains on data as `values` name them. paths: by configuration key; samples: number of
-    training samples; split: of a BEIR folder."""
+    """Return a shell command that trains on the data `values`. paths: values of the command's path keys, such as
+    data.train; samples: number of training samples; split: the split of a BEIR folder to train on."""
     kind = kind_of(values, options)
     changed = {name: value for name in KEYS[kind] if (value := getattr(options, name)) != getattr(ReadOptions, name)}
     paths = {**paths, **{KEYS[kind][name]: value for name, value in changed.items()}}

@@ -1,4 +1,4 @@
-"""How many samples there are, as far as that is known at once: a start refuses a larger batch before it loads torch."""
+"""Count training samples where that is quick, so that a run with too large a batch is refused before torch loads."""
 
 import os
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from dyad.data.shards.scan_rows import RowScan
 from dyad.data.shards.storage import open_buffered, scheme_of
 from dyad.data.tables.folders import tables_of
 
-SMALL = 16 << 20  # bytes that are read for a count
+SMALL = 16 << 20  # the most bytes that are read to count samples
 
 
 def most_samples(files: Sequence[str], columns: Sequence[str]) -> int | None:
-    """Return how many samples files and tables have at most: some may be bad. None if that is not known: they are
-    remote, or large and not indexed, or damaged. Stores nothing. columns: those that the user named."""
+    """Return the number of samples of files and tables, bad ones included; None if that is not known quickly, because a
+    file is remote, damaged, or large and not indexed. Stores nothing. columns: the setting data.columns."""
     counts = [_count(file, columns) for file in files]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None

@@ -18,15 +18,15 @@ from dyad.data.shards.rows import SUFFIXES
 from dyad.data.shards.shards import how_to_mend
 from dyad.data.shards.sources import SHARDS, ShardSource
 
-MAX_ROWS = 40  # with more shards the table has only the broken ones
-IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_count")  # of each shard
+MAX_ROWS = 40  # if there are more shards, the table lists only broken ones
+IN_MANIFEST = ("path", "name", "size", "mtime", "sha256", "samples", "problem_count")  # written for each shard
 
 
 def run(arguments: Sequence[str], options: IndexOptions) -> None:
     """Index all files that the arguments name, print a table of the files, and write the manifest if `options.out` is
     set.
 
-    Raises DataError when a file is broken.
+    Raises ConfigError if `options.out` is one of the files or cannot be written, DataError when a file is broken.
     """
     # a folder of shards may have a manifest.json: .json and .tsv files count only where they are named
     rows = any(argument.endswith((".json", ".tsv")) for argument in arguments)

@@ -1,4 +1,4 @@
-"""Reads the inputs of `python -m data pack` and `check`: finds out what they hold, and yields questions or passages.
+"""Read the inputs of the verbs of `python -m data`: recognise their kind, and yield questions or passages.
 
 Training refuses an input with a bad row. The readers in this module yield a BadRow (the error) in place of such a row,
 and go on with the next row.
@@ -32,10 +32,10 @@ from dyad.data.tables.image_table import TableOptions, image_column
 from dyad.data.tables.prepare import named_texts, prepared_tables
 from dyad.data.tables.readers import Fields, Table, open_table
 
-LOOKED_AT = 20  # samples of a shard that are read to tell what it holds
+LOOKED_AT = 20  # number of first samples of a shard by which its kind of data is recognised
 PACKED_TARS = (".tgz", *(f".tar{suffix}" for suffix in PACKED))
-QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # that are read of a line of queries.jsonl
-COUNTED = 1_000  # names of unread fields that are counted one by one: a table keyed by ids may have any number
+QUERY_FIELDS = (*PASSAGE_IDS, "text", "contents", "metadata")  # fields of a line of queries.jsonl that are read
+COUNTED = 1_000  # most names of unread fields that are counted separately: objects keyed by ids may have any number
 OTHERS = "other fields"
 
 S = TypeVar("S")
@@ -49,8 +49,9 @@ class UnreadFields(Counter[str]):
     """Counts, by field name, of the fields in rows that the readers do not use."""
 
     def add(self, fields: Mapping[str, Any], read: Container[str], suffix: str = "") -> None:
-        """Count the fields of one row that the readers do not use, which are those not in `read`. suffix: text appended
-        to each counted name. If `read` has metadata, its entries count one by one; used is `topic`, if it is a text.
+        """Count the fields of one row that are not in `read`, the fields that the readers use. suffix: text appended to
+        each counted name. If `read` has "metadata", the entries of metadata are counted one by one, except a text in
+        `topic`, which the readers use.
 
         When COUNTED different names have been counted, all further new names are counted together under the name
         OTHERS.
@@ -86,9 +87,8 @@ class InputQuestions:
     unread: UnreadFields
 
     def passages(self) -> Iterator[tuple[str, Passage]]:
-        """Yield location and Passage of all passages of the input's corpus, in order; nothing if the input has no
-        corpus. Also counts, in the attribute `unread`, those fields of each passage's row that the reader does not
-        use."""
+        """Yield (location, Passage) for all passages of the input's corpus, in order; nothing if the input has no
+        corpus. Counts in `unread` the fields of these passages that the reader does not use."""
         if self.corpus is not None:
             for i, fields in enumerate(map(self.corpus.rows.fields, range(len(self.corpus)))):
                 self.unread.add(fields, PASSAGE_FIELDS, " of passages")
@@ -98,8 +98,9 @@ class InputQuestions:
 def shards_of(
     source: str | Sequence[str], options: TableKeys, key: str, suffixes: Sequence[str] = SHARDS
 ) -> list[ShardSource]:
-    """Return the shards and files that `source` names. Tables are converted to shards in the cache, as for training.
-    Arguments and errors as of `parse_sources`."""
+    """Return the shards and files that `source` names, in the syntax of data.train. Tables are converted to shards in
+    the cache, as for training. key: name of the command-line argument `source`, for messages. suffixes, errors: as of
+    `parse_sources`."""
     return parse_sources(source, key, suffixes, prepared_tables(table_keys(options)))
 
 
@@ -116,7 +117,8 @@ def tables_and_tars(source: str | Sequence[str], options: TableKeys) -> tuple[li
 def tables_and_files(
     source: str | Sequence[str], options: TableKeys | TableOptions, key: str
 ) -> tuple[list[Table], list[str]]:
-    """Return the tables that `source` names, and the files that are read by offset."""
+    """Return the tables that `source` names, and the paths of all other files that it names, which are read by offset.
+    key: name of the command-line argument `source`, for messages. Raises ConfigError for files that are neither."""
     tables: list[Table] = []
 
     def found(path: str) -> list[str]:
@@ -129,16 +131,18 @@ def tables_and_files(
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
-    """Return the kind of data that the sources hold, as `recognised`; `images` when their rows do not tell."""
-    if sources[0].endswith(PACKED):  # their reader says how to unpack it
+    """Return the kind of data in the sources, as `recognised` finds it; `images` if it finds none."""
+    if sources[0].endswith(PACKED):  # the reader of this kind then says how to unpack the file
         return InputKind.images if sources[0].endswith(PACKED_TARS) else InputKind.questions
     return recognised(sources, table_keys(options))[0] or InputKind.images
 
 
 def recognised(sources: Sequence[str], options: TableOptions) -> tuple[InputKind | None, str]:
-    """Return the kind of data that the sources hold (images, questions or passages), and what it is judged by, for
-    messages: the first rows of the first source. The kind is None when they do not tell, and when there are none, as in
-    a compressed file or without a column that the user named: their reader says what is wrong."""
+    """Return the kind of data in the sources (images, questions or passages), and a text for messages about the
+    evidence, such as the column names. Only the first rows of the first source are read.
+
+    The kind is None if these rows have no known format or cannot be read, for example in a compressed file or without a
+    column that the user named. No error is raised, because the reader of the data reports the fault later."""
     with suppress(ConfigError, OSError):
         if any(is_beir(each.path) for each in written_sources(sources, "INPUT")):
             return InputKind.questions, "a folder of BEIR or MS MARCO"
@@ -157,7 +161,7 @@ def _first_of(files: Sequence[str]) -> str:
 
 
 def first_row(table: Table) -> Fields:
-    """Return the first sound row of a table; for a table without one its columns, each with None."""
+    """Return the first readable row of a table; if there is none, a dict of its columns with the values None."""
     return next(iter(table.head()), dict.fromkeys(table.columns))
 
 
@@ -185,8 +189,8 @@ def refuse_unknown(sources: Sequence[str], options: TableKeys, key: str) -> None
 
 
 def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
-    """Return the kind of data in a file, judged by its suffix and its first rows, and what it is judged by, as
-    `recognised`."""
+    """Return the kind of data in a file, by its suffix and its first rows, and the text about the evidence, as
+    `recognised` does."""
     suffix = os.path.splitext(shard_name(file))[1]
     if suffix == ".tar":
         with open_buffered(file) as stream:
@@ -203,7 +207,7 @@ def _kind_of_file(file: str) -> tuple[InputKind | None, str]:
 
 
 def _kind_of_fields(fields: Mapping[str, Any]) -> InputKind | None:
-    """Return the kind of data in a row (images, questions or passages), judged by the names of its fields."""
+    """Return the kind of data in a row, questions or passages, by the names of its fields; None if they are unknown."""
     if format_of(fields):
         return InputKind.questions
     known = any(name in fields for name in PASSAGE_IDS) or not set(fields).difference(PASSAGE_FIELDS)
@@ -217,9 +221,9 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
     """Open the questions that `source` names, and the corpus of passages if there is one. source: paths or URLs, in the
     syntax of the setting data.train.
 
-    options: name the corpus, and the split of a BEIR folder. key: the name of the argument `source`, for messages.
-    Raises ConfigError for a source with a sampling weight (path@2), which only training uses; for a BEIR folder among
-    other sources; and for missing files.
+    options: give the corpus, and the split of a BEIR folder. key: name of the command-line argument `source`, for
+    messages. Raises ConfigError for a source with a sampling weight (path@2), which only training uses; for a BEIR
+    folder among other sources; and for missing files.
     """
     named = written_sources(source, key)
     if any(each.weight != 1 for each in named):
@@ -238,15 +242,15 @@ def open_input(source: str | Sequence[str], options: PackOptions | ReadOptions, 
 
 
 def _open(files: Sequence[str]) -> Rows:
-    """Open the rows of files for access by row index. Rows that could not be indexed are left out here; the shard
-    indexes list them as problems, and `_read` later yields a BadRow (error) for each."""
+    """Open the rows of files for access by row index. Rows that could not be indexed are left out; the shard indexes
+    list them as problems, and `_located` yields a BadRow (error) for each."""
     return Rows(Shards([ShardSource(tuple(files))], list(index_shards(files))))
 
 
 def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
-    """Return an iterator over the rows of files and tables that `source` names: of each its location, and its fields or
-    the error (a BadRow) instead of them. Rows that could not be indexed come first, with the path of the file as
-    location."""
+    """Return an iterator over the rows of the files and tables that `source` names. It yields, for each row, the
+    location and the fields, or the error (a BadRow) instead of the fields. Rows that could not be indexed come first,
+    with the path of the file as location."""
     tables, files = tables_and_files(source, options, key)
     return chain(_located(_open(files)) if files else (), *(_of_table(table, table_keys(options)) for table in tables))
 
@@ -267,7 +271,7 @@ def _located(rows: Rows) -> Located[dict[str, Any]]:
 
 
 def _read(rows: Located[S], convert: Callable[[S, str], T]) -> Located[T]:
-    """Yield, for each row, its location and the result of `convert(row, location)`; of a row that could not be read, or
+    """Yield, for each row, its location and the result of `convert(row, location)`; for a row that could not be read or
     cannot be converted, the error (a BadRow) instead of the result."""
     for where, row in rows:
         try:
@@ -282,8 +286,8 @@ def _rows(
     """Yield, for each row in files of questions, its location and its QuestionRow, or the error (a BadRow) instead of
     it.
 
-    options: say how many positives and hard negatives to take from scored candidates. corpus: holds the passages that
-    rows name by id; None if there is none. unread: counts of unused fields, which this function increases.
+    options: give the numbers of positives and hard negatives to take from scored candidates. corpus: has the passages
+    that rows name by id; None if there is none. unread: counts of unused fields, which this function increases.
     """
     config = PassageConfig(pos_pool=options.pos_pool, neg_pool=options.neg_pool)
 
@@ -299,8 +303,8 @@ def _rows(
 
 
 def _count_unread(unread: UnreadFields, fields: Mapping[str, Any], row: QuestionRow, relevance: str | None) -> None:
-    """Count in `unread` the fields of a row, and of the passages inside it, that the format of the row does not use.
-    relevance: a further field that is read."""
+    """Count in `unread` the fields of a row, and of the passages inside the row, that the readers do not use.
+    relevance: name of the field with the weights of positives, which is used; None: there is none."""
     read = format_of(fields)
     assert read is not None
     lists = read.lists(fields)
@@ -317,9 +321,9 @@ def _judged(qrels: str, queries: Corpus, corpus: Corpus, unread: UnreadFields, g
     """Yield the location and the QuestionRow of each question in a BEIR folder that has a relevant passage (grade above
     0). The questions come in the order of queries.jsonl.
 
-    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: takes the counts of unused
-    fields and grades, and of judgements with an unknown id. graded: whether rows have the relevance that training reads
-    of the grades. Raises DataError when most judgements have an unknown id.
+    qrels: path of the judgements. queries, corpus: queries.jsonl and corpus.jsonl. unread: counts of unused fields and
+    grades and of judgements with an unknown id, which this function increases. graded: whether rows get the relevance
+    grade / largest grade, as in training. Raises DataError when most judgements have an unknown id.
     """
 
     def relevant() -> Iterator[judgements.Judgement]:
@@ -352,8 +356,8 @@ def open_passages(source: str | Sequence[str], key: str, unread: UnreadFields, o
     """Return an iterator over the passages that `source` names. It yields, for each row, the location and the Passage,
     or the error (a BadRow) instead of it.
 
-    key: the name of the argument `source`, for messages. unread: takes the counts of unused fields. A passage may lack
-    an id.
+    key: name of the command-line argument `source`, for messages. unread: counts of unused fields, which this function
+    increases. A passage may lack an id.
     """
 
     def convert(fields: dict[str, Any], where: str) -> Passage:

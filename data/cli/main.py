@@ -1,5 +1,4 @@
-"""`python -m data VERB` with the verbs of VERBS. The module of a verb is imported when the verb
-runs."""
+"""The main program of `python -m data VERB`, for the verbs in VERBS. The module of a verb is imported when it runs."""
 
 import re
 import sys
@@ -33,12 +32,12 @@ Quote braces and globs. Exit codes: 0 ok, 2 a command that cannot work, 3 damage
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of `python -m data`, such as index. The module of its name, in the folder data/cli or data/build, has a
-    function run(plain arguments, options); options.py has the dataclass of its name, IndexOptions.
+    """A verb of `python -m data`, such as index. The module of the same name, in the folder data/cli or data/build, has
+    a function run(plain arguments, options); options.py has the dataclass of its options, such as IndexOptions.
 
-    argument: what messages call a plain argument (one without key=):
-    SOURCE, of which there may be several, because a shell expands braces and globs to many; or INPUT or
-    QUESTIONS, of which there is one.
+    purpose: its line in the help. argument: the name of a plain argument (one without key=) in messages. There may be
+    several SOURCE, because a shell expands braces and globs, but only one INPUT, CORPUS or QUESTIONS. folder: "cli" or
+    "build".
     """
 
     name: str
@@ -48,11 +47,12 @@ class Verb:
 
     @property
     def options(self) -> type:
+        """The dataclass of the verb's key=value options."""
         return getattr(of_verbs, f"{self.name.capitalize()}Options")
 
     @property
     def examples(self) -> list[str]:
-        """The command lines of EXAMPLES with this verb."""
+        """The lines of EXAMPLES that begin with this verb."""
         return [line for line in EXAMPLES.split("\n") if line.startswith(self.name)]
 
 
@@ -132,8 +132,8 @@ def main() -> None:
 
 
 def parse_verb(verb: Verb, arguments: Sequence[str]) -> tuple[list[str], Any]:
-    """Split the command-line arguments of a verb into plain ones (paths or URLs) and key=value options. Returns the
-    list of plain arguments, and an object of the dataclass `verb.options` filled with the options.
+    """Split the command-line arguments of a verb into plain arguments (paths or URLs) and key=value options. Return the
+    list of plain arguments, and an object of the dataclass `verb.options` with the options.
 
     Raises ConfigError for an unknown, repeated or missing option, for a value of a wrong type or below its limit, and
     for too few or too many plain arguments.

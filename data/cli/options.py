@@ -1,5 +1,5 @@
-"""The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow: `--help` reads
-it."""
+"""The key=value options of `python -m data VERB`, with defaults and meanings. Imports nothing slow, so that `--help`
+is fast."""
 
 import re
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from dyad.data.config import (
 from dyad.data.tables.image_table import TableOptions
 
 OnError = StrEnum("OnError", ["stop", "skip"])
-ImageTask = StrEnum("ImageTask", ["image_text", "views", "labelled"])  # that images are for, as the key task
+ImageTask = StrEnum("ImageTask", ["image_text", "views", "labelled"])  # tasks that train on images: the key `task`
 Side = StrEnum("Side", ["x", "y"])
 LogSplit = StrEnum("LogSplit", ["last", "time", "user"])
 PassagesOfRows = StrEnum("PassagesOfRows", ["inside", "ids"])
-# Formats that questions are converted to.
+# Formats to which questions can be converted
 Target = StrEnum("Target", ["shards", "dpr", "tevatron", "tevatron_ids", "flag", "beir"])
 
 
@@ -35,7 +35,7 @@ BY = "rows that share it stay together: picture, caption, question, passage, a f
 
 @dataclass
 class TableKeys:
-    """The key=value options of each verb of `python -m data` about tables."""
+    """The key=value options of `python -m data` about tables, which most verbs have."""
 
     columns: list[str] = config_option(DataConfig, "columns")
     template: str | None = config_option(DataConfig, "template")
@@ -51,6 +51,7 @@ class TableKeys:
 
 
 def table_keys(options: TableKeys) -> TableOptions:
+    """Return the options about tables, of the command line of a verb, in the form that table readers take."""
     captioned = options.task is ImageTask.image_text
     chosen = {"caption_per": options.caption_per, "captioned": captioned, "relevance": options.relevance}
     return TableOptions(options.columns, options.template, options.max_image_pixels, **chosen)
@@ -66,7 +67,7 @@ class IndexOptions(TableKeys):
 
 @dataclass
 class QuestionKeys(TableKeys):
-    """The key=value options of commands that read questions, too."""
+    """The key=value options of verbs that read questions: those about tables, about the corpus and about the split."""
 
     corpus: str | None = config_option(PassageConfig, "corpus")
     split: str = described(QuestionConfig.split, "questions: of a BEIR folder, qrels/<split>.tsv; names new files")
@@ -79,7 +80,7 @@ class QuestionKeys(TableKeys):
 
 
 def question_config(options: QuestionKeys) -> DataConfig:
-    """Return the keys data.* of a run that reads questions as the options say."""
+    """Return the configuration of a run that reads questions with the options of a verb."""
     passage = PassageConfig(corpus=options.corpus, pos_pool=options.pos_pool, neg_pool=options.neg_pool)
     question, relevance = QuestionConfig(split=options.split), options.relevance
     return DataConfig(columns=options.columns, relevance=relevance, question=question, passage=passage)
@@ -87,7 +88,7 @@ def question_config(options: QuestionKeys) -> DataConfig:
 
 @dataclass
 class ReadOptions(QuestionKeys):
-    """The key=value options of commands that read data to look into it."""
+    """The key=value options of verbs that read the content of data, such as captions."""
 
     captions: str = described(
         "txt,caption,captions,title,text,cls", "images: where captions are, first match: txt, json fields, cls"
@@ -98,7 +99,7 @@ class ReadOptions(QuestionKeys):
 
 @dataclass
 class WriteOptions(QuestionKeys):
-    """The key=value options of commands that write data."""
+    """The key=value options of verbs that write data: the new folder, the size of shards, rows that stay together."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
     by: str = described("content", BY)
@@ -110,7 +111,7 @@ class WriteOptions(QuestionKeys):
 class CheckOptions(ReadOptions):
     """The key=value options of `python -m data check`."""
 
-    val: str | None = described(None, "data for evaluation, as data.val: count what of it stands in SOURCE too")
+    val: str | None = described(None, "data for evaluation, as data.val: count how much of it is in SOURCE too")
     workers: int | None = described(None, "images: processes that decode; null: one per core", least=1, most=1024)
 
 
@@ -137,10 +138,10 @@ class NegativesOptions(QuestionKeys):
     out: str | None = described(None, "new .jsonl or .json file of DPR's rows (required)")
     depth: int = described(100, "passages that BM25 finds for a question", least=1)
     negatives: int = described(30, "hard negatives of a question, the best ranked first, at most", least=0)
-    all_positives: bool = described(False, "every found passage with an answer is right, not the best ranked alone")
+    all_positives: bool = described(False, "all found passages with an answer are positives; else the best ranked")
     answers: str = described("answers", "field of a row with the answers of its question")
     match: AnswerMatch = described(AnswerMatch.string, "an answer is words of the text, or a regex that matches")
-    passages: PassagesOfRows = described(PassagesOfRows.inside, "inside the rows, or their ids in corpus= alone")
+    passages: PassagesOfRows = described(PassagesOfRows.inside, "rows hold whole passages, or only ids in corpus=")
     index: str | None = described(None, "folder that keeps the BM25 index for the next build; null: it is not kept")
     workers: int | None = described(None, "processes that search; null: one per core", least=1, most=1024)
 
@@ -150,12 +151,12 @@ class ContinuationsOptions:
     """The key=value options of `python -m data continuations`."""
 
     out: str | None = described(None, "folder to write; must not exist yet (required)")
-    group_of: str = described("(.*)", "regular expression whose group names what stays in one part, of ids of texts")
+    group_of: str = described("(.*)", "regular expression of ids: texts whose ids have an equal group stay in one part")
     wrong: int = described(7, "wrong answers of each prompt", least=1, most=1000)
     examples: int = described(
         0, "also write examples.jsonl: each row of train so many times, after another row", least=0
     )
-    seed: int = described(0, "of the wrong answers and of examples", least=0)
+    seed: int = described(0, "seed of the draws of wrong answers and examples", least=0)
     val: float = described(0.1, "share for validation", above=0, below=1)
     test: float = described(0.1, "share for the test", above=0, below=1)
 
@@ -173,7 +174,7 @@ class SequencesOptions:
     item: str = config_option(SequenceConfig, "item")
     time: str | None = config_option(SequenceConfig, "time")
     user_of: str | None = described(
-        None, "INPUT is a corpus, or a BEIR folder: a regular expression whose group is the user, of ids in order"
+        None, "INPUT is a corpus, or a BEIR folder: regular expression of its ids, whose group is the user"
     )
     split: LogSplit = described(LogSplit.last, "last: the last event of a user is for the test; time; or whole users")
     val: float = described(0.1, "split=time and user: share for validation", above=0, below=1)
@@ -187,13 +188,14 @@ class SequencesOptions:
 
 
 def check_shares(val: float, test: float) -> None:
-    """Raise ConfigError for shares of validation and test that leave nothing to train on."""
+    """Raise ConfigError if the shares of validation and test data, `val` and `test`, leave nothing to train on."""
     if val + test >= 1:
         raise ConfigError(f"val={val:g} test={test:g}: nothing is left to train on. Make them smaller")
 
 
 def check_group(key: str, pattern: str) -> None:
-    """Raise ConfigError unless `pattern` is a regular expression with one group. key: its name, for the message."""
+    """Raise ConfigError unless `pattern` is a regular expression with one group. key: name of the option, for the
+    message."""
     try:
         if re.compile(pattern).groups != 1:
             raise ConfigError(f"{key}={pattern}: needs one group, as in '(.*)[.][0-9]+'")
@@ -202,8 +204,9 @@ def check_group(key: str, pattern: str) -> None:
 
 
 def group_of(name: str, pattern: str, key: str, source: str) -> str:
-    """Return what the group of `pattern` holds in the id `name`. Raises DataError for an id without it. key, source: of
-    the pattern and of the id, for the message."""
+    """Match the whole id `name` with the regular expression `pattern`, and return the text of its group. Raises
+    DataError if it does not match. key: name of the option `pattern`; source: path of the data; both for the message.
+    """
     if not (found := re.fullmatch(pattern, name)) or found[1] is None:
         raise DataError(f"{source}: the id '{name:.80}' does not match {key}={pattern}")
     return found[1]
@@ -214,7 +217,7 @@ class WeightsOptions(QuestionKeys):
     """The key=value options of `python -m data weights`."""
 
     out: str | None = described(None, "new .safetensors file (required)")
-    side: Side = described(Side.y, "whose items are counted: y, what a row chooses among; x, its question or image")
+    side: Side = described(Side.y, "items to count: y: passages or captions; x: questions or images")
     power: float = described(1.0, "q is proportional to the count to this power; word2vec: 0.75", least=0)
     add: float = described(0.0, "added to each count; above 0, negatives and passages of corpus= have a q too", least=0)
     temperature: float | None = described(None, "write ζ = -τ log q of this τ, for importance=zeta", above=0)

@@ -1,5 +1,5 @@
-"""Helpers of `python -m data pack` that write: a folder that appears only when complete, shards, counts of skipped
-rows."""
+"""Helpers of the verbs of `python -m data` that write data: new folders and files, shards, counts of skipped rows,
+commands to print."""
 
 import glob
 import os
@@ -21,11 +21,11 @@ from dyad.data.config import CaptionPer, DataConfig
 from dyad.data.shards.index import ShardIndex, index_shards
 from dyad.data.shards.rows import SUFFIXES
 
-SHOWN = 5  # bad rows that are printed in full
-GPU = "/dev/nvidiactl"  # on a machine with one; torch, which knows for sure, takes seconds to load
-SMALL = "configs/model/tiny_clip_gn.json"  # of the preset model=tiny_clip_gn, in a checkout
+SHOWN = 5  # number of bad rows whose messages are printed
+GPU = "/dev/nvidiactl"  # exists on a machine with a GPU; asking torch takes seconds
+SMALL = "configs/model/tiny_clip_gn.json"  # file of the preset model=tiny_clip_gn, in a checkout of the repository
 MNRL_BATCH, CLIP_BATCH = 64, 256  # global_batch_size of experiment=mnrl, and the default
-TRAINS = {  # how a command trains on images, but for its model
+TRAINS = {  # arguments of a command that trains on images, without its model
     ImageTask.image_text: [],
     ImageTask.views: ["task=views", "data=simclr", "objective=simclr", "model.head=simclr"],
     ImageTask.labelled: ["task=labelled", "objective=cross_entropy_sum"],
@@ -33,19 +33,19 @@ TRAINS = {  # how a command trains on images, but for its model
 SMALL_MODELS = {ImageTask.image_text: "model=tiny_clip_gn"}
 SMALL_MODELS |= dict.fromkeys((ImageTask.views, ImageTask.labelled), "model=small_cnn")
 
-AddSample = Callable[[Mapping[str, Any]], object]
-Paths = Mapping[str, str | int | Path]  # key of a run → its value
+AddSample = Callable[[Mapping[str, Any]], object]  # writes a sample {suffix: bytes}
+Paths = Mapping[str, str | int | Path]  # configuration key of a run, such as data.train → its value
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yield a new empty folder to fill (context manager). When the with block ends, the folder is renamed to `out`;
+    """Context manager that yields a new empty folder to fill. When the with block ends, the folder is renamed to `out`;
     when the block raises, the folder is deleted.
 
     Raises ConfigError when the folder cannot be written.
     """
     try:
-        beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # others may write the same folder
+        beside = out.resolve().parent / f".{out.name}.{os.getpid()}.partial"  # other processes may write `out` too
         remove_dead(beside.parent, f".{glob.escape(out.name)}.*.partial")
         with whole_folder(out, beside) as folder:
             yield folder
@@ -54,8 +54,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def checked_out(folder: str | None) -> Path:
-    """Return the path of the folder that a verb will write. Raises ConfigError without one, and when it exists and is
-    not empty."""
+    """Return the path of the folder that a verb will write, the option `out`. Raises ConfigError if it is missing, or
+    exists and is not an empty folder."""
     if not folder:
         raise ConfigError("out=FOLDER is missing, for example out=shards.")
     out = Path(folder).expanduser()
@@ -65,7 +65,8 @@ def checked_out(folder: str | None) -> Path:
 
 
 def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
-    """Return the path of a file that a verb will write. Raises ConfigError if it exists, and for another suffix."""
+    """Return the path of the file that a verb will write, the option `out`. Raises ConfigError if it is missing,
+    exists, or has a suffix that is not in `suffixes`."""
     if not out or Path(out).suffix not in suffixes:
         raise ConfigError(f"out={out or ''}: needs the name of a new file, {' or '.join(suffixes)}")
     if os.path.exists(path := Path(out).expanduser()):
@@ -75,10 +76,10 @@ def new_file(out: str | None, suffixes: Sequence[str]) -> Path:
 
 @contextmanager
 def shard_writer(folder: Path, options: WriteOptions) -> Iterator[AddSample]:
-    """Yield a function that adds one sample to new shards in `folder`: 000000.tar, 000001.tar, … (context manager).
+    """Context manager that yields a function to add one sample to new shards in `folder`: 000000.tar, 000001.tar, ….
 
-    The function takes a sample as {suffix: bytes}; a sample without a "__key__", its name, gets a number. A new shard
-    begins after options.maxcount samples or options.maxsize bytes. The same samples always give the same bytes of the
+    The function takes a sample as {suffix: bytes}; the entry "__key__" is the sample's name, by default a number. A new
+    shard begins after options.maxcount samples or options.maxsize bytes. Equal samples always give equal bytes of
     shards.
     """
     from webdataset.writer import ShardWriter
@@ -98,15 +99,16 @@ def index_new(folder: Path) -> list[ShardIndex]:
 
 
 def file_names(indexes: Sequence[ShardIndex]) -> Path:
-    """Return one relative path that names newly written files of rows: all shards, as {000000..000011}.tar, or the only
-    file. indexes: of all files of a folder, the corpus included."""
+    """Return one relative path that names all newly written files of rows: "{000000..000011}.tar" for shards, or the
+    name of the only file. indexes: of all files of the folder; a corpus is left out."""
     names = [index.name for index in indexes if not index.name.startswith("corpus.")]
     return Path(names[0] if len(names) == 1 else f"{{000000..{len(names) - 1:06d}}}.tar")
 
 
 def image_command(paths: Paths, samples: int, options: ReadOptions, captions: str = "txt") -> str:
-    """Return a shell command that trains on images for options.task, with a model that this machine can train.
-    captions: "txt" or a json field."""
+    """Return a shell command that trains on images for options.task, with a small model if this machine has no GPU.
+    paths: configuration keys and values of the data. samples: number of training samples, which limits the batch size.
+    captions: where captions are, "txt" or a json field."""
     small = not os.path.exists(GPU) and os.path.exists(SMALL)  # a ViT takes a second an image on a core
     words = [*TRAINS[options.task], SMALL_MODELS[options.task] if small else "model.name=ViT-B-32"]
     if options.task is ImageTask.image_text and captions != "txt":
@@ -119,7 +121,8 @@ def image_command(paths: Paths, samples: int, options: ReadOptions, captions: st
 
 
 def question_command(paths: Paths, questions: int, *others: str) -> str:
-    """Return a shell command that trains on questions and passages. others: further arguments."""
+    """Return a shell command that trains on questions and passages. paths: configuration keys and values of the data.
+    questions: number of training questions, which limits the batch size. others: further arguments."""
     batch = [f"global_batch_size={questions}"] if questions < MNRL_BATCH else []
     return command("python -m train experiment=mnrl model.text.name=bert-base-uncased", paths, *others, *batch)
 
@@ -143,11 +146,11 @@ class Tally:
 
     @contextmanager
     def row(self, where: str) -> Iterator[None]:
-        """Count one row of an input; the caller processes the row in the with block (context manager). where: location
-        of the row, for messages.
+        """Context manager that counts one row of an input, which the with block processes. where: location of the row,
+        for messages.
 
         If the block raises a BadRow, the error is caught, the row is counted as skipped, and the message is printed for
-        the first SHOWN such rows. With the option on_error=stop a DataError is raised instead.
+        the first SHOWN such rows. With on_error=stop a DataError is raised instead.
         """
         self.rows += 1
         try:

@@ -1,7 +1,7 @@
 """`python -m data pack`: packs images and captions into shards, or converts questions and passages (convert.py).
 
-The shards are those of webdataset; they keep the bytes of the images. Tar shards are an input too: what training
-refuses of them is put in order or left out.
+The shards have webdataset's format and keep the bytes of the images. Tar shards may be the input too: their samples
+that training refuses are put in order or left out.
 """
 
 import os
@@ -30,7 +30,8 @@ from dyad.data.tables.readers import Table
 
 
 def run(arguments: Sequence[str], options: PackOptions) -> None:
-    """Pack or convert the only input in `arguments`, depending on whether it holds images, questions or passages."""
+    """Pack or convert the only input in `arguments`, depending on whether it holds images, questions or passages.
+    Raises ConfigError for options.val with passages alone, and as `pack_pairs`, `convert` and `convert_passages` do."""
     packs = {InputKind.images: pack_pairs, InputKind.questions: convert, InputKind.passages: convert_passages}
     kind = kind_of(arguments, options)
     if options.val and kind is InputKind.passages:
@@ -75,7 +76,8 @@ def pack_pairs(source: str, options: PackOptions) -> None:
 
 
 def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[ReadOptions, str]:
-    """Return how training reads packed shards: with what task, and which captions."""
+    """Return how training reads packed shards: options with the task and where captions are, and the name of the
+    captions, "txt", "cls" or a json field ("" if the task uses no captions)."""
     from dyad.data.image_text.sample import ShardSample  # loads torch
 
     read = ReadOptions(caption_per=options.caption_per, task=options.task)
@@ -90,8 +92,8 @@ def _how_to_read(indexes: Sequence[ShardIndex], options: PackOptions) -> tuple[R
 
 
 def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSample]]:
-    """Yield the location of each row of the tables of an input, and of each sample of its tars, and a function that
-    returns its members or raises BadRow."""
+    """Yield (location, function) for each row of the tables of an input and each sample of its tars. The function
+    returns the members of the sample or raises BadRow."""
     tables, tars = tables_and_tars(source, options)
     for images in [image_input(table, options) for table in tables]:
         for where, fields in images.table.rows():
@@ -100,7 +102,7 @@ def _samples(source: str, options: PackOptions) -> Iterator[tuple[str, MakeSampl
 
 
 def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
-    """Raise BadRow for an image that training cannot decode. Its header was read already, if it is of a table."""
+    """Raise BadRow if an image of the sample cannot be decoded. max_pixels: the most pixels of an image."""
     from dyad.data.image_text.decode import decode  # loads torch
 
     for suffix in IMAGES:
@@ -111,7 +113,8 @@ def _refuse_undecodable(sample: Members, max_pixels: int) -> None:
 
 
 def image_input(table: Table, options: PackOptions) -> ImageTable:
-    """Find the images and captions of a table. Raises ConfigError for a table of unknown columns."""
+    """Return a table as an ImageTable, with its columns of images and captions found. Raises ConfigError for a table
+    without a known column of images."""
     if found := image_table(table, table_keys(options)):
         return found
     raise ConfigError(

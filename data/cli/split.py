@@ -1,7 +1,8 @@
 """`python -m data split`: divides a source into training and validation data that have no content in common.
 
-Rows with equal contents are one group, also through other rows. Groups are taken for validation in the order of a hash
-of their contents, as long as they fit: the division depends on the data alone.
+Rows that share a content (such as a caption) are in one group, and so are rows that are connected by a chain of such
+rows. Groups are taken for validation in the order of a hash of their contents, as long as they fit into the share. So
+the division depends only on the data and the options.
 """
 
 import os
@@ -30,7 +31,7 @@ from dyad.data.shards.sources import local_path
 from dyad.data.shards.storage import shard_name
 
 SIDES = ("train", "val")
-JUDGED = {"train": "train", "val": "test"}  # names of the judgements of a BEIR folder: what data.val takes by default
+JUDGED = {"train": "train", "val": "test"}  # part → split name of its judgements in BEIR; data.val reads test
 KEPT = ("split", "by", "maxcount", "maxsize", "task")  # options that pack and split share
 Parts = tuple[dict[str, Path], int]  # paths of data.train and data.val, and the number of training rows
 
@@ -46,8 +47,9 @@ def run(arguments: Sequence[str], options: SplitOptions) -> None:
 
 
 def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -> Parts:
-    """Split what pack has written into `folder`, and remove the undivided files. paths: of data.train and perhaps
-    data.passage.corpus, in `folder`. Returns as `split`."""
+    """Split the files that `python -m data pack` has written into `folder`, and remove the undivided files. paths: in
+    `folder`, of data.train and data.passage.corpus, if there is one. packed: the options of pack. Return `paths` with
+    the new data.train and data.val, and the number of training rows."""
     corpus = str(folder / paths["data.passage.corpus"]) if "data.passage.corpus" in paths else None
     kept = {key: getattr(packed, key) for key in (*KEPT, "val", "caption_per")}
     parts, samples = split([str(folder / paths["data.train"])], folder, SplitOptions(corpus=corpus, **kept))
@@ -58,9 +60,10 @@ def split_packed(folder: Path, paths: Mapping[str, Path], packed: PackOptions) -
 
 
 def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
-    """Write the rows of a source into folder/train and folder/val, and print how many each has.
+    """Write the rows of a source into folder/train and folder/val, and print how many rows each part has.
 
-    Returns the paths of data.train and data.val in `folder`, and the number of training rows. Errors as of `run`.
+    Return the paths of data.train and data.val, relative to `folder`, and the number of training rows. Errors as of
+    `run`.
     """
     beir, by, named = is_beir(values[0]), options.by, set[str]()
     rows = open_rows(_files(values, options))
@@ -102,10 +105,11 @@ def split(values: Sequence[str], folder: Path, options: SplitOptions) -> Parts:
 
 
 def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarray:
-    """Return which rows are for validation: (rows,) bool. pairs, int64 (2, k): the rows and the keys that they hold.
+    """Return which rows are for validation, bool (rows,). pairs (2, k) int64: k pairs of a row index and the content
+    key of something in the row. rows: number of rows.
 
-    Their share is options.val, but for less than the smallest group of rows that is left. Raises ConfigError when no
-    group fits.
+    Groups of connected rows are added while the share of validation rows stays at most options.val. Raises ConfigError
+    when no group fits.
     """
     row, (least, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
     group, before = np.full(rows, np.iinfo(np.int64).max), np.empty(0)  # the least key of each row's group, so far
@@ -129,8 +133,8 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
 
 
 def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
-    """Return the files with the rows of a source; of a BEIR folder, its questions. Raises ConfigError when they are not
-    all shards, or all of one kind of file, and for other folders of judged questions."""
+    """Return the paths of the files with the rows of a source; of a BEIR folder, of its questions. Raises ConfigError
+    for files of several or other kinds, for an MS MARCO folder, and for a BEIR folder with the option corpus."""
     if is_beir(values[0]):
         if options.corpus or Path(corpus_of(folder := local_path(values[0])) or "").suffix == ".tsv":
             raise ConfigError(
@@ -148,7 +152,8 @@ def _files(values: Sequence[str], options: SplitOptions) -> list[str]:
 
 
 def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) -> str:
-    """Return the command that packs a source and splits it as the options say. others: further arguments."""
+    """Return the command `python -m data pack` that packs a source and splits it with the same options. others: further
+    arguments."""
     keys = (key for key in ("corpus", *KEPT) if getattr(options, key) != getattr(SplitOptions, key))
     words = [*others, *(f"{key}={getattr(options, key)}" for key in keys), *table_keys(options).words()]
     whole = ("::".join(values), f"out={options.out}", f"val={options.val:g}", *words)
@@ -156,8 +161,8 @@ def _pack_command(values: Sequence[str], options: SplitOptions, *others: str) ->
 
 
 def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
-    """Write the chosen rows to new files in the folder `part`, with their bytes; samples of shards keep their keys,
-    unless two share one."""
+    """Write the rows with indices `chosen`, with unchanged bytes, to new files in the folder `part`. Samples of shards
+    keep their keys, unless two samples share a key."""
     shards, suffix = rows.shards, Path(rows.shards.indexes[0].name).suffix
     unique = len({shards.key(i) for i in range(len(shards))}) == len(shards)
     with ROW_FILES[suffix](part, options) as write:
@@ -166,7 +171,8 @@ def _copy_rows(rows: Rows, chosen: Sequence[int], part: Path, options: SplitOpti
 
 
 def _copy_beir(source: Path, queries: Rows, chosen: Sequence[int], part: Path, options: SplitOptions) -> None:
-    """Write a BEIR folder with the chosen questions, their judgements of any grade, and the whole corpus."""
+    """Write a BEIR folder `part` with the questions of indices `chosen`, all of their judgements in options.split, and
+    the whole corpus. source: the BEIR folder; queries: its questions."""
     shutil.copyfile(source / "corpus.jsonl", part / "corpus.jsonl")
     (part / "queries.jsonl").write_bytes(b"".join(queries.shards.read(i)["json"] + b"\n" for i in chosen))
     (part / "qrels").mkdir()

@@ -1,7 +1,7 @@
-"""Reads the images and captions of tar shards for `python -m data pack`, of shards that training refuses too.
+"""Read images and captions from tar shards for `python -m data pack`, also from shards that training refuses.
 
-Members of one sample that are not side by side are put together. A sample whose name comes again is another sample. The
-reader yields a function in place of each sample; for a sample that training could not use it raises BadRow.
+Members of one sample that are not side by side are put together. Members with the key and suffix of an earlier member
+begin another sample.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,13 +13,14 @@ from dyad.data.shards.scan_tar import IMAGES, TEXTS
 from dyad.data.shards.shards import Shards
 from dyad.data.shards.sources import ShardSource
 
-Members = dict[str, bytes]  # of a sample: suffix → bytes
-MakeSample = Callable[[], Members]  # raises BadRow
+Members = dict[str, bytes]  # members of a sample: suffix → bytes
+MakeSample = Callable[[], Members]  # returns the members of a sample; raises BadRow if training could not use it
 
 
 def tar_samples(paths: Sequence[str]) -> Iterator[tuple[str, MakeSample]]:
-    """Yield the location of each sample of tar shards and a function that returns its members. A part of a shard that
-    cannot be read comes before the shard's samples, with a function that raises BadRow."""
+    """Yield (location, function) for each sample of tar shards. The function returns the members of the sample, or
+    raises BadRow if training could not use it. Damaged parts of a shard come before its samples, each with a function
+    that raises BadRow."""
     indexes = list(index_shards(paths))
     captioned = any(set(TEXTS) & set(index.suffixes) for index in indexes)
     for index in indexes:
@@ -32,8 +33,8 @@ def tar_samples(paths: Sequence[str]) -> Iterator[tuple[str, MakeSample]]:
 
 
 def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
-    """Return the rows of the index that make up each sample: one, or several if members are not side by side."""
-    samples, newest = list[list[int]](), dict[str, tuple[list[int], set[int]]]()  # newest: of each key
+    """Return, for each sample, the rows of the index with its members: several if members are not side by side."""
+    samples, newest = list[list[int]](), dict[str, tuple[list[int], set[int]]]()  # newest: last sample of each key
     for row in range(index.samples):
         suffixes = {suffix for _, _, suffix in table.member_ranges(row)}
         rows, seen = newest.get(key := table.key(row), ([], set()))
@@ -46,8 +47,8 @@ def _rows_of_samples(index: ShardIndex, table: OffsetTable) -> list[list[int]]:
 
 
 def _members(shards: Shards, rows: Sequence[int], captioned: bool) -> Members:
-    """Return the members of the sample in some rows. Raises BadRow if they cannot be read, or lack the image, or lack
-    a caption where other samples have one."""
+    """Return the members of the sample that is in the rows `rows` of an index. captioned: whether a caption is
+    required. Raises BadRow if the sample cannot be read, or lacks the image or a required caption."""
     try:
         members = {suffix: data for row in rows for suffix, data in shards.read(row).items()}
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Writers of `python -m data pack` for questions and passages, one row at a time. Each format has its files:
+"""Write questions and passages for `python -m data pack`, one row at a time. The files of each format:
 
     shards        000000.tar …: DPR's fields as the json member of each sample
     dpr           SPLIT.json: an array {question, answers, positive_ctxs, negative_ctxs, hard_negative_ctxs}; a positive
@@ -36,10 +36,10 @@ from dyad.data.shards.content_keys import key_name
 from dyad.data.tables.image_table import json_bytes
 
 Fields = dict[str, Any]
-Dropped = Counter[str]  # by name, how much of the source the new files cannot hold
+Dropped = Counter[str]  # name of a part of the data → how many of these parts the new files cannot hold
 WriteRow = Callable[[QuestionRow, Dropped], bool]  # returns False when the row was joined with an earlier one
 PassageLine = Callable[[Passage, Dropped], bytes]
-RELEVANCE = {Target.shards: "relevance", Target.dpr: "relevance", Target.flag: "pos_scores"}  # fields of new files
+RELEVANCE = {Target.shards: "relevance", Target.dpr: "relevance", Target.flag: "pos_scores"}  # field with relevances
 IN_TABLE = '\t\r\n"'  # characters that an id in a table cannot have: some readers split lines without csv
 
 
@@ -55,14 +55,14 @@ def question_id(question: Question) -> str:
 
 
 # ---- rows as fields ------------------------------------------------------------------------------------------------
-# Each function adds to `dropped` how much of the row the format cannot hold.
+# Each function adds to `dropped` the number of parts of the row that the format cannot hold.
 
 
 def dpr_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a DPR row. If the question has an id, the field query_id is
     added; if it has a group (its topic), the field metadata. DPR's own reader ignores both fields.
 
-    dropped: counts of the parts that a format cannot hold; never changed here, because this format holds everything.
+    dropped: counts of parts that the format cannot hold, which this function leaves unchanged, as DPR holds all parts.
     """
     lists = {"negative": row.negatives, "hard_negative": row.hard_negatives}
     relevance = row.relevance or [None] * len(row.positives)
@@ -107,8 +107,8 @@ def tevatron_fields(key: str, kind: str, entry: Callable[[Passage], Any], row: Q
 def flag_fields(row: QuestionRow, dropped: Dropped) -> Fields:
     """Return a question and its passages as the fields of a FlagEmbedding row, which has only texts.
 
-    Counts in `dropped` what is lost: ids, titles, answers, question groups (topics), and the negatives that were not
-    hard, because the new row does not tell them from hard ones.
+    Counts in `dropped` the parts that are lost: ids, titles, answers, question groups (topics), and the difference
+    between hard and other negatives.
     """
     passages = [*row.positives, *row.negatives, *row.hard_negatives]
     dropped["question ids"] += bool(row.question.id)
@@ -138,7 +138,7 @@ def _one_list(row: QuestionRow, dropped: Dropped) -> list[Passage]:
 
 
 # ---- files of rows -------------------------------------------------------------------------------------------------
-# The first three are contexts that give a function, which adds the json member of a sample to a new file.
+# The first three are context managers that yield a function, which adds the json member of a sample to a new file.
 
 
 @contextmanager
@@ -155,15 +155,16 @@ def _array(file: BinaryIO) -> Iterator[AddSample]:
 
 @contextmanager
 def _json_file(suffix: str, folder: Path, options: WriteOptions) -> Iterator[AddSample]:
-    """Open a new file with this suffix, a key of JSON_ROWS, named by options.split (context manager)."""
+    """Context manager that opens a new file named options.split with the suffix `suffix` (".jsonl" or ".json"), and
+    yields a function that adds the json member of a sample to the file."""
     with (folder / f"{options.split}{suffix}").open("wb") as file, JSON_ROWS[suffix](file) as add:
         yield add
 
 
 @contextmanager
 def _beir(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
-    """Open the files of questions and judgements of a new BEIR folder; yield a function that writes one question row
-    (context manager).
+    """Context manager that opens the files of questions and judgements of a new BEIR folder, and yields a function that
+    writes one question row.
 
     The function deduplicates: a question, or a judgement (pair of question and passage), that an earlier row has
     written is not written again. It returns whether the question was new. Answers and negatives, which BEIR cannot
@@ -200,8 +201,8 @@ def _refuse_in_table(name: str) -> None:
         raise BadRow("id that a table cannot hold", f"{name!r:.80} has a tab, line break or quote")
 
 
-JSON_ROWS = {".jsonl": _lines, ".json": _array}  # suffix → how a file of it is written, row by row
-ROW_FILES = {".tar": shard_writer} | {suffix: partial(_json_file, suffix) for suffix in JSON_ROWS}  # what split writes
+JSON_ROWS = {".jsonl": _lines, ".json": _array}  # suffix → context manager that writes a file of this suffix
+ROW_FILES = {".tar": shard_writer} | {suffix: partial(_json_file, suffix) for suffix in JSON_ROWS}  # for split
 ROWS = {
     Target.shards: (shard_writer, dpr_fields),
     Target.dpr: (ROW_FILES[".json"], dpr_fields),
@@ -213,12 +214,12 @@ ROWS = {
 
 @contextmanager
 def row_writer(folder: Path, options: PackOptions, written: "WrittenIds") -> Iterator[WriteRow]:
-    """Yield a function that writes a question and its passages to `folder` in the format `options.to` (context
-    manager).
+    """Context manager that yields a function to write a question and its passages to `folder` in the format
+    `options.to`.
 
     The function returns whether it wrote the question: False only in the format beir, when an earlier row had the same
-    question. Judgements of such a row that are new are written all the same. written: the ids that were written before;
-    only the format beir uses it.
+    question. New judgements of such a row are written nevertheless. written: the ids that were written before, which
+    only the format beir uses.
     """
     if options.to is Target.beir:
         with _beir(folder, options, written) as write:
@@ -257,7 +258,7 @@ def _json_line(id_key: str, passage: Passage, dropped: Dropped) -> bytes:
     return json_bytes(_document(id_key, passage)) + b"\n"
 
 
-CORPORA = {  # format → name of its file of passages, how the file begins, and what makes a line of a passage
+CORPORA = {  # format → name of its file of passages, first line of the file, function that makes a passage's line
     Target.dpr: ("corpus.tsv", b"id\ttext\ttitle\n", _table_line),
     Target.tevatron: ("corpus.jsonl", b"", partial(_json_line, "docid")),
     Target.tevatron_ids: ("corpus.jsonl", b"", partial(_json_line, "docid")),
@@ -328,8 +329,7 @@ class CorpusWriter:
 def corpus_writer(
     folder: Path, target: Target, written: "WrittenIds", source: Corpus | None, dropped: Dropped
 ) -> Iterator[CorpusWriter]:
-    """Open the corpus file of the format `target` in `folder`; yield a CorpusWriter, which writes passages to it
-    (context manager).
+    """Context manager that opens the corpus file of the format `target` in `folder`, and yields a CorpusWriter for it.
 
     written: the ids written before, so that each passage is written once. source: the corpus that the caller will copy
     to the file first, whose ids then count as written; None if there is none. dropped: counts of the parts that the
@@ -376,8 +376,8 @@ class WrittenIds:
 
 @contextmanager
 def written_ids(folder: Path) -> Iterator[WrittenIds]:
-    """Yield an empty WrittenIds (context manager): a table, on disk, of the ids of questions and passages written to
-    new files. Its file lies in `folder` and is deleted when the with block ends without an error."""
+    """Context manager that yields an empty WrittenIds, a table on disk of the ids written to new files. The file of the
+    table lies in `folder`, and is deleted when the with block ends without an error."""
     path = folder / ".written.sqlite"
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         yield WrittenIds(database)

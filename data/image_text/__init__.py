@@ -1,1 +1,1 @@
-"""The image–text data set: samples, images, transforms, streaming."""
+"""The image–text data set: samples of shards, image transforms, hard negatives, streaming."""

@@ -1,4 +1,4 @@
-"""The captions in a text, of a .txt beside an image, of a txt member of a shard, of a column txt. Imports no torch."""
+"""Split a text (a .txt file beside an image, a txt member of a shard, a column txt) into captions. Imports no torch."""
 
 import re
 
@@ -8,5 +8,6 @@ ENDS = {CaptionPer.paragraph: re.compile(r"\n\s*\n"), CaptionPer.line: re.compil
 
 
 def captions_in(text: str, per: CaptionPer) -> list[str]:
-    """Return the captions in a text, without blanks around them. A paragraph ends at a blank line."""
+    """Return the captions in a text, stripped of surrounding whitespace, without empty ones. per: what is one caption,
+    a line or a paragraph (all lines up to a blank one)."""
     return [caption for caption in map(str.strip, ENDS[per].split(text)) if caption]

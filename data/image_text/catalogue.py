@@ -1,4 +1,4 @@
-"""The catalogue of captions: all that training may draw, by the key of their meaning (data.text_key)."""
+"""Build the catalogue of captions: a table of all captions that training may draw, with their probabilities."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,10 +16,11 @@ from dyad.data.shards.shards import Shards
 
 
 def caption_catalogue(shards: Shards, maker: PairMaker) -> Catalogue:
-    """Return the catalogue of all captions of the samples under the names in data.captions.
+    """Return the catalogue of the captions of all samples under the names in data.captions. Captions with one meaning
+    (data.text_key) share a key.
 
-    A sample whose captions cannot be used has none, as the loader replaces it. The first call for some data reads all
-    samples, and stores the table. Raises DataError for a damaged shard.
+    Samples with unusable captions are left out, because the loader replaces them. The first call for given data reads
+    all samples and stores the table in a cache file. Raises DataError for a damaged shard.
     """
     config = maker.config
     weights = weights_of_rows(shards.sizes, shards.weights)

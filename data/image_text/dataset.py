@@ -1,9 +1,9 @@
-"""Images and their captions from shards: batches for training.
+"""Make training batches of images and their captions from shards.
 
-The image of a sample is the first member that data.image_key names. Its captions are under the names in
-data.captions: "txt" is the text member, one caption a paragraph or a line, as data.caption_per says; any other name is
-a field of the json member, a string or a list of strings. Training draws one caption, depending only on the seed, the
-epoch and the sample id. Evaluation takes all captions under the first name in data.captions.
+The image of a sample is its member (file) with the first suffix in data.image_key that it has. Its captions are under
+the names in data.captions: "txt" is the text member, where data.caption_per says whether a paragraph or a line is one
+caption; any other name is a field of the json member, a string or a list of strings. Training draws one caption,
+depending only on the seed, the epoch and the sample id. Evaluation takes all captions under the first name.
 
 Shape letters: b images of a batch; S side of the tower's input in pixels; L tokens of the longest text.
 """
@@ -35,7 +35,7 @@ from dyad.data.shards.shards import Shards
 
 Tokenize = Callable[[list[str]], Tensor]  # n texts → int64 (n, L)
 CAPTION_DRAWS = 2  # uniforms: which name in data.captions, which caption under it
-WHERE = {  # key of how many negatives are drawn → keys that say where they are
+WHERE = {  # key data.negatives.* that says how many negatives are drawn → help on where the negatives come from
     "per_row": "data.negatives.fields or .file says where they are; python -m eval.mine finds some; per_row=0: none",
     "pictures": "data.negatives.picture_fields or .picture_file says where they are; python -m eval.mine mine=pictures "
     "finds some; pictures=0: none",
@@ -43,18 +43,19 @@ WHERE = {  # key of how many negatives are drawn → keys that say where they ar
 
 
 def image_spec(spec: ImageSpec, config: DataConfig) -> ImageSpec:
-    """Return `spec`, the preprocessing that an image tower (encoder) expects. If the setting data.resize is set, it
-    replaces the resize mode of `spec`."""
+    """Return `spec`, the preprocessing that an image tower (encoder) expects, with its resize mode replaced by the
+    setting data.resize if that is not None."""
     return spec if config.resize is None else replace(spec, resize=config.resize.value)
 
 
 class TrainingPair(NamedTuple):
     """An image and one caption of a sample.
 
-    x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower, before noise is added. text:
-    the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the image. x_key, y_key: content ids
-    (hashes) of image and caption. relevance: in (0, 1]; None: data.relevance is not set. negatives: texts that are
-    wrong for the image. wrong: images that are wrong for the caption: each like x with its draws, and its key.
+    x, uint8 (3, S, S): the image, resized and cropped to the input side S of the tower; its other augmentation (noise)
+    is still to be done. text: the caption. draws (DRAWS,): random numbers in [0, 1) for the augmentation of the image.
+    x_key, y_key: content keys (64-bit hashes) of image and caption. relevance: weight in (0, 1]; None: data.relevance
+    is not set. negatives: texts that do not match the image. wrong: images that do not match the caption, each as
+    ((image like x, its draws), content key).
     """
 
     x: Tensor
@@ -80,9 +81,9 @@ class PairMaker:
         mined: MinedTexts | None = None,
         mined_images: MinedImages | None = None,
     ) -> None:
-        """spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the text tower. seed: the seed
-        of the run, on which all random draws depend. mined, mined_images: hard negatives mined before; None if there
-        are none.
+        """Set up the making of pairs. spec: preprocessing of the image tower (encoder). tokenize: the tokenizer of the
+        text tower. seed: the seed of the run, on which all random draws depend. mined, mined_images: mined hard
+        negatives, texts and images; None: there are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives and there are none.
         """
@@ -99,12 +100,12 @@ class PairMaker:
 
     @property
     def mined_files(self) -> list[Mined]:
-        """The files of mined negatives that pairs are made with."""
+        """The opened files of mined negatives, texts and images, from which pairs get hard negatives."""
         return [mined for mined in (self.mined, self.wrong.mined) if mined is not None]
 
     def pair(self, sample: ShardSample, sample_id: int, *, epoch: int, position: int) -> TrainingPair:
-        """Return a training pair (image and one caption) of the sample. Random parts (caption, augmentation) depend
-        only on the run's seed, `epoch` and `position`. sample_id: stored in the pair.
+        """Return a training pair (image and one caption) of the sample. sample_id: stored in the pair. epoch, position:
+        two numbers that together with the run's seed determine all random parts (caption, augmentation, negatives).
 
         Raises SampleError, naming shard and key, for a sample that cannot be used.
         """
@@ -123,29 +124,30 @@ class PairMaker:
         return TrainingPair(x, text, sample_id, x_key, y_key, of_image, self.relevance(sample), negatives, wrong)
 
     def negatives(self, sample: ShardSample, x_key: int, draws: np.ndarray) -> tuple[str, ...]:
-        """Draw texts that are wrong for the image of a sample, at most one for each random number in `draws`.
+        """Draw texts that do not match the image of a sample (hard negatives), at most one for each number in `draws`.
 
-        x_key: content key of the image. None of its captions is drawn. Errors as of `pair`.
+        x_key: content key of the image. draws: random numbers in [0, 1). No caption of the sample is drawn. Raises
+        SampleError as `pair` does.
         """
         right = [text for name in self.config.captions for text in self.texts(sample, name)]
         return draw_texts(wrong_texts(sample, x_key, self.config, self.mined), right, draws)
 
     def has_images(self, sample: ShardSample) -> bool:
-        """Whether a sample has images that are wrong for a caption of it, or was mined. Errors as of `pair`."""
+        """Whether a sample has hard negative images for one of its captions, or the file of mined images has a line for
+        one of its captions (even an empty one). Raises SampleError as `pair` does."""
         x_key = content_key(sample.image(self.config.image_key))
         texts = (text for name in self.config.captions for text in self.texts(sample, name))
         return self.wrong.any_for(sample, texts, x_key)
 
     def has_negatives(self, sample: ShardSample) -> bool:
-        """Whether a sample has texts that are wrong for its image, or was mined, with what result ever. Errors as of
-        `pair`."""
+        """Whether a sample has hard negative texts for its image, or the file of mined texts has a line for this image
+        (even an empty one). Raises SampleError as `pair` does."""
         x_key = content_key(sample.image(self.config.image_key))
         return bool((self.mined and x_key in self.mined) or self.negatives(sample, x_key, np.zeros(1)))
 
     def batch(self, pairs: Sequence[TrainingPair], bad: tuple[BadSample, ...] = ()) -> Batch:
-        """Return the batch of the given training pairs: stacks the images, whose noise is still to be added, and
-        tokenises the captions. bad: the unusable samples that were met while the pairs were made; the returned batch
-        lists them."""
+        """Return the batch of the given training pairs, with stacked images, whose noise is still to be added, and
+        tokenised captions. bad: the unusable samples for which other samples were taken; the batch lists them."""
         images, texts, *numbers, draws, relevance, negatives, wrong = zip(*pairs, strict=True)
         ids, x_keys, y_keys = map(torch.tensor, numbers)
         x, x_noise = stacked(zip(images, draws, strict=True), self.config.augment)
@@ -164,7 +166,8 @@ class PairMaker:
         )
 
     def _extra(self, y: Tensor, negatives: Sequence[tuple[int, str]]) -> Extra:
-        """Return k hard negatives as further items of a batch. y (k, L): tokens. negatives: row and text of each."""
+        """Return k hard negative texts as further items of a batch. y (k, L): their tokens. negatives: the row of the
+        batch and the text of each."""
         return Extra(
             y=y,
             row=torch.tensor([row for row, _ in negatives], dtype=torch.int64),
@@ -182,20 +185,23 @@ class PairMaker:
             text_key(sample, self.texts(sample, name)[0], self.config)
 
     def relevance(self, sample: ShardSample) -> float | None:
-        """Return the relevance of a sample as a positive pair, as data.relevance says; None if it says nothing."""
+        """Return the weight in (0, 1] of a sample as a positive pair, from its json field data.relevance; None if
+        data.relevance is None. Raises SampleError if the sample has no such number."""
         return sample.relevance(self.config.relevance)
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
-        """Return the captions of a sample under one name of data.captions, at least one. Errors as of `pair`."""
+        """Return the captions of a sample under `name`, an entry of data.captions; at least one. Raises SampleError if
+        there is none, or one that cannot be used."""
         return sample.captions(name, self.config.caption_per)
 
 
 def maker_with_mined(
     spec: ImageSpec, tokenize: Tokenize, config: DataConfig, seed: int, shards: Shards | None = None
 ) -> PairMaker:
-    """Return what makes pairs, with the mined negatives of the files that data.negatives names.
+    """Return a PairMaker with the mined negatives of data.negatives.file and data.negatives.picture_file.
 
-    shards: the data, of which mined images are; None: a stream, which has none. Errors as of these files.
+    shards: the training data, which hold the mined images; None: a stream, which uses no mined images. Raises
+    ConfigError for a missing file, and DataError for a damaged one.
     """
     texts, images = config.negatives.file, config.negatives.picture_file
     mined = MinedTexts(texts) if texts else None
@@ -206,13 +212,13 @@ def maker_with_mined(
 
 
 class LabelMaker(PairMaker):
-    """Makes pairs of an image and its class, which data.label says. tokenize: turns names of classes into their
-    numbers, so that y is int64 (b,)."""
+    """Makes pairs of an image and its class, whose name is in the member or json field data.label. tokenize: converts
+    class names to class numbers, so that y of a batch is int64 (b,)."""
 
     tokenize: ClassNumbers
 
     def relevance(self, sample: ShardSample) -> None:
-        return None  # pairs with a class have none
+        return None  # pairs with a class have no relevance
 
     def texts(self, sample: ShardSample, name: str) -> list[str]:
         label = sample.label(self.config.label)
@@ -225,11 +231,11 @@ class ImageText:
     id) and the shards."""
 
     def __init__(self, shards: Shards, maker: PairMaker) -> None:
-        """Set up the training data set of images and captions, and check its first samples. maker: makes the pairs
-        and batches of samples.
+        """Set up the training data set of images and captions, and check its first samples. maker: makes pairs from
+        samples and batches from pairs.
 
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
-        reported before any loader process starts.
+        reported before any loader process starts; ConfigError when hard negatives are asked for and none are found.
         """
         self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
         self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
@@ -239,9 +245,9 @@ class ImageText:
                 self._check_negatives(name, has_any)
 
     def _check_negatives(self, name: str, has_any: Callable[[ShardSample], bool]) -> None:
-        """Raise ConfigError if none of the samples of `looked_at` has hard negatives: it would train without.
+        """Raise ConfigError if none of the samples of `looked_at` (at most 100) has hard negatives.
 
-        name: the key of data.negatives that says how many are drawn. has_any: whether a sample has some.
+        name: the key of data.negatives that says how many are drawn for a row. has_any: whether a sample has some.
         """
         looked = looked_at(len(self.shards))
         for i in looked:
@@ -255,7 +261,7 @@ class ImageText:
         """Return the training batch of the samples at the given positions, each a pair (epoch, sample id).
 
         Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
-        when a shard cannot be read, and after too many consecutive bad samples.
+        when a shard cannot be read, and after data.bad_in_a_row consecutive bad samples.
         """
 
         def pair(epoch: int, sample_id: int) -> TrainingPair:
@@ -265,21 +271,23 @@ class ImageText:
         return self._maker.batch(*self._replacements.load(positions, pair, self.shards.origin))
 
     def where(self, sample_id: int) -> str:
+        """Return the location of a sample as text for messages: its row and its shard or table."""
         index, row = self.shards.locate(sample_id)
         return f"sample {row} of {index.path}"
 
 
 def text_key(sample: ShardSample, text: str, config: DataConfig) -> int:
-    """Return the content key (a hash) of the caption `text`. If data.text_key is set, return instead the hash of the
-    sample's json field with this name: captions with the same value then share a key."""
+    """Return the content key (64-bit hash) of the caption `text`. If data.text_key is set, return instead the hash of
+    the sample's json field of this name, so that captions with the same value there share a key."""
     meaning = text if config.text_key is None else str(sample.field(config.text_key))
     return content_key(meaning.encode())
 
 
 def caption_draws(sample: ShardSample, config: DataConfig) -> Iterator[tuple[int, float, str]]:
-    """Yield each caption that training may draw of a sample: its content key, the chance that it is drawn, its text.
+    """Yield (key, probability, text) for each caption that training may draw from a sample: its content key, and the
+    probability that it is the one drawn.
 
-    Raises SampleError as `PairMaker.pair`.
+    Raises SampleError for captions that cannot be used.
     """
     weights = config.caption_weights or [1.0] * len(config.captions)
     for name, weight in zip(config.captions, weights, strict=True):

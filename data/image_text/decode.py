@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 def decode(data: bytes, max_pixels: int) -> Tensor:
     """Decode a JPEG, PNG or WebP image to uint8 (3, H, W), H its height and W its width.
 
-    Transparent areas become white; of an animation the first frame is decoded. Raises DataError with the reason for
-    damaged or other data, for more than `max_pixels` pixels, and for too many scans. Pixels and scans are counted
-    before anything is decoded.
+    Transparent areas become white; the first frame of an animation is decoded. Raises DataError with the reason for
+    damaged data, for other formats, for more than `max_pixels` pixels, and for a JPEG of too many scans. Pixels and
+    scans are counted before anything is decoded.
     """
     refuse_many_scans(data)
     if data[:3] == JPEG_MAGIC:
-        import simplejpeg  # towers and noise, which need this file too, do without it
+        import simplejpeg  # imported here, because towers and noise import this file without needing simplejpeg
 
         try:
             height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -31,13 +31,13 @@ def decode(data: bytes, max_pixels: int) -> Tensor:
             if colours in ("RGB", "YCbCr", "Gray"):
                 return torch.from_numpy(simplejpeg.decode_jpeg(data)).permute(2, 0, 1)
         except ValueError:
-            pass  # PIL decodes what libjpeg only warns of, and gives a reason for what is broken
+            pass  # PIL decodes files for which libjpeg only warns, and names the fault of broken ones
     with opened_image(data, max_pixels, "data.max_image_pixels") as image:
         return torch.from_numpy(np.array(to_rgb(image))).permute(2, 0, 1)
 
 
 def to_rgb(image: Image) -> Image:
-    """Convert an image to RGB, drawn on white where it is transparent."""
+    """Convert a PIL image to mode RGB, with white behind transparent pixels."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits a pixel, which convert() would clip

@@ -14,7 +14,7 @@ How unusual images are decoded (data/image_text/decode.py):
     cut, damaged, empty, another format     DataError; a truncated image is never filled with grey
     a member of more than 64 MiB            reported by the index, which training refuses
 
-In training a sample with a DataError here is replaced; an evaluation stops at it.
+In training a sample whose image raises DataError is replaced; an evaluation stops at it.
 """
 
 import re
@@ -30,20 +30,20 @@ from dyad.data.base.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# The one table of what is read, by PIL's name. An MPO is a JPEG with further frames, as phones and drones write it
+# PIL's name of each format that is read → suffix. An MPO is a JPEG with further frames, as phones and drones write it
 SUFFIX_OF = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-OPENERS = ("JPEG", "PNG", "WEBP")  # of PIL; that of JPEG also opens MPO
+OPENERS = ("JPEG", "PNG", "WEBP")  # formats that PIL may try; its JPEG opener also opens MPO
 JPEG_MAGIC = b"\xff\xd8\xff"
 MAX_SCANS = 100  # a progressive JPEG has about ten
-MAX_SEGMENTS = 10_000  # of a JPEG
+MAX_SEGMENTS = 10_000  # the most segments of a JPEG
 SEGMENT = re.compile(rb"\xff([\x02-\xcf\xd8-\xfe])")  # other markers are escaped bytes or have no length field
 START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
 SEQUENTIAL_FRAMES = (b"\xc0", b"\xc1", b"\xc9")
 
 
 class Header(NamedTuple):
-    """The header of an image. suffix: jpg, png or webp, judged by the content. mode: PIL's name of the colour format.
-    width, height: in pixels."""
+    """The header of an image file. suffix: jpg, png or webp, by the content of the file. mode: PIL's name of the colour
+    format. width, height: in pixels."""
 
     suffix: str
     mode: str
@@ -61,10 +61,10 @@ def read_header(data: bytes, max_pixels: int) -> Header:
 
 @contextmanager
 def opened_image(data: bytes, max_pixels: int, key: str) -> Iterator["Image"]:
-    """Yield a JPEG, PNG or WebP image that PIL has opened and not decoded (context manager).
+    """Context manager that yields a JPEG, PNG or WebP image that PIL has opened and not yet decoded.
 
     key: the configuration key of `max_pixels`, for messages. Raises DataError for other data, for more than
-    `max_pixels` pixels, and when the code in the with block fails to decode the image.
+    `max_pixels` pixels, and for any exception in the with block, such as one of decoding.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -92,8 +92,8 @@ def check_size(width: int, height: int, max_pixels: int, key: str) -> None:
 
 
 def refuse_many_scans(data: bytes) -> None:
-    """Raise DataError for a JPEG with so many scans (passes over the image) or segments that its decoding takes
-    minutes. Other data are accepted."""
+    """Raise DataError for a JPEG of more than MAX_SCANS scans (passes over the image) or MAX_SEGMENTS segments, which
+    would take minutes to decode. Other data pass."""
     # count() also finds the marker's bytes in metadata: only when it finds many are the segments parsed
     if data[:3] != JPEG_MAGIC or _is_one_scan(data) or data.count(b"\xff" + START_OF_SCAN) <= MAX_SCANS:
         return

@@ -1,7 +1,7 @@
-"""Two views of one image as a training pair: the image, augmented twice.
+"""Data set for task=views: two views of one image as a training pair, the image augmented twice.
 
-The view x is augmented as data.augment says, the view y as data.augment_y, each by random numbers of its own, which
-depend only on the seed, the epoch, the sample id and the view. Images of equal content have equal keys on both sides.
+The view x is augmented as data.augment says, the view y as data.augment with the changes of data.augment_y. The random
+numbers depend only on the seed, the epoch, the sample id and the view. Both views have the content key of the image.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class ImageViews:
         S), whose noise is still to be added.
 
         Bad (unusable) samples are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the shard,
-        when a shard cannot be read, and after too many consecutive bad samples.
+        when a shard cannot be read, and after data.bad_in_a_row consecutive bad samples.
         """
         cropped, bad = self._replacements.load(positions, self._cropped, self.shards.origin)
         ids, keys, *views = zip(*cropped, strict=True)
@@ -54,47 +54,50 @@ class ImageViews:
         return Batch(x, y, ids, keys, keys.clone(), bad=bad, x_noise=x_noise, y_noise=y_noise)
 
     def where(self, sample_id: int) -> str:
+        """Return the location of a sample as text for messages: its row and its shard or table."""
         index, row = self.shards.locate(sample_id)
         return f"sample {row} of {index.path}"
 
     def _cropped(self, epoch: int, sample_id: int) -> tuple[int, int, Cropped, Cropped]:
-        """Return the sample id, the content key of its image, and its two views before noise."""
+        """Return (sample id, content key of the image, view x, view y). The views are cropped and resized; their noise
+        is still to be added."""
         sample, config = ShardSample.read(self.shards, sample_id), self.config
         image = sample.decoded(config.image_key, config.max_image_pixels)
         x, y = (self.cropped(image, epoch, sample_id, view) for view in range(2))
         return sample_id, content_key(sample.image(config.image_key)), x, y
 
     def cropped(self, image: Tensor, epoch: int, sample_id: int, view: int) -> Cropped:
-        """Return one view of a decoded image, before noise. view: 0 for x, 1 for y."""
+        """Return one view of a decoded image, uint8 (3, H, W): the image cropped and resized to uint8 (3, S, S), and
+        the DRAWS random numbers of its augmentation. Its noise is still to be added. view: 0 for x, 1 for y."""
         draws = transforms.uniforms(self.seed, epoch, sample_id, 2 * transforms.DRAWS).reshape(2, -1)[view]
         return transforms.training_size(image, self.spec, self.augments[view], draws), draws
 
 
 @dataclass(frozen=True)
 class ViewItems(Images):
-    """One view of each of N images as inputs of a tower (encoder), with the random numbers of epoch 0.
+    """One view of each of N images as inputs of a tower (encoder), augmented by the random numbers of epoch 0.
 
-    view: 0 for x, 1 for y. As images to look at, 0 … N - 1 are the views x and N … 2 N - 1 the views y.
+    views: makes the views. view: which view `block` returns, 0 for x, 1 for y.
     """
 
     views: ImageViews
     view: int
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the views of images start … stop - 1, uint8 (k, 3, S, S)."""
+        """Return the views of the k images start … stop - 1, uint8 (k, 3, S, S), S the side of the tower's input."""
         images = ((i, Images.decoded(self, i)) for i in range(start, min(stop, len(self))))
         cropped = (self.views.cropped(image, 0, i, self.view) for i, image in images)
         views, noise = stacked(cropped, self.views.augments[self.view])
         return noise.added(views)
 
     def decoded(self, i: int) -> Tensor:
-        """Return image i to look at, uint8 (3, S, S)."""
+        """Return a view to display, uint8 (3, S, S): view x of image i for i < N, view y of image i - N for i ≥ N."""
         return replace(self, view=i // len(self)).block(i % len(self), i % len(self) + 1)[0]
 
 
 def view_pairs(shards: Shards, spec: ImageSpec, config: DataConfig, seed: int) -> RetrievalSet:
-    """Build the set on which retrieval of the other view is evaluated: two views of all images in `shards`, x in the
-    place of the images and y in that of the texts.
+    """Build the set on which retrieval of the other view of an image is evaluated. It has two views of each image in
+    `shards`: views x as its `images`, and views y as its `texts`.
 
     Arguments as of `ImageViews`. Raises SampleError for an image that cannot be used.
     """

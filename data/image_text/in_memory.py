@@ -1,4 +1,4 @@
-"""Images that a program hands over, as inputs of an image tower: paths, bytes of files, PIL images, pixels."""
+"""Prepare images that a Python caller passes (paths, bytes of files, PIL images, pixels) for an image tower."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ ImageInput: TypeAlias = "str | PathLike[str] | bytes | Image | np.ndarray | Tens
 
 @dataclass(frozen=True)
 class GivenImages:
-    """A list of images as inputs of an image tower. max_pixels: larger files are refused before they are decoded."""
+    """A list of images as inputs of an image tower (encoder). spec: the tower's preprocessing. max_pixels: encoded
+    images of more pixels are refused before they are decoded."""
 
     images: Sequence[ImageInput]
     spec: ImageSpec
@@ -38,7 +39,8 @@ class GivenImages:
 
 
 def pixels(image: ImageInput, max_pixels: int) -> Tensor:
-    """Return an image as uint8 (3, H, W). Raises DataError for one that cannot be read, or is no image."""
+    """Return an image as uint8 (3, H, W). max_pixels: the most pixels of an encoded image. Raises DataError for an
+    image that cannot be read or is too large, and for a value that is no image."""
     if isinstance(image, bytes):
         return decode(image, max_pixels)
     if isinstance(image, str | PathLike):

@@ -1,4 +1,4 @@
-"""Items to encode: images, captions, and the sets of them that are evaluated."""
+"""Lists of items to encode (images, captions), and the sets of items on which models are evaluated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from dyad.data.shards.shards import Shards
 
 
 class Items(Protocol):
-    """A list of inputs of a tower (encoder), such as images or tokens of texts. Loader processes read them.
+    """A list of inputs of a tower (encoder), such as images or tokens of texts, which loader processes read.
 
-    block: returns the tower (encoder) inputs of the k items at positions start … stop - 1. Images: uint8 (k, 3, S,
-    S), S their side in pixels. Captions: tokens, int64 (k, L), L of the longest caption. If `stop` is more than the
+    block: returns the inputs of the k items at positions start … stop - 1. Images: uint8 (k, 3, S, S), S their side in
+    pixels. Captions: tokens, int64 (k, L), L the number of tokens of the longest caption. If `stop` is more than the
     number of items, the block ends with the last item.
     """
 
@@ -31,8 +31,8 @@ class Items(Protocol):
 
 @dataclass(frozen=True)
 class Images:
-    """The images of all samples in shards as inputs of a tower (encoder), without augmentation. Positions are sample
-    ids."""
+    """The images of all samples in shards as inputs of a tower (encoder), without augmentation. The position of an
+    image is its sample id. spec: the tower's preprocessing."""
 
     shards: Shards
     spec: ImageSpec
@@ -45,7 +45,7 @@ class Images:
         return transforms.evaluation_batch(map(self.decoded, range(start, min(stop, len(self)))), self.spec)
 
     def decoded(self, i: int) -> Tensor:
-        """Decode the image of sample i, and return it in its own height H and width W, uint8 (3, H, W)."""
+        """Return the decoded image of sample i in its own height H and width W, uint8 (3, H, W)."""
         return ShardSample.read(self.shards, i).decoded(self.config.image_key, self.config.max_image_pixels)
 
     def key(self, i: int) -> str:
@@ -55,7 +55,8 @@ class Images:
 
 @runtime_checkable
 class ReadableItems(Items, Protocol):
-    """Items that people read. sort: the word for one of them, such as "text"."""
+    """Items with a readable form. name(i): a short name of item i, such as "row 3". text(i): its text. sort: the word
+    for one item, such as "text"."""
 
     @property
     def sort(self) -> str: ...
@@ -67,7 +68,8 @@ class ReadableItems(Items, Protocol):
 
 @dataclass(frozen=True)
 class Captions:
-    """A list of texts as inputs of a text tower (encoder). `block` tokenises the texts that it returns."""
+    """A list of texts as inputs of a text tower (encoder). tokenize: the tower's tokenizer, called by `block`. sort:
+    the word for one item."""
 
     texts: Sequence[str]
     tokenize: Tokenize
@@ -90,8 +92,8 @@ class Captions:
 class RetrievalSet:
     """N images and their M captions, to evaluate retrieval.
 
-    owner, int64 (M,): index of the image of each caption, ascending. image_keys (N,), text_keys (M,): content ids
-    (hashes) of the images and captions, int64.
+    owner, int64 (M,): index of the image of each caption, ascending. image_keys (N,), text_keys (M,): content keys
+    (64-bit hashes) of the images and captions, int64.
     """
 
     images: Images
@@ -103,7 +105,8 @@ class RetrievalSet:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """N images, texts or sequences and the class label of each. keys (N,): their content ids (hashes), int64."""
+    """N images, texts or sequences and the class label of each. keys (N,) int64: content keys (64-bit hashes) of the
+    items."""
 
     items: Images | ReadableItems
     labels: Sequence[str]
@@ -131,10 +134,10 @@ def retrieval_set(shards: Shards, spec: ImageSpec, tokenize: Tokenize, config: D
 
 
 def labelled_set(shards: Shards, spec: ImageSpec, config: DataConfig, label: str) -> LabelledSet:
-    """Return all images in shards with their class labels. spec: preprocessing of the image tower. label: the name
-    of a json field, or "cls" for the number in the cls member.
+    """Return all images in shards with their class labels. spec: preprocessing of the image tower. label: where the
+    class label is: the name of a json field, "cls" for the number in the cls member, or "txt" for the txt member.
 
-    Raises SampleError for a sample without a label or a image.
+    Raises SampleError for a sample without a label or an image.
     """
     samples = (ShardSample.read(shards, i) for i in range(len(shards)))
     found = [(sample.label(label), content_key(sample.image(config.image_key))) for sample in samples]

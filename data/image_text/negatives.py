@@ -1,8 +1,8 @@
-"""Hard negatives of images: texts that are wrong for an image, and files of mined negatives by content.
+"""Hard negative texts of images (texts that do not match an image), and files of mined hard negatives.
 
 The texts are in a json field of the sample (data.negatives.fields), or were mined by `python -m eval.mine`. A file of
-mined ones has a line per item: {"query_id": name of its content key, "negatives": [best ranked first], "scores":
-[...]}. Items of equal content have the same. Images that are wrong for a caption: data/image_text/wrong_images.py.
+mined negatives has a line per item: {"query_id": name of the item's content key, "negatives": [best ranked first],
+"scores": [...]}. Items of equal content share a line. Hard negative images: data/image_text/wrong_images.py.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FORMAT = "1"
 
 
 class Mined:
-    """The mined negatives of each item, read from their file by the content key of the item. Can be pickled.
+    """A file of mined negatives, which finds the negatives of an item by the item's content key. Can be pickled.
 
-    key: the configuration key that names the file. line: what a line of it is. files: the description of the file for
-    the manifest of a run.
+    key: the configuration key that names the file. line: the form of its lines, for messages. files: entries that
+    describe the file in the manifest of a run.
     """
 
     key: ClassVar[str]
@@ -46,7 +46,8 @@ class Mined:
         self._mapped = cached_array(rows.files, kind, [], [FORMAT, rows.fingerprint], lambda: self._by_key(rows))
 
     def negatives(self, key: int) -> Sequence[str]:
-        """Return the mined negatives of an item as its line has them; none if it has no line."""
+        """Return the list "negatives" in the line of an item; empty if the file has no line for this item. key: content
+        key of the item."""
         line = place_of(key, self._mapped)
         return () if line is None else self._rows.fields(line)["negatives"]
 
@@ -55,11 +56,11 @@ class Mined:
 
     @staticmethod
     def is_negative(value: object) -> bool:
-        """Whether a value may stand in the list of a line."""
+        """Whether `value` is valid as an entry of the list "negatives" of a line."""
         return is_text(value)
 
     def _by_key(self, rows: Rows) -> Int64s:
-        """Return the content keys of the items of all n lines, ascending, and their lines, (2, n)."""
+        """Return, for all n lines, the content keys of their items, ascending, and their line numbers: int64 (2, n)."""
         found = {}
         for i in range(len(rows)):
             fields = rows.fields(i)
@@ -72,21 +73,22 @@ class Mined:
 
 
 class MinedTexts(Mined):
-    """The mined texts of each image."""
+    """A file of mined texts for images: hard negative texts of each image."""
 
     key = "data.negatives.file"
     line = '{"query_id": content key of an image, "negatives": [texts]}'
 
     def texts(self, x_key: int) -> Sequence[str]:
-        """Return the mined texts of an image, best ranked first, cut to MAX_LETTERS; none if it has no line."""
+        """Return the mined texts of an image, best ranked first, each cut to MAX_LETTERS characters; empty if the file
+        has no line for this image. x_key: content key of the image."""
         return [text[:MAX_LETTERS] for text in self.negatives(x_key)]
 
 
 def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTexts | None) -> Sequence[str]:
-    """Return the texts that are wrong for an image, of the first list in data.negatives.lists that has any.
+    """Return the hard negative texts of an image, from the first list in data.negatives.lists that has any.
 
-    own: the sample of the image. x_key: content key of the image. Raises SampleError for a field of
-    data.negatives.fields that is no list of texts.
+    own: the sample of the image. x_key: content key of the image. Raises SampleError if a json field of
+    data.negatives.fields is no text or list of texts.
     """
     lists = {
         NegativeList.hard_negatives: lambda: [
@@ -98,18 +100,19 @@ def wrong_texts(own: ShardSample, x_key: int, config: DataConfig, mined: MinedTe
 
 
 def draw_texts(texts: Sequence[str], right: Sequence[str], draws: np.ndarray) -> tuple[str, ...]:
-    """Draw at most one of `texts` for each random number in `draws`, all in [0, 1); none twice, and none of `right`."""
+    """Draw texts without replacement, at most one for each number in `draws`, which are random in [0, 1). right: texts
+    that are never drawn."""
     keys, excluded = ([content_key(text.encode()) for text in some] for some in (texts, right))
     return tuple(texts[i] for i in sample(distinct(keys, set(excluded)), draws))
 
 
 def sorted_table(found: dict[int, int]) -> Int64s:
-    """Return n keys, ascending, and the number of each, (2, n)."""
+    """Return a dict {key: number} of n entries as an array, int64 (2, n): the keys, ascending, and their numbers."""
     return np.array(sorted(found.items()), np.int64).reshape(-1, 2).T
 
 
 def place_of(key: int, table: MemmapArray) -> int | None:
-    """Return the number of a key in a stored table (see sorted_table); None for a key that it lacks."""
+    """Return the number of `key` in a stored table (see sorted_table); None if the table lacks the key."""
     keys_n, numbers_n = table.array
     place = int(np.searchsorted(keys_n, key))
     return int(numbers_n[place]) if place < len(keys_n) and keys_n[place] == key else None

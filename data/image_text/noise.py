@@ -1,7 +1,7 @@
-"""Noise of training images: what augmentation changes after the crop, from rotation to blur.
+"""Noise of training images: all augmentation after the crop and the resizing, from rotation to blur.
 
-A loader process on a CPU and a GPU run the same code, the GPU on whole batches after their copy. The random numbers
-stay on the host. So the host knows which images a change takes, and never waits for the GPU.
+The same code runs on CPUs in loader processes, and on a GPU on whole batches after they were copied there. The random
+numbers stay on the host, so the host knows which images each change applies to, and never waits for the GPU.
 
 Shape letters: b images of a batch; n images that are changed together; S side of an image in pixels.
 """
@@ -20,7 +20,7 @@ from dyad.data.config import AugmentConfig
 from dyad.data.image_text.transforms import CROP_DRAWS, Floats, between
 
 Cropped = tuple[Tensor, np.ndarray]  # an image before noise, uint8 (3, S, S); its DRAWS random numbers in [0, 1)
-RECOLOURS = [11, 10, 17, 19]  # the draws that decide about colour jitter, grey, blur and solarise
+RECOLOURS = [11, 10, 17, 19]  # indices of the draws that decide about colour jitter, grey, blur and solarise
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)  # the changes of a colour jitter
 ORDERS = list(permutations(range(4)))
 LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as PIL's "L"
@@ -29,19 +29,20 @@ BLOCK_PIXELS = {"cpu": 2**16, "cuda": 2**24}
 
 
 def stacked(cropped: Iterable[Cropped], augment: AugmentConfig) -> tuple[Tensor, Noise]:
-    """Return images of one size as a batch, uint8 (b, 3, S, S), and the noise that `augment` asks for."""
+    """Stack b images of one size: return uint8 (b, 3, S, S), and the noise that `augment` sets, still to be added.
+    cropped: each image with its random numbers."""
     images, draws = zip(*cropped, strict=True)
     return torch.stack(images), Noise(partial(add_noise, augment), np.stack(draws)[:, CROP_DRAWS:])
 
 
 def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
-    """Return the images of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then
-    recoloured, jittered, made grey, blurred and solarised. Returns `images` itself if `augment` asks for none of
-    these.
+    """Return the images of a batch augmented: rotated, zoomed, stretched, shifted and flipped on white, then changed in
+    brightness, colour-jittered, made grey, blurred and solarised. Returns `images` itself if `augment` sets none of
+    these changes.
 
-    augment: how strong each change may be. images: uint8 (b, 3, S, S), on any device. draws (b, NOISE_DRAWS): random
-    numbers in [0, 1). Each image is changed only by its own draws, with the same instructions at any position in the
-    batch, so that its bits do not depend on the other images. Devices may round differently, by 1 of 255.
+    augment: the largest size or the probability of each change. images: uint8 (b, 3, S, S), on any device. draws (b,
+    NOISE_DRAWS): random numbers in [0, 1). The result of an image depends on its own draws only, to the last bit, not
+    on the other images. Devices may round differently, by 1 of 255.
     """
     warps = augment.rotate or augment.aspect or augment.shift or tuple(augment.zoom) != (1, 1)
     colours = augment.brightness or tuple(augment.gain) != (1, 1)
@@ -70,8 +71,8 @@ def add_noise(augment: AugmentConfig, images: Tensor, draws: Floats) -> Tensor:
 
 
 def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.ndarray], Tensor]) -> Tensor:
-    """Return images, float (n, 3, S, S), of which those that are `chosen`, bool (n,), are replaced by change(them,
-    their rows). May overwrite `pixels`."""
+    """Return images, float (n, 3, S, S), where the images `chosen`, bool (n,), are replaced by change(chosen images,
+    their row numbers). May overwrite `pixels`."""
     rows = np.flatnonzero(chosen)
     if len(rows) == len(pixels):
         return change(pixels, rows)
@@ -82,7 +83,7 @@ def _changed(pixels: Tensor, chosen: np.ndarray, change: Callable[[Tensor, np.nd
 
 
 def _sent(numbers: Floats, pixels: Tensor) -> Tensor:
-    """Return numbers of the host as floats on the device of `pixels`."""
+    """Return the array `numbers` as a float32 tensor on the device of `pixels`."""
     return torch.from_numpy(numbers).float().to(pixels.device, non_blocking=True)
 
 
@@ -90,10 +91,10 @@ def _sent(numbers: Floats, pixels: Tensor) -> Tensor:
 
 
 def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Return images, float (n, 3, S, S) in 0..255, after those changes of RECOLOURS that are `chosen`, bool (4, n).
+    """Return images, float (n, 3, S, S) in 0..255, after colour jitter, grey, blur and solarise, in the order of Chen
+    et al. 2020 (appendix A) and Grill et al. 2020 (appendix B).
 
-    Their order is that of Chen et al. 2020 (appendix A) and Grill et al. 2020 (appendix B): colour jitter, grey, blur,
-    solarise. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    chosen, bool (4, n): which of these four changes each image gets. draws (n, NOISE_DRAWS): random numbers in [0, 1).
     """
     jitter, grey, blur, solarise = chosen
     pixels = _jittered(pixels, augment.jitter, draws, jitter)
@@ -103,11 +104,11 @@ def _recoloured(pixels: Tensor, augment: AugmentConfig, draws: Floats, chosen: n
 
 
 def _jittered(pixels: Tensor, strengths: list[float], draws: Floats, chosen: np.ndarray) -> Tensor:
-    """Change brightness, contrast, saturation and hue of the images that are `chosen`, bool (n,), each in an order of
-    its own, as torchvision's ColorJitter.
+    """Change brightness, contrast, saturation and hue of the images `chosen`, bool (n,), as torchvision's ColorJitter
+    does. The order of the four changes is drawn for each image.
 
-    pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of each; of the hue, the largest shift
-    as a share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1).
+    pixels: float (n, 3, S, S) in 0..255. strengths: the largest relative change of brightness, contrast and saturation,
+    and the largest shift of the hue as a share of the colour circle. draws (n, NOISE_DRAWS): random numbers in [0, 1).
     """
 
     def change(kind: int, part: Tensor, rows: np.ndarray) -> Tensor:
@@ -139,14 +140,15 @@ def _mixed(pixels: Tensor, grey: Tensor, factors: Tensor) -> Tensor:
 
 
 def _hue_shifted(pixels: Tensor, shifts: Tensor) -> Tensor:
-    """Shift the hue of images, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1) of the colour circle.
+    """Shift the hue of images, float (n, 3, S, S) in 0..255, by `shifts` (n, 1, 1, 1), shares of the colour circle.
 
-    The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. With a distance d to its own hue, a channel is the
-    highest value - (highest - lowest) · min(max(d - 1, 0), 1): the conversions from RGB to HSV and back, in one.
+    Combines the conversions from RGB to HSV and back. The hue runs from 0 (red) over 2 (green) and 4 (blue) to 6. A
+    channel whose own hue (0, 2 or 4) is at distance d from the shifted hue of the pixel gets the value
+    high - (high - low) · min(max(d - 1, 0), 1), with the highest and lowest channel of the pixel.
     """
     high, low = pixels.amax(1, keepdim=True), pixels.amin(1, keepdim=True)
     spread, (red, green, blue) = high - low, pixels.split(1, 1)
-    scale = 1 / spread.clamp_min(1e-6)  # of a grey pixel the hue may be any
+    scale = 1 / spread.clamp_min(1e-6)  # the hue of a grey pixel has no effect
     hue = torch.where(green == high, (blue - red).mul_(scale).add_(2), (red - green).mul_(scale).add_(4))
     hue = torch.where(red == high, (green - blue).mul_(scale), hue).add_(6 * shifts).remainder_(6)
     distances = [3 - (hue - 3).abs_(), (hue - 2).abs_(), (hue - 4).abs_()]  # beyond 2 all are alike
@@ -163,9 +165,9 @@ def _luma(pixels: Tensor) -> Tensor:
 
 
 def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
-    """Blur images, float (n, 3, S, S), by Gaussians of `sigma` (n,) pixels, cut off at 5 % of the side S to each
-    side; images are mirrored at their edges. Sums in a fixed order: a convolution of torch may differ with its
-    threads."""
+    """Blur images, float (n, 3, S, S), by Gaussians of standard deviation `sigma` (n,) pixels, cut off at 5 % of the
+    side S to each side; images are mirrored at their edges. The order of the sums is fixed, because the bits of
+    torch's convolution may depend on the number of threads."""
     size = pixels.shape[-1]
     reach = size // 20
     weights = torch.exp(-0.5 * (torch.arange(-reach, reach + 1) / torch.from_numpy(sigma).float()[:, None]).square())
@@ -184,8 +186,8 @@ def _blurred(pixels: Tensor, sigma: Floats) -> Tensor:
 
 def _inverse_maps(augment: AugmentConfig, draws: Floats) -> Floats:
     """Return affine maps (b, 2, 3), one for each image, from the coordinates of an output pixel to those of its input
-    pixel. Coordinates range over [-1, 1] from one edge of the image to the other. augment: how strong each change may
-    be. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
+    pixel. Coordinates range over [-1, 1] from one edge of the image to the other. augment: the largest size of each
+    change. draws (b, NOISE_DRAWS): random numbers in [0, 1)."""
     angle = np.radians(augment.rotate) * between((-1, 1), draws[:, 0])
     zoom = between(augment.zoom, draws[:, 1])
     stretch = np.sqrt(1 + augment.aspect * between((-1, 1), draws[:, 2]))
@@ -200,11 +202,10 @@ def _warped(pixels: Tensor, inverse: Tensor) -> Tensor:
     """Rotate, zoom, stretch, shift and flip images, float (b, 3, S, S) in 0..255, by the affine maps `inverse` (b, 2,
     3).
 
-    The maps give the input coordinates of each output pixel, which is sampled bilinearly; outside the image it is
-    white.
+    A map gives the input coordinates of each output pixel; the input is sampled bilinearly, and is white outside.
     """
     size = pixels.shape[-1]
-    centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # of pixels, in [-1, 1]
+    centres = (torch.arange(size, device=pixels.device) * 2 + 1) / size - 1  # centres of pixels, in [-1, 1]
     x, y = centres[None, None, :], centres[None, :, None]
     rows = inverse[:, :, :, None, None].unbind(1)
     # elementwise, not affine_grid: its matrix product may round differently in another batch

@@ -1,4 +1,4 @@
-"""One sample of a shard: its image, captions and fields. Every SampleError names the shard and the key of the sample.
+"""Read the image, captions and json fields of one sample of a shard. Every SampleError names its shard and its key.
 
 How unusual texts are treated:
 
@@ -36,7 +36,7 @@ MAX_LETTERS = 16_384  # open_clip's tokenizer takes time quadratic in the length
 @dataclass(frozen=True)
 class ShardSample:
     """A sample of a shard. shard: path of the shard. key: name of the sample in the shard. members: the files of the
-    sample, as {suffix: bytes}."""
+    sample as {suffix: bytes}, such as {"jpg": …, "txt": …}."""
 
     shard: str
     key: str
@@ -44,24 +44,25 @@ class ShardSample:
 
     @staticmethod
     def read(shards: Shards, sample_id: int) -> "ShardSample":
+        """Read the sample with this id from its shard."""
         return ShardSample(*shards.origin(sample_id), shards.read(sample_id))
 
     @property
     def where(self) -> str:
-        """The location of a sample: its shard and key. Every SampleError begins with this text."""
+        """The location of a sample as text: its shard and key. Every SampleError begins with this text."""
         return f"{self.shard}: sample '{self.key}'"
 
     def image(self, image_key: str) -> bytes:
-        """Return the encoded image of a sample: the bytes of the first member whose suffix is in `image_key`, for
-        example "jpg;png". Raises SampleError when there is none."""
+        """Return the encoded image of a sample: the bytes of its member with the first suffix in `image_key`, for
+        example "jpg;png", that it has. Raises SampleError when it has none of them."""
         name = next((name for name in image_key.split(";") if name in self.members), None)
         if name is None:
             raise SampleError(f"{self.where} has no image: data.image_key={image_key}, its {self._members}.")
         return self.members[name]
 
     def decoded(self, image_key: str, max_pixels: int) -> Tensor:
-        """Decode the image of a sample, the first member whose suffix is in `image_key`. Returns it in its own height
-        H and width W: uint8 (3, H, W).
+        """Return the decoded image of a sample in its own height H and width W, uint8 (3, H, W). image_key: as in
+        `image`.
 
         Raises SampleError when the image is missing, cannot be decoded, or has more than `max_pixels` pixels.
         """
@@ -98,8 +99,8 @@ class ShardSample:
         return self.fields[name]
 
     def relevance(self, name: str | None) -> float | None:
-        """Return the relevance of a sample as a positive pair, the number in (0, 1] in its json field `name`; None
-        without a name. Raises SampleError when there is no such number."""
+        """Return the weight of a sample as a positive pair, the number in (0, 1] in its json field `name`; None if
+        `name` is None. Raises SampleError when the field has no such number."""
         try:
             return None if name is None else relevance_of(self.field(name), f"'{name}'")
         except BadRow as bad:
@@ -107,8 +108,8 @@ class ShardSample:
 
     def label(self, name: str) -> str:
         """Return the class label of a sample as text. name: "cls" for the number in the cls member, "txt" for the txt
-        member, else the name of a json field. In place of a missing cls or txt member the json field `class` or `label`
-        is taken, which tables and folders of classes have.
+        member, else the name of a json field. If the cls or txt member is missing, the json field `class`, `label` or
+        `fine_label` is taken, which tables and folders of classes have.
 
         Raises SampleError when the field or member is missing, or when the cls member holds no number.
         """

@@ -1,10 +1,10 @@
-"""Training pairs from shards that can only be read from start to end. A stream is an endless sequence of draws; each
-draw is one shard to be read.
+"""Training data for data.mode=stream: pairs from shards that are only read from start to end. A stream is an endless
+sequence of draws; each draw is one shard to be read.
 
 The shard of draw k is a function of (seed, k): in one pass over all shards each comes once, or as often as its weight
 says. The draws are dealt to R readers, one in each loader process of each training process: reader r takes the draws r,
-r + R, r + 2 R, …. A reader gives as many samples as it is asked for, whatever its shards hold, because every training
-process takes part in every step. All that is random about a sample depends on (seed, draw, position in the shard).
+r + R, r + 2 R, …. A reader never runs out of samples, whatever its shards hold, because every training process takes
+part in every step. All random parts of a sample depend only on (seed, draw, position in the shard).
 
 The shards are webdataset's, but they are not read with its library. Its reader silently skips what follows a damaged
 part; here a shard is parsed as strictly as by the index. Its shuffle buffer may hold a sample for ever, so that no
@@ -32,7 +32,7 @@ from dyad.data.shards.scan_tar import Problem, Problems, Scan, stream_tar
 from dyad.data.shards.sources import ShardSource
 from dyad.data.shards.storage import open_sequential, shard_name
 
-NO_ID = -1
+NO_ID = -1  # sample id of a sample without data.id_key
 CHECKED = 10  # samples checked at the start: a wrong key in the configuration makes all of them bad
 MIN_EMPTY = 3  # consecutive shards without a sample that stop a run, at the least
 SHOWN = 3  # damaged places of a shard that a message lists
@@ -54,8 +54,8 @@ class StreamBatch(Batch):
 
 @dataclass(frozen=True)
 class OneEpoch:
-    """Describes a streaming run as a single epoch of `steps_per_epoch` steps, because the number of samples in a stream
-    is not known beforehand. It is used in place of an `Order`, which divides a run into epochs."""
+    """A stand-in for `Order`, which divides a run into epochs, for a streaming run: one epoch of `steps_per_epoch`
+    steps, because the number of samples in a stream is not known beforehand. sizes: empty, as no size is known."""
 
     steps_per_epoch: int
     sizes: Sequence[int] = ()
@@ -63,11 +63,11 @@ class OneEpoch:
 
 @dataclass
 class StreamProgress:
-    """Which draws of a stream are used up: all with an index below `first`, and those in `finished`. A draw is one
+    """The draws of a stream that are used up: all with an index below `first`, and those in `finished`. A draw is one
     shard to be read (module docstring).
 
-    taken, ended: as in `StreamBatch`, for draws that are not used up. Only batches that the trainer took are counted,
-    not those that loader processes prepared ahead.
+    taken: draw → number of its samples that the trainer has received. ended: draw → number of samples in its shard,
+    once known. Both have only draws that are not used up. Batches that loader processes prepared ahead do not count.
     """
 
     first: int = 0
@@ -133,8 +133,8 @@ class Stream:
         log.
 
         rank, world_size: index of this process and number of training processes. workers: number of loader processes of
-        each training process. state: the progress that a checkpoint holds, from which the stream continues; None: start
-        at the beginning. The run that wrote the state may have had other numbers of processes.
+        each training process. state: the progress in a checkpoint, as `state` returned it, from which the stream
+        continues; None: start at the beginning. The run that wrote it may have had other numbers of processes.
         """
         self._rank, self._world_size, self._readers = rank, world_size, max(workers, 1)
         readers, shards = world_size * self._readers, self.draws_per_pass
@@ -166,9 +166,9 @@ class Stream:
         """Yield the batches of steps first_step … last_step - 1, each with this training process's part of the samples
         of a step. Each batch is added to the attribute `progress` just before it is yielded.
 
-        workers: number of loader processes. timeout: seconds to wait for a worker that does not go on to its next
-        sample before HardwareError is raised; 0: no limit. ahead: what copies batches to the device before their step.
-        noise_later: as in `build_loader`.
+        workers: number of loader processes. timeout: seconds that a loader process may take for a sample before
+        HardwareError is raised; 0: no limit. ahead: wraps the iterator of batches, to copy them to the device before
+        their step. noise_later: whether batches keep their noise to be added on the device, as in `build_loader`.
         """
         rows = local_rows(self.global_batch_size, self._rank, self._world_size)
         count, steps = rows.stop - rows.start, range(first_step, last_step)
@@ -181,7 +181,7 @@ class Stream:
         """Return the progress of a stream in all training processes (which shards were read, and how far) as JSON of
         bounded size, for a checkpoint.
 
-        gather: takes the progress of this process and returns that of every process. If `gather` communicates, all
+        gather: takes the progress of this process and returns the progress of each process. If it communicates, all
         processes must call `state` together.
         """
         parts = gather(self.progress)
@@ -194,6 +194,7 @@ class Stream:
         return {"first": first, "through": sorted(draw for draw in finished if draw > first), "taken": taken}
 
     def shard_of(self, draw: int) -> str:
+        """Return the path of the shard that a draw reads. draw: its index in the stream, from 0."""
         return self.shards[int(self._draws.ids(draw)[0])]
 
     def sample_id(self, sample: ShardSample) -> int:
@@ -207,10 +208,11 @@ class Stream:
         return value
 
     def _part(self, step: int, part: int, rows: slice) -> StreamBatch:
-        """Return the next rows of the one reader that runs in this loader process. The reader is created at the first
-        call.
+        """Return a batch of the next samples, as many as `rows` has, of the one reader in this loader process. The
+        first call creates the reader.
 
-        part: fixes the index of this reader, because torch deals the parts to its loader processes in turn.
+        part: index of the part of the step; modulo the number of loader processes, the index of the reader, because
+        torch deals parts to its loader processes in turn.
         """
         number = self._rank * self._readers + part % self._readers
         self._reader = self._reader or Reader(self, number, self._world_size * self._readers)
@@ -223,10 +225,10 @@ class Stream:
 
 
 class Reader:
-    """Reads some of the shards of a stream, and returns their samples in batches; the samples never end. Several
-    readers share the draws (shards to be read) of a stream; each loader process has one reader.
+    """Reads some of the shards of a stream, and returns their samples in batches, without end. Several readers share
+    the draws (shards to be read) of a stream; each loader process has one reader.
 
-    readers: number of all readers. number: index of this reader, from 0.
+    readers: number of readers in all processes. number: index of this reader, from 0.
     """
 
     def __init__(self, stream: Stream, number: int, readers: int) -> None:
@@ -237,8 +239,8 @@ class Reader:
         self._mixed = self._mix()
 
     def batch(self, size: int) -> StreamBatch:
-        """Return a batch of the next `size` usable samples. Raises DataError after too many consecutive bad samples,
-        and for any bad sample with data.bad_samples=stop."""
+        """Return a batch of the next `size` usable samples. Raises DataError after data.bad_in_a_row consecutive bad
+        samples, and for any bad sample with data.bad_samples=stop."""
         pairs: list[TrainingPair] = []
         taken = Counter[int]()
         while len(pairs) < size:
@@ -271,8 +273,8 @@ class Reader:
         """Yield, in order, the samples of all draws (shards to be read) of this reader, except the draws that are used
         up already.
 
-        Raises DataError when too many consecutive shards have no sample, and for a damaged shard with
-        data.bad_samples=stop.
+        Raises DataError when as many consecutive shards have no sample as the reader reads in a pass (at least
+        MIN_EMPTY), and for a damaged shard with data.bad_samples=stop.
         """
         progress, empty = self._stream.progress, list[BadSample]()
         limit = max(-(-self._stream.draws_per_pass // self._readers), MIN_EMPTY)
@@ -314,8 +316,8 @@ def first_of(shard: str) -> ShardSample:
 
 
 def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
-    """Yield the samples of a shard. If the shard is damaged or its storage fails, nothing is raised: the problem is
-    added to scan.problems. scan: an empty Scan, which records what the reader finds in the shard."""
+    """Yield the samples of a shard. If the shard is damaged or its storage fails, nothing is raised; the problem is
+    added to scan.problems. scan: an empty Scan, which this function fills with what it finds in the shard."""
     last = None
     try:
         with open_sequential(shard) as content:
@@ -329,8 +331,8 @@ def _read_samples(shard: str, scan: Scan) -> Iterator[ShardSample]:
 
 
 def _lost_part(shard: str, problems: Problems) -> BadSample:
-    """Return a BadSample, an entry of `Batch.bad`, that reports a shard without samples, or a part of a shard that
-    could not be read. The samples in this part are lost to training. problems: the reasons, which the entry names."""
+    """Return an entry for `Batch.bad` that reports a shard without samples, or a part of a shard that could not be
+    read. problems: the problems of the shard, from which the reason of the entry is made."""
     reasons = [str(problem) for problem in problems.first[:SHOWN]]
     if problems.count > SHOWN:
         reasons.append(f"{problems.count - SHOWN} more such places")

@@ -1,7 +1,7 @@
-"""From a decoded image to the uint8 square that a tower (encoder) takes: resizing, random crops.
+"""Resize and randomly crop a decoded image to the uint8 square that a tower (encoder) takes.
 
-Images stay uint8 until they are on the device, which normalises them. Augmentation, of which noise.py has the rest,
-is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
+Images stay uint8 until they are on the device, where they are normalised. Augmentation (here the crop, in noise.py the
+rest) is a function of the seed, the epoch and the sample id: it gives the same bits in any process and any batch.
 
 Shape letters: b images of a batch; H, W height and width of a decoded image; S side of the tower's input.
 """
@@ -19,11 +19,11 @@ from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
 
-MAX_ASPECT = 16  # of an image with a longer side than this times the shorter one, only a part is resized
+MAX_ASPECT = 16  # only a part is resized of an image whose longer side is more than so many times the shorter one
 CROP_ATTEMPTS = 10
 CROP_DRAWS, NOISE_DRAWS = 2 * CROP_ATTEMPTS + 2, 20
-DRAWS = CROP_DRAWS + NOISE_DRAWS  # uniforms that the augmentation of one image takes
-CROP_RATIO = (3 / 4, 4 / 3)  # of width to height
+DRAWS = CROP_DRAWS + NOISE_DRAWS  # number of random numbers that the augmentation of one image takes
+CROP_RATIO = (3 / 4, 4 / 3)  # smallest and largest ratio of width to height of a random crop
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 Interval = Sequence[float]
@@ -31,12 +31,12 @@ Interval = Sequence[float]
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """The input of an image tower (encoder). size: its side S in pixels. mean, std: per colour, to normalise colour
-    values in 0..1.
+    """The preprocessing of images for an image tower (encoder). size: side S of the tower's input in pixels. mean, std:
+    for each colour, to normalise colour values in 0..1.
 
     resize: "shortest" (resize the shorter side, crop the centre), "longest" (resize the longer side, pad with black) or
-    "squash" (resize both sides). interpolation: "bicubic" or "bilinear". The terms are open_clip's. resized: the length
-    to which sides are resized before the centre is cropped to `size`, in evaluation; None: `size`.
+    "squash" (resize both sides), as in open_clip. interpolation: "bicubic" or "bilinear". resized: the length in pixels
+    to which sides are resized in evaluation, before the centre is cropped to `size`; None: `size`.
     """
 
     size: int
@@ -51,10 +51,10 @@ class ImageSpec:
 
 
 def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
-    """Resize an image without augmentation: uint8 (3, H, W) → (3, S, S), S the side in `spec`. Returns an image that
-    already has this size as it is.
+    """Resize an image without augmentation: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size. An image that already has
+    this size is returned unchanged.
 
-    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most (2/255).
+    With colours scaled to 0..1, the result differs from open_clip's preprocessing by at most 2/255.
     """
     size, side, (height, width) = spec.size, spec.resized or spec.size, image.shape[-2:]
     if height == width == side == size:
@@ -78,7 +78,7 @@ def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
 
 
 def evaluation_batch(images: Iterable[Tensor], spec: ImageSpec) -> Tensor:
-    """Resize k images without augmentation, each uint8 (3, H, W): uint8 (k, 3, S, S)."""
+    """Resize k images without augmentation, each uint8 (3, H, W), and stack them: uint8 (k, 3, S, S), S = spec.size."""
     return torch.stack([evaluation_transform(image, spec).contiguous() for image in images])
 
 
@@ -90,17 +90,17 @@ def _resize(image: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
 
 
 def uniforms(seed: int, epoch: int, sample_id: int, count: int) -> Floats:
-    """Return `count` random numbers in [0, 1) that depend only on the arguments. Each sample has its own stream of the
-    random generator Philox."""
+    """Return random numbers in [0, 1), float64 (count,), that depend only on the arguments. Each sample has its own
+    stream of the random generator Philox."""
     key, counter = np.array([seed % 2**64, epoch], np.uint64), np.array([0, 0, 0, sample_id], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter)).random(count)
 
 
 def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws: Floats) -> Tensor:
-    """Resize a training image: uint8 (3, H, W) → (3, S, S), S the side in `spec`.
+    """Resize a training image: uint8 (3, H, W) → uint8 (3, S, S), S = spec.size.
 
     With augment.crop_scale other than (1, 1), a random crop is resized; otherwise the image is resized as in
-    evaluation. draws (DRAWS,): random numbers in [0, 1).
+    evaluation. draws: random numbers in [0, 1), of which the first CROP_DRAWS are used.
     """
     if tuple(augment.crop_scale) == (1, 1):
         return evaluation_transform(image, spec)
@@ -109,11 +109,11 @@ def training_size(image: Tensor, spec: ImageSpec, augment: AugmentConfig, draws:
 
 
 def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[int, int, int, int]:
-    """Draw a random crop as torchvision's RandomResizedCrop does; return its top, left, height and width in pixels.
+    """Draw a random crop as torchvision's RandomResizedCrop does. Return its top, left, height and width in pixels.
 
-    height, width: of the image. scale: lowest and highest share of the image's area. draws: CROP_DRAWS random
-    numbers in [0, 1) or more: area and aspect ratio of each of ten boxes, then the position. The first box that fits
-    into the image is taken; if none fits, the largest one in the centre with an aspect ratio of CROP_RATIO.
+    height, width: of the image, in pixels. scale: lowest and highest share of the image's area. draws: at least
+    CROP_DRAWS random numbers in [0, 1), for the area and the aspect ratio of each of ten boxes, then for the position.
+    The first box that fits into the image is taken; if none fits, the largest central one with a ratio in CROP_RATIO.
     """
     shapes = draws[: 2 * CROP_ATTEMPTS].reshape(CROP_ATTEMPTS, 2)
     area = height * width * between(scale, shapes[:, 0])
@@ -130,6 +130,6 @@ def crop_box(height: int, width: int, scale: Interval, draws: Floats) -> tuple[i
 
 
 def between(interval: Interval, draws: Floats) -> Floats:
-    """Map random numbers in [0, 1) to the interval (low, high)."""
+    """Map random numbers in [0, 1) linearly to the interval [low, high)."""
     low, high = interval
     return low + (high - low) * draws

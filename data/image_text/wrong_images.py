@@ -1,7 +1,7 @@
-"""Images that are wrong for a caption: members of its sample, such as a.negative.jpg beside a.jpg, or images of
-other samples that `python -m eval.mine mine=pictures` found, named by their content keys.
+"""Hard negative images of captions (images that do not match a caption): members of the caption's sample, such as
+a.negative.jpg beside a.jpg, or images of other samples that `python -m eval.mine mine=pictures` found.
 
-They are drawn, cropped and augmented by random numbers of the row that draws them.
+The random numbers of the caption's row in the batch decide which are drawn, and how they are cropped and augmented.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from dyad.data.shards.content_keys import Int64s, content_key, key_name, key_of_
 from dyad.data.shards.index_cache import cached_array
 from dyad.data.shards.shards import Shards
 
-Drawn = Sequence[tuple[Cropped, int]]  # images before noise, with their content keys
+Drawn = Sequence[tuple[Cropped, int]]  # (image before noise with its random numbers, content key) of each drawn image
 
 
 class WrongImage(NamedTuple):
-    """An image that is wrong for a caption: its content key, and what decodes it, uint8 (3, H, W)."""
+    """An image that does not match a caption. key: content key of the image. decoded: returns the image decoded, uint8
+    (3, H, W)."""
 
     key: int
     decoded: Callable[[], Tensor]
 
 
 class MinedImages(Mined):
-    """The mined images of each caption. They are images of the training data."""
+    """A file of mined images for captions: hard negative images of each caption, all of them in the training data."""
 
     key = "data.negatives.picture_file"
     line = '{"query_id": content key of a caption, "negatives": [content keys of images]}'
 
     def __init__(self, path: str, shards: Shards, config: DataConfig) -> None:
-        """Open the file `path` of mined images of `shards`. Errors as of Mined.
+        """Open the file `path` of mined images, which lie in `shards`. Raises ConfigError and DataError as Mined does.
 
-        The first call for some shards reads all of their images to find them by their content, and stores where they
-        are.
+        The first call for given shards reads all of their images, and stores the content key of each in a cache file.
         """
         super().__init__(path)
         self._shards, self._config = shards, config
@@ -61,12 +61,13 @@ class MinedImages(Mined):
         return key_of_name(value) is not None
 
     def images(self, text: str) -> list[WrongImage]:
-        """Return the mined images of a caption, best ranked first; none if it has no line."""
+        """Return the mined images of the caption `text`, best ranked first; empty if the file has no line for this
+        caption."""
         keys = (key_of_name(name) or 0 for name in self.negatives(content_key(text.encode())))
         return [WrongImage(key, partial(self._decoded, key)) for key in keys]
 
     def _decoded(self, key: int) -> Tensor:
-        """Decode the image with this content key. Raises DataError where no sample of the data has it."""
+        """Decode the image with this content key, uint8 (3, H, W). Raises DataError if no sample has this image."""
         if (sample_id := place_of(key, self._samples)) is None:
             problem = f"{self.key}={self.path}: no sample of data.train has its image {key_name(key)}"
             raise DataError(f"{problem}. Mine these data: python -m eval.mine run=… mine=pictures")
@@ -76,7 +77,8 @@ class MinedImages(Mined):
 
 @dataclass(frozen=True)
 class WrongImages:
-    """Draws the images that are wrong for the caption of a row, and makes them further items of a batch."""
+    """Draws hard negative images for the caption of a row, and puts those of all rows into a batch. spec: preprocessing
+    of the image tower. mined: the file of mined images; None: there is none."""
 
     spec: ImageSpec
     config: DataConfig
@@ -84,14 +86,14 @@ class WrongImages:
 
     @property
     def draws(self) -> int:
-        """How many random numbers a row takes: one to choose each image, and DRAWS for its augmentation."""
+        """The number of random numbers that a row takes: for each image, one to choose it, and DRAWS to augment it."""
         return self.config.negatives.pictures * (1 + DRAWS)
 
     def drawn(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Drawn:
-        """Draw images that are wrong for the caption `text` of a sample, at most data.negatives.pictures.
+        """Draw hard negative images for the caption `text` of the sample `own`, at most data.negatives.pictures.
 
-        x_key: content key of the sample's own image, which is never drawn; no other is drawn twice. draws: random
-        numbers in [0, 1). Raises SampleError for an image that cannot be decoded.
+        x_key: content key of the sample's own image, which is never drawn. No image is drawn twice. draws: as many
+        random numbers in [0, 1) as the property `draws` says. Raises SampleError for an image that cannot be decoded.
         """
         which, of_images = np.split(draws, [self.config.negatives.pictures])
         size = partial(training_size, spec=self.spec, augment=self.config.augment)
@@ -99,8 +101,8 @@ class WrongImages:
         return tuple(((size(image.decoded(), draws=crop), crop), image.key) for image, crop in each)
 
     def any_for(self, own: ShardSample, texts: Iterable[str], x_key: int) -> bool:
-        """Whether a caption in `texts` of a sample has wrong images, or was mined, with what result ever. One image
-        is decoded. Errors as of `drawn`."""
+        """Whether one of the captions `texts` of the sample `own` has hard negative images, or a line in the file of
+        mined images (even an empty one). One image is decoded. Raises SampleError if this fails."""
         for text in texts:
             for image in self._chosen(own, text, x_key, np.zeros(1)):
                 image.decoded()
@@ -110,7 +112,8 @@ class WrongImages:
         return False
 
     def extra(self, x: Tensor, noise: Noise, drawn: Sequence[Drawn]) -> ExtraX:
-        """Return the wrong images of all rows of a batch as its further items. x, noise: of the batch."""
+        """Return the hard negative images of all rows of a batch in the form of Batch.extra_x. x, noise: Batch.x and
+        Batch.x_noise. drawn: the images of each row."""
         row = torch.tensor([row for row, own in enumerate(drawn) for _ in own], dtype=torch.int64)
         keys = torch.tensor([key for own in drawn for _, key in own], dtype=torch.int64)
         if not len(row):
@@ -119,7 +122,8 @@ class WrongImages:
         return ExtraX(more, row, keys, more_noise)
 
     def _chosen(self, own: ShardSample, text: str, x_key: int, draws: np.ndarray) -> Iterable[WrongImage]:
-        """Draw at most one image for each random number, from the first list in data.negatives.lists that has any."""
+        """Draw hard negative images of the caption `text`, at most one for each number in `draws`, from the first list
+        in data.negatives.lists that has any. Arguments as of `drawn`."""
         if not len(draws):
             return ()
         names, most = self.config.negatives.picture_fields, self.config.max_image_pixels
@@ -136,7 +140,8 @@ class WrongImages:
 
 
 def _samples_by_key(shards: Shards, config: DataConfig) -> Int64s:
-    """Return the content keys of all images, ascending, and the first sample of each, (2, n). Reads all samples."""
+    """Read all samples and return the content keys of their n different images, ascending, and the id of the first
+    sample with each image: int64 (2, n)."""
     found: dict[int, int] = {}
     for i in tracked(range(len(shards)), "Content keys of images", len(shards)):
         try:

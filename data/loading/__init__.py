@@ -1,1 +1,1 @@
-"""From sample ids to batches: the order of samples, the loader and its worker processes, replacement of bad samples."""
+"""Load training batches: the order of samples, the loader and its worker processes, replacement of bad samples."""

@@ -1,4 +1,4 @@
-"""Copies each batch to the GPU while the step before it computes."""
+"""Copy each batch to the GPU while the previous step computes."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -13,9 +13,9 @@ B = TypeVar("B", bound=Batch)
 
 
 def one_ahead(items: Iterable[T], prepare: Callable[[T], U]) -> Iterator[U]:
-    """Yield prepare(item) of each item. An item is asked for and prepared before the one before it is yielded.
+    """Yield prepare(item) for each of `items`. An item is taken and prepared before the previous result is yielded.
 
-    What `items` raises is raised after the items before it were yielded.
+    An exception of `items` or `prepare` is raised after all earlier results were yielded.
     """
     iterator, ready, failure = iter(items), list[U](), None
     while failure is None:
@@ -37,11 +37,9 @@ class Timer(Protocol):
 
 
 def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> Iterator[B]:
-    """Yield the batches on `device`. A GPU copies a batch on a stream of its own, beside the step before it.
-
-    The batches must lie in pinned memory. On a CPU they are yielded as they come, none ahead. timer: measures the
-    copies.
-    """
+    """Yield the batches, moved to `device`. To a GPU, a batch is copied on a separate CUDA stream while the previous
+    step computes; it must lie in pinned memory. For a CPU, batches are yielded as they come. timer: measures the
+    copies."""
     if device.type != "cuda":
         yield from batches
         return
@@ -57,5 +55,5 @@ def copied_ahead(batches: Iterable[B], device: torch.device, timer: Timer) -> It
     for batch, arrived in one_ahead(batches, copied):
         computing = torch.cuda.current_stream(device)
         computing.wait_event(arrived)
-        batch.record_stream(computing)  # its memory is not used again before the step has read it
+        batch.record_stream(computing)  # so that its memory is not reused before the step has read it
         yield batch

@@ -1,9 +1,9 @@
-"""A rank's batches, which loader processes make in parts: at most ITEM samples at a time.
+"""Make a rank's batches from parts of at most ITEM samples, which loader processes prepare.
 
-A part is small so that a slow storage is not taken for a lost one, and so that all workers share the first batch. The
-parts of a batch are copied together as they come. Only as many are made ahead as two batches have, and the memory of
-one is given back before the next is taken: so the shared memory of all workers never exceeds two batches (or a part for
-each worker and one, if that is more).
+Parts are small so that one is made before data.timeout even on slow storage, and so that all workers share the first
+batch. The parts of a batch are copied together as they come. Parts are made ahead for at most two batches, and the
+shared memory of a part is freed before the next part is taken. So the shared memory of all workers never exceeds two
+batches (or one part for each worker and one more, if that is larger).
 """
 
 import os
@@ -22,11 +22,11 @@ from torch import Tensor
 from dyad.data.batch import PADDING, Batch, mapped
 from dyad.data.loading.workers import prefetched
 
-ITEM = 256  # samples of a part, at the most
-SIDES = ("x", "y")  # of a batch, which may be images
+ITEM = 256  # the most samples of a part
+SIDES = ("x", "y")  # fields of a Batch that may be images
 
 B = TypeVar("B", bound=Batch)
-# (step, number of the part over all steps, its rows of the batch) → a part, whose images nothing else keeps
+# (step, number of the part over all steps, its rows of the batch) → a part; nothing else may keep its images
 MakePart = Callable[[int, int, slice], B]
 
 
@@ -36,37 +36,40 @@ def batches_of_parts(
     """Yield this rank's batch of each step, put together from the parts that `make` returns. With CUDA it lies in
     pinned memory.
 
-    make(step, number, rows): returns a part, the given rows of the step's batch. number: counts the parts of all steps;
-    worker processes make them in turn. rows: size of a batch. noise_later: as in `build_loader`.
-    options, and the errors: as in `prefetched`.
+    make(step, number, rows): returns a part: the samples `rows` (a slice) of the step's batch. number: counts the parts
+    of all steps; worker processes make parts in turn. rows: number of samples of a batch. workers: number of loader
+    processes. noise_later: whether noise is left to be added on the device. options, and the errors: as in
+    `prefetched`.
     """
     count = max(min(max(-(-rows // ITEM), workers + 1), rows), 1)
     bounds = [number * rows // count for number in range(count + 1)]
     numbers = range(steps.start * count, steps.stop * count)
-    ahead = max((2 * count - 1) // max(workers, 1), 1)  # of two batches, one part is being copied
+    ahead = max((2 * count - 1) // max(workers, 1), 1)  # parts of two batches, minus the part being copied
     parts = prefetched(partial(_packed, make, bounds, noise_later), numbers, workers=workers, ahead=ahead, **options)
     for _ in steps:
         yield assembled(islice(parts, count), rows, torch.cuda.is_available())
 
 
 def _packed(make: MakePart[B], bounds: Sequence[int], noise_later: bool, number: int) -> B:
-    """Make part `number` in a worker. Its tensors become arrays, except images: torch would send each of them through
-    a file of its own in shared memory, which takes longer than to copy it."""
+    """Make part `number`, in a worker. Its tensors are converted to numpy arrays, except images, because torch would
+    send each small tensor through a shared-memory file of its own, which takes longer than copying it.
+
+    bounds: first row of each part of a batch, and the number of rows. Other arguments as of `batches_of_parts`."""
     step, place = divmod(number, len(bounds) - 1)
     part = make(step, number, slice(bounds[place], bounds[place + 1]))
     part = part if noise_later else part.with_noise()
     packed = mapped(part, Tensor.numpy)
-    for side in SIDES if part.x_places is None else ():  # of sequences, the number of rows differs from part to part
+    for side in SIDES if part.x_places is None else ():  # parts of sequences differ in their number of rows
         if getattr(part, side).dim() > 2:
             setattr(packed, side, getattr(part, side))
     return packed
 
 
 def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
-    """Copy the parts of a batch together, each as soon as it comes. rows: size of the batch; pin: whether its memory is
-    pinned.
+    """Return the batch that is put together from `parts`, each copied as soon as it comes. rows: number of samples of
+    the batch; pin: whether the batch lies in pinned memory.
 
-    Images are copied to their place at once, which frees the shared memory of the part.
+    Images of a part are copied to their place in the batch at once, so that the part's shared memory can be freed.
     """
     taken: list[B] = []
     images, firsts = dict[str, Tensor](), [0]
@@ -82,7 +85,7 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
                 setattr(part, side, images[side])
                 copied.append(found)
             del found
-        while copied:  # when both are copied: they may lie in one memory
+        while copied:  # after both sides were copied, because they may share their memory
             _give_back(copied.pop())
         taken.append(part)
     batch = _joined(taken, firsts)
@@ -90,17 +93,17 @@ def assembled(parts: Iterator[B], rows: int, pin: bool) -> B:
 
 
 def _give_back(copied: Tensor) -> None:
-    """Free the memory of a tensor of a part, if it is shared. The worker that sent it closes its file when it comes to
-    it, which may be later than the next part; a file that was emptied takes no memory from now on."""
+    """Free the memory of a tensor of a part at once, if it is shared memory, by truncating its file. The worker that
+    sent the tensor may close the file only after it made its next part."""
     if copied.is_shared():
         os.ftruncate(copied.untyped_storage()._share_fd_cpu_()[0], 0)
 
 
 def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
-    """Return one dataclass object from those of consecutive parts of a batch: arrays become one tensor, tuples are
-    concatenated, counts added.
+    """Return one dataclass object, such as a Batch, from those of consecutive parts of a batch: arrays are concatenated
+    to tensors, tuples are concatenated, counts are added.
 
-    firsts: the row of the batch where each part begins; fields named `row` count from there.
+    firsts: the row of the batch where each part begins, which is added to the part's fields named `row`.
     """
     whole: dict[str, Any] = {}
     for name in (field.name for field in fields(records[0])):
@@ -125,7 +128,8 @@ def _joined(records: Sequence[Any], firsts: Sequence[int]) -> Any:
 
 
 def stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension. Rows of tokens are filled up at the right with PADDING."""
+    """Concatenate tensors along their first dimension. Rows of tokens, (n, L) each, are first padded at the right with
+    PADDING to the largest L."""
     if tensors[0].dim() > 1:
         width = max(tensor.shape[1] for tensor in tensors)
         tensors = [F.pad(tensor, (0, width - tensor.shape[1]), value=PADDING) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The order of data.batches=by_source: the samples of each global batch come from one source.
+"""The order of samples for data.batches=by_source: all samples of a global batch come from one source.
 
 Each source has an order of its own, with an epoch of ⌊w · n / G⌋ batches (w: its weight, n: its samples, G: samples of
 a global batch). An epoch of the run is one epoch of each source, with all their batches permuted.
@@ -16,10 +16,10 @@ from dyad.data.loading.order import Ids, Order, permuted
 
 
 class BySource(Order):
-    """The order of training samples in which each global batch is of one source.
+    """The order of training samples in which all samples of a global batch come from one source.
 
-    names: what a message calls each source; the other arguments as of Order. Raises ConfigError, naming the source,
-    when one has less than one global batch in an epoch.
+    names: the name of each source in messages. Other arguments as of Order. Raises ConfigError, naming the source, when
+    a source has less than one global batch in an epoch.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], **how: Any) -> None:
@@ -40,7 +40,8 @@ class BySource(Order):
         self.steps_per_epoch = self._first_batches[-1]
 
     def source(self, step: int) -> tuple[int, int]:
-        """Return the source of optimiser step `step`, counted from 0, and which step of this source's order it is."""
+        """Return the index of the source of optimiser step `step` (from 0), and the number of this step among the steps
+        of the source."""
         epoch, batch = divmod(step, self.steps_per_epoch)
         place = int(permuted(np.array([batch]), self.steps_per_epoch, self._keys(epoch, "batches"))[0])
         source = bisect_right(self._first_batches, place) - 1

@@ -1,6 +1,7 @@
-"""The catalogue of a data set: its distinct items of side y, such as passages.
+"""The catalogue of a data set: a table of its distinct items of side y, such as passages, from which noise is drawn.
 
-Shape letters: E entries; N items; k content keys or draws.
+An item has one content key, and one entry in the table for each different text of it. Shape letters: E entries; N
+items; k content keys or draws.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,8 @@ from dyad.data.shards.index_cache import MemmapArray
 
 FORMAT = "1"
 KEY, PLACE, PART, DRAWS = range(4)  # rows of the table
-# Key of the item, key of its text, place, part, how often an epoch draws it as a positive, in expectation
+# Key of the item, key of its text, place and part (two numbers by which a data set reads the text again), expected
+# number of times that an epoch draws it as a positive
 Occurrence = tuple[int, int, int, int, float]
 OCCURRENCE = np.dtype([("key", "i8"), ("text", "i8"), ("place", "i8"), ("part", "i8"), ("draws", "f8")])
 
@@ -22,11 +24,11 @@ OCCURRENCE = np.dtype([("key", "i8"), ("text", "i8"), ("place", "i8"), ("part", 
 def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
     """Return the table of a catalogue, (4, E): KEY, PLACE, PART and DRAWS of each entry, ascending by KEY.
 
-    All are int64; the bits of DRAWS are those of float64. occurrences: of items in the data, at least one. Those with
-    one key and one text become one entry: PLACE and PART are those of the first of them, DRAWS is their sum.
+    The table is int64; its row DRAWS has the bits of float64 numbers. occurrences: at least one. Occurrences with equal
+    key and equal text become one entry, with PLACE and PART of the first of them, and the sum of their DRAWS.
     """
     every = np.fromiter(occurrences, OCCURRENCE)
-    every = every[np.lexsort((every["text"], every["key"]))]  # is stable: the first of them stays the first
+    every = every[np.lexsort((every["text"], every["key"]))]  # is stable: the first occurrence stays the first
     names = every[["key", "text"]]
     first_E = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
     draws_E = np.add.reduceat(every["draws"], first_E)
@@ -34,11 +36,12 @@ def catalogue_table(occurrences: Iterable[Occurrence]) -> Int64s:
 
 
 class Catalogue:
-    """The N distinct items of side y by content key. Each has one or more entries, its texts.
+    """The N distinct items of side y of a data set. Each has one or more entries, its texts.
 
-    starts (N,): the first entry of each item, ascending. keys (N,): their content keys, ascending. draws_E, draws_N:
-    how often an epoch draws each entry and each item as a positive, in expectation, float64. tokens(texts): converts k
-    texts to tower inputs, int64 (k, L). tokenize: the tokenizer behind it.
+    starts (N,) int64: index of the first entry of each item, ascending. keys (N,) int64: the items' content keys,
+    ascending. draws_E (E,), draws_N (N,) float64: the expected number of times that an epoch draws each entry and each
+    item as a positive. tokens(texts): converts k texts to tower inputs, such as int64 (k, L). tokenize: the tokenizer
+    that `tokens` calls.
     """
 
     def __init__(
@@ -48,8 +51,8 @@ class Catalogue:
         tokens: Callable[[Sequence[Any]], Tensor],
         tokenize: Any,
     ) -> None:
-        """mapped: the table of `catalogue_table`. read(place, part): returns the text of an entry, such as a
-        Passage."""
+        """Open a catalogue. mapped: the table that `catalogue_table` returned. read(place, part): returns the text of
+        an entry, such as a Passage. tokens, tokenize: see the class."""
         self.mapped, self.read, self.tokens, self.tokenize = mapped, read, tokens, tokenize
         keys_E = mapped.array[KEY]
         self.starts = np.flatnonzero(np.append(True, keys_E[1:] != keys_E[:-1]))
@@ -60,10 +63,11 @@ class Catalogue:
         return len(self.starts)
 
     def text(self, entry: int) -> Any:
-        """Read the text of an entry. Raises DataError or SampleError if its file has changed."""
+        """Read the text of the entry with index `entry`. Raises DataError or SampleError if its file has changed."""
         return self.read(*self.mapped.array[[PLACE, PART], entry].tolist())
 
     def positions(self, keys_k: Int64s) -> Int64s:
-        """Return the position among the N items of each content key, (k,); −1 for a key of no item."""
+        """Return the index among the N items of the item with each content key, int64 (k,); −1 if no item has the
+        key."""
         position_k = np.searchsorted(self.keys, keys_k).clip(max=len(self) - 1)
         return np.where(self.keys[position_k] == keys_k, position_k, -1)

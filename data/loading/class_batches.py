@@ -1,4 +1,4 @@
-"""Batches of samples that have a class, put together from batches whose y is the number of each sample's class."""
+"""Batches for task=labelled: samples against all classes, or the samples of one class against all others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,16 +20,17 @@ from dyad.data.shards.shards import Shards
 
 @dataclass(frozen=True)
 class ClassNumbers:
-    """The names of C classes. A call converts n names to their numbers 0 … C − 1, int64 (n,).
+    """The names of C classes. A call converts n names to class numbers 0 … C − 1, int64 (n,). If C is 1, any other name
+    gets the number 1.
 
-    With one name, everything else is the class 1. Raises SampleError, which begins with `where`, for no name of a
-    class.
+    A call raises SampleError for a name that is none of two or more classes. where: begins the message.
     """
 
     names: Sequence[str]
 
     @cached_property
     def places(self) -> dict[str, int]:
+        """Name → number of each class."""
         return {name: place for place, name in enumerate(self.names)}
 
     def __call__(self, names: Sequence[str], where: str = "") -> Tensor:
@@ -40,10 +41,11 @@ class ClassNumbers:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Samples against all classes, or those of one class against all others.
+    """The training data set of task=labelled. Its pairs are samples (x) and classes (y), or samples of class 0 (x) and
+    samples of all other classes (y).
 
-    samples: the data set of both, whose batches have the class of each sample as y. classes: a text for each of C
-    classes, of which tokenize(classes) are the inputs of the y tower; None: of the class 0 against the others.
+    samples: the data set of all samples, whose batches have the class number of each sample as y. classes: a name or
+    text for each of C classes; tokenize(classes) returns their inputs of the y tower. None: class 0 against the others.
     """
 
     samples: BatchSource
@@ -61,10 +63,10 @@ class Labelled:
         return self.tokenize(self.classes)
 
     def completed(self, batch: Batch, rank: int, world_size: int) -> Batch:
-        """Return `batch`, which has samples as x and the class of each as y, with both sides filled in.
+        """Return `batch`, a batch of `samples`, with the sides x and y that the losses need.
 
-        With classes, y is this rank's share of all classes, and a sample's positive is its own class. Without, x are
-        the samples of class 0 and y the others.
+        With self.classes, y becomes this rank's share of the inputs of all classes, and Batch.positives the class
+        number of each sample. Without, x becomes the samples of class 0, and y the other samples.
         """
         if self.classes is not None:
             own = local_rows(len(self.classes), rank, world_size)
@@ -80,11 +82,12 @@ class Labelled:
 
 
 class RareOrder(Order):
-    """The order in which each global batch has data.rare_per_batch samples of data.rare, spread evenly over its rows.
+    """The order of samples in which each global batch has data.rare_per_batch samples of the class data.rare, spread
+    evenly over its rows.
 
-    These samples and the others have an order each, so a rare sample may come again before all others came once; an
-    epoch is a pass over the others. is_rare: (n,) bool, of each sample of `shards`. The other arguments are those of
-    Order. Raises ConfigError if there are too few samples of either kind.
+    The rare samples and the others are ordered separately, so a rare sample may come again before all others came once;
+    an epoch is a pass over the others. is_rare: (n,) bool, whether each sample of `shards` is of the rare class. how:
+    arguments of Order. Raises ConfigError if there are too few samples of either kind.
     """
 
     def __init__(self, shards: Shards, is_rare: np.ndarray, data: DataConfig, **how: Any) -> None:

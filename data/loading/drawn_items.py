@@ -1,8 +1,9 @@
-"""Items that are drawn from a density q over the catalogue for every global batch: the noise of NCE.
+"""Draw noise items for noise contrastive estimation (NCE): k items for every global batch, from a density q over the
+items of a catalogue.
 
-The k items are drawn with replacement, and may be items of the batch itself. The draw is a function of (seed, step), so
-it is the same for any number of ranks and loader processes, and in a resumed run. Of a global batch of G pairs, pairs a
-to b − 1 bring the items ⌊a·k/G⌋ to ⌊b·k/G⌋ − 1, as further items of side y (Batch.extra) with log q.
+The items are drawn with replacement, and may be items of the batch itself. The draw is a function of (seed, step), so
+it is the same for any number of ranks and loader processes, and in a resumed run. In a global batch of G pairs, the
+batch of pairs a … b − 1 gets the items ⌊a·k/G⌋ … ⌊b·k/G⌋ − 1 as further items of side y (Batch.extra) with log q.
 
 Shape letters: E entries and N items of the catalogue; k drawn items; m items of side y of a batch.
 """
@@ -26,21 +27,23 @@ REMEDY = "Make the file of the data that is trained on: python -m data weights"
 
 
 def _uniform(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items: equal for all."""
+    """Return log q of the N items (N,) for the uniform density: −log N for each."""
     return np.full(len(catalogue), -np.log(len(catalogue)))
 
 
 def _unigram(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items, in proportion to how often an epoch draws them as positives; −inf for the others."""
+    """Return log q of the N items (N,), where q is proportional to the expected number of times that an epoch draws an
+    item as a positive; −inf where this number is 0."""
     with np.errstate(divide="ignore"):
         return np.log(catalogue.draws_N / catalogue.draws_N.sum())
 
 
 def _of_file(catalogue: Catalogue, file: str | None) -> Float64s:
-    """Return log q of the N items by a file of log q by content key, normalised; −inf for items that it lacks.
+    """Return log q of the N items (N,) from a file that `read_log_weights` reads, normalised; −inf for items that the
+    file lacks.
 
-    Raises DataError for an item that the catalogue lacks, and for a positive that the file lacks: q must be above 0
-    wherever data are.
+    Raises DataError for an item of the file that the catalogue lacks, and for a positive that the file lacks, because
+    NCE needs q > 0 for every positive.
     """
     weights = read_log_weights(str(file))
     place_n, log_q_N = catalogue.positions(weights.keys_n), np.full(len(catalogue), -np.inf)
@@ -67,25 +70,25 @@ DENSITIES: dict[str, Callable[[Catalogue, str | None], Float64s]] = {
 
 
 class DrawnItems:
-    """Draws items from a density, and adds them to batches. Processes that are forked share its arrays.
+    """Draws noise items from a density, and adds them to batches. Forked processes share its arrays.
 
-    support: the number of items that can be drawn.
+    support: the number of items that can be drawn (q > 0).
     """
 
     def __init__(self, catalogue: Catalogue, log_q_N: Float64s, count: int, pairs: int, seed: int) -> None:
-        """log_q_N: log of the probability of each item of the catalogue, −inf for 0. count: k, items of a global batch.
-        pairs: G, pairs of a global batch. seed: of the run."""
+        """Set up the draws. log_q_N: log of the probability of each item of the catalogue, −inf for 0. count: k, noise
+        items for a global batch. pairs: G, pairs of a global batch. seed: seed of the run."""
         self.catalogue, self.log_q_N, self.count, self.pairs, self.seed = catalogue, log_q_N, count, pairs, seed
         self.support = int(np.isfinite(log_q_N).sum())
-        # an item shows its texts as often as data do, as their text alone must not tell noise from data; an item that
-        # is never a positive has one text
+        # The texts of an item are drawn in proportion to how often data have them, so that the text alone does not tell
+        # noise from data. An item that is never a positive has one text
         weight_E = np.where(catalogue.draws_E > 0, catalogue.draws_E, 1)
         share_N = np.exp(log_q_N) / np.add.reduceat(weight_E, catalogue.starts)
         sizes_N = np.diff(catalogue.starts, append=len(weight_E))
         self._cumulative_E = np.cumsum(weight_E * np.repeat(share_N, sizes_N))
 
     def __str__(self) -> str:
-        """A line on the density: how many items it can draw, and how even it is."""
+        """Return a line for the log about the density: how many items can be drawn, and its entropy."""
         log_q_n = self.log_q_N[np.isfinite(self.log_q_N)]
         effective = np.exp(-(np.exp(log_q_n) * log_q_n).sum())
         return (
@@ -94,7 +97,7 @@ class DrawnItems:
         )
 
     def entries(self, step: int) -> Int64s:
-        """Return the entries of the catalogue that are drawn for the global batch of a step, (k,)."""
+        """Return the indices of the catalogue entries that are drawn for the global batch of a step, int64 (k,)."""
         digest = hashlib.blake2b(f"{self.seed}/{step}/drawn items".encode(), digest_size=16).digest()
         draws_k = np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8"))).random(self.count)
         total = self._cumulative_E[-1]
@@ -102,17 +105,17 @@ class DrawnItems:
         return np.searchsorted(self._cumulative_E, below, side="right")
 
     def added(self, batch: Batch, step: int, rows: slice) -> Batch:
-        """Return the batch of some rows of the global batch of a step, with the items that they bring, and log q.
+        """Return `batch` with its share of the step's noise items as Batch.extra, with Extra.log_q, and Batch.y_log_q.
 
-        batch: has no further items. Raises DataError for an item of side y that cannot be drawn: q must be above 0
-        wherever data are.
+        batch: the samples `rows` of the global batch of step `step`, without extra items. Raises DataError for an item
+        of side y that cannot be drawn, because NCE needs q > 0 for every positive.
         """
         bounds = np.arange(rows.start, rows.stop + 1) * self.count // self.pairs
         firsts = np.arange(len(batch)) if batch.x_places is None else np.flatnonzero(batch.x_places == 0)
         entries_k = self.entries(step)[bounds[0] : bounds[-1]]
         texts = [self.catalogue.text(entry) for entry in entries_k.tolist()]
         y_kL = self.catalogue.tokens(texts) if texts else batch.y[:0]
-        y, extra_y = stacked([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # of one width
+        y, extra_y = stacked([batch.y, y_kL]).split([len(batch.y), len(y_kL)])  # padded to one width
         item_k = np.searchsorted(self.catalogue.starts, entries_k, side="right") - 1
         item_m = self.catalogue.positions(batch.y_keys.numpy())
         log_q_m = np.where(item_m < 0, -np.inf, self.log_q_N[item_m])

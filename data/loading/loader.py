@@ -18,15 +18,15 @@ from dyad.data.loading.batch_parts import batches_of_parts
 from dyad.data.loading.drawn_items import DrawnItems
 from dyad.data.loading.order import Order, local_rows
 
-CPU_WORKERS, MOST_WORKERS = 2, 16  # of data.workers=auto, on CPUs and on GPUs
+CPU_WORKERS, MOST_WORKERS = 2, 16  # data.workers=auto: the number of workers on CPUs, the largest number on GPUs
 Positions = Sequence[tuple[int, int]]  # (epoch, sample id) each
 
 
 def worker_count(workers: int | str, device: torch.device) -> int:
-    """Return the number of loader processes of this rank: `workers`, the setting of data.workers, or what `auto` means.
-
-    auto: on a GPU one for each core of this rank except one, at least 1 and at most 16; on a CPU, which also trains, 2.
+    """Return the number of loader processes of this rank. workers: the setting data.workers, a number or "auto".
     device: the device that trains.
+
+    "auto" means on a GPU the number of CPU cores of this rank minus 1, at least 1 and at most 16; on a CPU 2.
     """
     if workers != AUTO:
         return int(workers)
@@ -34,17 +34,16 @@ def worker_count(workers: int | str, device: torch.device) -> int:
 
 
 def cores_of_rank() -> int:
-    """Return the number of CPU cores for this process: those of the job on this machine, divided by its processes.
-
-    DYAD_CORES is their number if launch/torchrun.sh bound each process to the cores beside its GPU.
-    """
+    """Return the number of CPU cores for this process: the cores of the job on this machine, divided by the job's
+    processes there. The environment variable DYAD_CORES has the number of cores of the job if launch/torchrun.sh bound
+    each process to the cores near its GPU."""
     cores = min(int(os.environ.get("DYAD_CORES") or available_cores()), core_quota())
     return int(cores) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 class BatchSource(Protocol):
-    """Interface of a data set that makes whole batches. `__getitems__` takes a list of positions, (epoch, sample id)
-    each, and returns the batch of these samples.
+    """Interface of a data set that makes whole batches. `__getitems__` takes a list of positions, each a pair (epoch,
+    sample id), and returns the batch of these samples.
 
     where(sample_id): returns the name of a sample for error messages; it must not read any storage.
     """
@@ -69,12 +68,12 @@ def build_loader(
     """Yield this rank's part of the global batch of each step from first_step to last_step - 1.
 
     dataset: makes the batches. order: decides which samples a step uses. workers: number of loader processes. timeout:
-    seconds to wait for a worker that does not go on to its next sample; 0: no limit. noise_later: whether the batches
-    come without noise, for Batch.with_noise on the device. drawn: adds drawn items to each batch; None: none. With CUDA
-    batches lie in pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that
-    `dataset` raised for a batch that it cannot make.
+    seconds that a worker may take for a sample; 0: no limit. noise_later: whether noise is left out of the batches, to
+    be added on the device by Batch.with_noise. drawn: adds noise items to each batch; None: none. With CUDA batches lie
+    in pinned memory. Raises HardwareError when a worker dies or exceeds the timeout, and the UserError that `dataset`
+    raised for a batch that it cannot make.
     """
-    local = lru_cache(maxsize=1)(order.local)  # for the parts of a step that one worker makes
+    local = lru_cache(maxsize=1)(order.local)  # a worker may make several parts of a step
 
     def make(step: int, number: int, rows: slice) -> Batch:
         epoch, ids = local(step, rank, world_size)
@@ -86,5 +85,5 @@ def build_loader(
     count = own.stop - own.start
     options = {"where": dataset.where, "timeout": timeout, "rank": rank}
     batches = batches_of_parts(make, steps, count, workers, noise_later, **options)
-    completed = getattr(dataset, "completed", None)  # of those that add what all batches of a rank have
+    completed = getattr(dataset, "completed", None)  # a method of data sets that complete whole batches of a rank
     return batches if completed is None else (completed(batch, rank, world_size) for batch in batches)

@@ -1,4 +1,5 @@
-"""Draws hard negatives from a list of candidates, opens a file of mined ones, and says where to look for any."""
+"""Functions for hard negatives of any task: draw from a list of candidates, open a file of mined negatives, choose the
+samples that are checked for negatives."""
 
 import re
 from collections.abc import Sequence
@@ -9,12 +10,11 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.shards.rows import Rows, open_rows
 from dyad.data.shards.sources import parse_sources
 
-LOOKED_AT = 100  # samples, for hard negatives
+LOOKED_AT = 100  # the most samples that are checked for hard negatives
 
 
 def distinct(keys: Sequence[int], excluded: set[int]) -> list[int]:
-    """Return the positions in `keys`, ascending, at which a key occurs for the first time. Keys in `excluded` are left
-    out."""
+    """Return the indices, ascending, at which a key occurs in `keys` for the first time, except keys in `excluded`."""
     first = {key: i for i, key in reversed(list(enumerate(keys))) if key not in excluded}
     return sorted(first.values())
 
@@ -30,13 +30,14 @@ def sample(pool: Sequence[int], draws: Sequence[float] | np.ndarray) -> list[int
 
 
 def looked_at(count: int) -> list[int]:
-    """Return at most LOOKED_AT positions, evenly spaced over `count` samples, that show whether data have negatives."""
+    """Return the ids of at most LOOKED_AT samples, evenly spaced among `count` samples, which are checked for hard
+    negatives."""
     return np.unique(np.linspace(0, count - 1, min(LOOKED_AT, count)).astype(np.int64)).tolist()
 
 
 def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
-    """Open the one file that the configuration key `key` names. Raises ConfigError for several, or one with a
-    weight."""
+    """Open the file of mined negatives at `path`, the value of the configuration key `key`. Raises ConfigError for a
+    path that matches several files or has a sampling weight (path@2)."""
     source, *others = parse_sources([path], key)
     if others or source.weight != 1:
         raise ConfigError(f"{key}={path}: write one file, without a weight.")
@@ -44,5 +45,5 @@ def open_mined(path: str, key: str = "data.negatives.file") -> Rows:
 
 
 def is_text(value: object) -> bool:
-    """Whether a value of a mined file is a text, one that UTF-8 can hold: it cannot hold half a surrogate pair."""
+    """Whether `value`, from a file of mined negatives, is a str that UTF-8 can encode (without lone surrogates)."""
     return isinstance(value, str) and not re.search("[\ud800-\udfff]", value)

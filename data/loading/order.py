@@ -16,9 +16,9 @@ import numpy as np
 
 from dyad.data.base.errors import ConfigError
 
-CHUNK = 256  # consecutive ids that stay together when chunks are permuted: their reads are local
-WINDOW = 65_536  # samples permuted among each other, at the least
-ROUNDS = 6  # of the Feistel network
+CHUNK = 256  # consecutive ids that stay together when chunks are permuted, so that reads stay local
+WINDOW = 65_536  # smallest number of samples that are permuted among each other
+ROUNDS = 6  # rounds of the Feistel network
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -28,9 +28,10 @@ class Order:
 
     sizes, weights: number of samples and weight of each source. In an epoch a source of weight w gives each of its
     samples ⌊w⌋ times, and a random share w - ⌊w⌋ of its samples once more: round(w · size) samples in all. seed:
-    determines all random choices; a text keeps two orders of one run apart. global_batch_size: samples of one step,
-    over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads stay local;
-    'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole global batch.
+    determines all random choices; it may be a text, so that two orders of one run differ. global_batch_size: samples of
+    one step, over all ranks. shuffle: 'window' permutes chunks of ids and then samples inside windows, so that reads
+    stay local; 'full' permutes single samples over the whole epoch. Raises ConfigError when an epoch has no whole
+    global batch, and when the weight of a source gives none of its samples.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Order:
         return step // self.steps_per_epoch, self.ids(step)[local_rows(self.global_batch_size, rank, world_size)]
 
     def _shuffled(self, position: Ids, epoch: int) -> Ids:
-        """Map positions in the shuffled order of an epoch to those in its unshuffled order; `ids` then rotates them.
+        """Map positions in the shuffled order of an epoch to its unshuffled order, which `ids` then rotates.
 
         position: (n,) int64, each below the number of samples that the epoch uses. The map is a permutation: positions
         are permuted inside each window (a range of consecutive positions), then whole chunks of consecutive positions.
@@ -114,12 +115,14 @@ class Order:
 
 
 def weights_of_rows(sizes: Sequence[int], weights: Sequence[float]) -> Sequence[float]:
-    """Return how often an epoch has each sample of some sources, in expectation. sizes, weights: as of Order."""
+    """Return, for each sample of all sources, the expected number of times that an epoch uses it: the weight of its
+    source. sizes, weights: as of Order."""
     return np.repeat(np.asarray(weights, np.float64), sizes).tolist()
 
 
 def local_rows(count: int, rank: int, world_size: int) -> slice:
-    """Return which of `count` rows one rank has, such as the rows of a global batch: consecutive, as even as can be."""
+    """Return the slice of `count` rows, such as the rows of a global batch, that belongs to one rank. The slices of the
+    ranks are consecutive, and differ by at most one row in length."""
     return slice(*(r * count // world_size for r in (rank, rank + 1)))
 
 

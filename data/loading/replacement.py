@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Replacements:
-    """Reads the samples of a batch, and in place of a bad one another sample of the same source.
+    """Reads the samples of a batch, and replaces a bad sample by another sample of the same source.
 
-    sizes: how many samples each source has; sample ids count through the sources. seed: of the choice of replacements.
-    limit: data.bad_in_a_row; so many bad samples one after the other stop the run; 0: replace none.
+    sizes: number of samples of each source; sample ids count consecutively through all sources. seed: determines the
+    replacements. limit: the number of consecutive bad samples that stop the run (data.bad_in_a_row); 0: replace none.
     """
 
     sizes: Sequence[int]

@@ -52,12 +52,12 @@ def prefetched(
 
     workers: number of processes; with 0 this process computes each value on demand. where(item): returns a name for
     error messages; item: the integer that a worker passed to `begin_item` last, such as a sample id. `where` must not
-    read any storage. timeout: seconds to wait for a worker that does not go on to its next item; 0: no limit. rank: of
-    this process, for messages. pin: whether values are copied to pinned memory; `make` must then return tensors, or
-    objects with a method pin_memory. ahead: how many values each worker computes ahead.
+    read any storage. timeout: seconds that a worker may take for one item while its value is awaited; 0: no limit.
+    rank: rank of this process, for messages. pin: whether values are copied to pinned memory; `make` must then return
+    tensors, or objects with a method pin_memory. ahead: how many values each worker computes ahead.
 
-    A UserError raised by `make` is raised here without a worker's traceback. HardwareError is raised, wherever the main
-    thread is at that moment, when a worker has died or stays with one item for longer than `timeout`.
+    Raises a UserError of `make` without the worker's traceback. Raises HardwareError, wherever the main thread is at
+    that moment, when a worker has died or takes longer than `timeout` for one item.
     """
     if workers:  # otherwise the tokenizers library prints at every fork that it stops using threads
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -106,8 +106,9 @@ _failed: list["WorkerGroup"] = []  # kept alive: torch's `__del__` joins its wor
 class WorkerGroup:
     """The worker processes of one loader.
 
-    size: their number. rank, where: for error messages, as in `prefetched`. Attributes in shared memory, an entry for
-    each worker, written by it: current_items: the item that it is loading. begun: how many items it has begun so far.
+    size: number of workers. rank, where: for error messages, as in `prefetched`. Two attributes are arrays in shared
+    memory with one entry for each worker, which the worker writes: current_items, the item that it is loading, and
+    begun, the number of items that it has begun so far.
     """
 
     def __init__(self, size: int, rank: int, where: Callable[[int], str]) -> None:
@@ -120,7 +121,7 @@ class WorkerGroup:
         """Context manager that starts the worker processes of a torch DataLoader and yields the DataLoader's iterator.
         The death of a worker inside the block raises HardwareError."""
         others = active_children()
-        # Signals are blocked in the workers too, which inherit this: none may die before it is set up.
+        # Workers inherit the blocked signals, so that no signal ends a worker before it is set up.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
         try:
             outcomes = iter(loader)  # starts the workers
@@ -138,7 +139,7 @@ class WorkerGroup:
             if self in _running:
                 _running.remove(self)
             for process in self.processes:
-                if _is_stopped(process):  # it would never read torch's request to exit
+                if _is_stopped(process):  # a stopped worker would never read torch's request to exit
                     process.kill()
 
     @contextmanager
@@ -175,8 +176,8 @@ class WorkerGroup:
                 _fail(f"{self._describe(worker)} {how}. {LIKELY_CAUSE.get(code, 'Its own words are above.')}")
 
     def _check_progress(self, expected: int, seconds: float) -> None:
-        """Raise HardwareError if a worker has begun no item for `seconds`. Called so often while its value is awaited.
-        expected: index of the worker that makes the value.
+        """Raise HardwareError if the worker with index `expected` has begun no item since the previous call. Called
+        every `seconds` seconds while a value of this worker is awaited.
 
         If a signal such as SIGSTOP has stopped a worker, the message names the stopped worker instead, because it may
         hold up the others.
@@ -218,8 +219,8 @@ def _on_child_exit(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def _alarm(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
-    """Context manager that calls on_timeout() every `seconds` until the block ends; 0: never. Outside the main thread
-    it is never called either."""
+    """Context manager that calls on_timeout() every `seconds` seconds until the block ends; 0: never. Outside the main
+    thread on_timeout is never called."""
     if not seconds or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -254,12 +255,12 @@ def begin_item(item: int) -> None:
 
 def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: int) -> None:
     """Set up a new loader worker process: close inherited sockets, block stop signals, exit with the parent.
-    current_items, begun: shared arrays with the item that each worker is loading and the number of items that it has
-    begun, for `begin_item`; plugins: those of the parent process; worker: index of this worker."""
+    current_items, begun: the shared arrays of WorkerGroup, which `begin_item` writes. plugins: names of the plugins
+    that the parent process has imported. worker: index of this worker."""
     global _record_item
-    import_plugins(plugins)  # of a worker that was not forked
+    import_plugins(plugins)  # needed if the worker was not forked
     _running.clear()
-    for inherited in list(open_connections()):  # otherwise they stay open when the parent closes them or dies
+    for inherited in list(open_connections()):  # otherwise sockets stay open when the parent closes them or dies
         inherited.close_here()
     signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -273,10 +274,8 @@ def _start_worker(current_items: Any, begun: Any, plugins: list[str], worker: in
 
 
 def _print_unless_alone(printed: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
-    """Print an error of a thread by `printed`, unless it says that the parent process, killed, takes no tensor more.
-
-    That death has a line of its own, by another rank or the launcher.
-    """
+    """Print the error of a thread by printed(kind, *error), unless it is a broken connection to the parent process: the
+    parent was then killed, which another rank or the launcher reports."""
     if not issubclass(kind, ConnectionError | EOFError):
         printed(kind, *error)
 

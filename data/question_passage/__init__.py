@@ -1,1 +1,1 @@
-"""The question–passage data set: file formats, questions, corpora, BM25, answers, hard negatives."""
+"""The question–passage data set: file formats, questions, corpora of passages, BM25, answers, hard negatives."""

@@ -1,4 +1,4 @@
-"""Questions with answers and without passages, as DPR has them: a table of question <tab> ['answer', …]."""
+"""Read DPR's tables of questions with answers and without passages: rows of question <tab> ['answer', …]."""
 
 import ast
 import csv
@@ -16,8 +16,9 @@ from dyad.data.tables.readers import open_table
 
 
 def is_answers_table(source: Any, columns: Sequence[str]) -> bool:
-    """Whether a source is DPR's table of questions and answers, rather than questions and passages in any format.
-    columns: those that the user named, of another table."""
+    """Whether `source` is the path of a DPR table of questions and answers, rather than of questions with passages.
+
+    columns: the setting data.columns, names of columns to use; if it is not empty, the table is none of DPR's."""
     path = Path(source if isinstance(source, str) else "").expanduser()
     if columns or path.suffix not in (".csv", ".tsv") or not path.is_file():
         return False
@@ -54,7 +55,7 @@ def parse_answers(text: str, where: str) -> tuple[str, ...]:
         if len(text) > MAX_BYTES["txt"]:
             raise ValueError("parsing needs a hundred times the memory of the text")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of '\d' in a regex answer
+            warnings.simplefilter("ignore")  # invalid escapes such as '\d', which regex answers have
             answers = ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
         answers = None

@@ -1,10 +1,10 @@
-"""Decides whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
+"""Decide whether a passage contains an answer, by the rule of DPR's retrieval accuracy.
 
 Karpukhin et al. 2020 (arXiv 2004.04906) took the rule from DrQA. Text and answer are normalised to NFD (Unicode's
 decomposed form) and cut into tokens. A token is a longest run of letters, numbers and marks, or one other character
 that is neither space nor control. Tokens are compared in lower case (not case-folded), and the tokens of the answer
-must be adjacent in the text. Titles are not searched. An answer without tokens is in every text. In `regex` mode the
-answer is a pattern, searched regardless of case; a pattern that does not compile is in no text.
+must be adjacent in the text. Titles are not searched. An answer without tokens is found in every text. In `regex` mode
+the answer is a pattern, searched regardless of case; a pattern that does not compile is found in no text.
 
 The character classes are those of the `regex` module, as in DPR: its Unicode version is newer than Python's.
 """
@@ -20,8 +20,8 @@ from dyad.data.config import AnswerMatch
 Span = tuple[int, int]
 
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")
-_BETWEEN = "\x1f"  # a control character is in no token, and lower() treats the tokens beside it separately
-_SECONDS = 10.0  # for one pattern in one text; a pattern with catastrophic backtracking would never end
+_BETWEEN = "\x1f"  # joins tokens: a control character is in no token, and lower() treats tokens beside it separately
+_SECONDS = 10.0  # limit for one pattern in one text; a pattern with catastrophic backtracking would never end
 
 
 def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> "Answers":
@@ -32,7 +32,7 @@ def prepared(answers: Iterable[str], mode: AnswerMatch = AnswerMatch.string) -> 
 
 
 class _Strings:
-    """The answers of one question as sequences of tokens, to be found in texts."""
+    """Finds the answers of one question in texts, as sequences of tokens (answers are strings)."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._tokens = [[t.lower() for t in _TOKEN.findall(_decomposed(answer))] for answer in answers]
@@ -56,8 +56,8 @@ class _Strings:
         return any(joined in tokens for joined in likely)
 
     def spans(self, text: str) -> list[Span]:
-        """Return [start, end) of each place in `text` where an answer of the question stands, in order. Both are
-        indices of characters of `text`; overlapping spans are joined.
+        """Return (start, end) of each occurrence in `text` of an answer of the question, in order: indices of
+        characters, `end` exclusive. Overlapping occurrences are merged.
         """
         decomposed = _decomposed(text)
         tokens = [match.span() for match in _TOKEN.finditer(decomposed)]
@@ -73,7 +73,7 @@ class _Strings:
 
 
 class _Patterns:
-    """The answers of one question as regular expressions. Its methods do the same as those of _Strings."""
+    """Finds the answers of one question in texts; the answers are regular expressions. Methods as of _Strings."""
 
     def __init__(self, answers: Iterable[str]) -> None:
         self._patterns = [p for answer in answers if (p := _compiled(_decomposed(answer))) is not None]
@@ -117,12 +117,13 @@ def _decomposed(text: str) -> str:
 
 
 def _joined(tokens: list[str]) -> str:
-    """Join tokens to one string with a separator around each, so that a substring test finds adjacent whole tokens."""
+    """Join tokens to one string with a separator around each token, so that a substring test of two joined strings
+    finds sequences of whole tokens."""
     return f"{_BETWEEN}{_BETWEEN.join(tokens)}{_BETWEEN}"
 
 
 def _folded(lower: str) -> str:
-    """Replace ς by σ in a lower-case text, so that equal words compare as equal wherever they stand.
+    """Replace ς by σ in a lower-case text, so that equal words are equal texts at any position.
 
     Σ is the only letter whose lower case (ς at the end of a word, else σ) depends on its neighbours.
     """

@@ -1,4 +1,4 @@
-"""BM25, the baseline without a model: Lucene's formula on words stemmed by Snowball English (bm25s, PyStemmer).
+"""BM25 search, a baseline without a model: Lucene's formula on words stemmed by Snowball English (bm25s, PyStemmer).
 
 The score of a query q and a passage d is the sum over the words t of q, repeated words counted each time, of ln(1 + (N
 − df + ½) / (df + ½)) · (tf / (tf + k1 (1 − b + b |d| / average length))). N: number of passages; df: number of passages
@@ -26,7 +26,7 @@ from dyad.data.base.errors import ConfigError, DataError, HardwareError
 from dyad.data.base.files import checked_path, raise_named, remove_dead, whole_folder
 from dyad.data.shards.content_keys import json_digest
 
-K1, B = 0.9, 0.4  # Anserini's
+K1, B = 0.9, 0.4  # Anserini's defaults
 FORMAT = 1
 _WORD = re.compile(r"\b\w\w+\b")
 _STOP = frozenset(STOPWORDS_EN)
@@ -39,10 +39,10 @@ class BM25:
     index: Any  # bm25s.BM25
 
     def search(self, queries: Sequence[str], k: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Find for each query the k passages with the highest BM25 scores; return (scores float32 descending, passage
-        indices int64) for each query.
+        """Find the k passages with the highest BM25 scores for each query. Return for each query (scores, passage
+        indices): float32 and int64 (at most k,), scores descending.
 
-        Only passages that share a word with the query are found. If scores are equal, the lower index comes first.
+        Only passages that share a stemmed word with the query are found. If scores are equal, the lower index is first.
         """
         stems = _stemmer()
         return [self._best(stems(query), k) for query in queries]
@@ -92,7 +92,7 @@ def open_bm25(texts: Iterable[str], folder: Path, identity: str, k1: float = K1,
             if not path.exists():  # else another process was first, with the same index
                 raise
     try:
-        for file in path.iterdir():  # the library opens them by their paths
+        for file in path.iterdir():  # the library bm25s opens these files by their paths
             checked_path(file, folder=path)
         return BM25(bm25s.BM25.load(path, mmap=True, show_progress=False))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -105,6 +105,6 @@ def _stemmer() -> Callable[[str], list[str]]:
     The returned function keeps the stem of every word that it has seen in memory, so that each is computed once.
     """
     stemmer = Stemmer.Stemmer("english")
-    stemmer.maxCacheSize = 0  # its own cache is slower
+    stemmer.maxCacheSize = 0  # the stemmer's own cache is slower than ours
     stem = cache(stemmer.stemWord)
     return lambda text: [stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP]

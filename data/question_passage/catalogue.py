@@ -1,4 +1,5 @@
-"""The catalogue of passages: those of the corpus, if there is one, and those that rows hold or name."""
+"""Build the catalogue of passages: a table of all passages of the corpus and of the rows of questions, with the
+probabilities that training draws them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,14 +15,15 @@ from dyad.data.question_passage.passages import Passage
 from dyad.data.question_passage.questions import LISTS, QuestionRows
 from dyad.data.shards.index_cache import cached_array
 
-OF_CORPUS = -1  # in place of a part: the place is one in the corpus, not a row
+OF_CORPUS = -1  # the part of an Occurrence whose place is a position in the corpus, not a row
 
 
 def passage_catalogue(questions: QuestionRows, tokenize: TokenizeTexts, config: PassageConfig) -> Catalogue:
-    """Return the catalogue of all passages.
+    """Return the catalogue of all passages of the corpus of `questions`, if there is one, and of their rows.
 
-    The first call for some data reads all rows, and stores the table. Raises ConfigError for sources with different
-    prefixes of passages, which would give a passage several texts; DataError for a row that cannot be used.
+    tokenize: the tokenizer of the passage tower. The first call for given data reads all rows and stores the table in a
+    cache file. Raises ConfigError for sources with different passage prefixes, which would give a passage several
+    texts; DataError for a row that cannot be used.
     """
     prefixes = {source.passage_prefix for source in questions.written}
     if len(prefixes) > 1:

@@ -1,5 +1,5 @@
-"""A corpus: passages that are read from files, by position or by id. Only their hashes and lengths are kept, in
-memory-mapped files.
+"""A corpus of passages, which are read from files by position or by id. Only hashes and lengths of the passages are
+kept, in memory-mapped files.
 
 Shape letters: n passages; k ids or positions to look up.
 """
@@ -22,11 +22,11 @@ from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import prepared_tables
 
 FORMAT = "1"
-HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table; ORDER sorts passages by HASH, then CHECK
+HASH, CHECK, ORDER, KEY, LENGTH = range(5)  # rows of the table of a corpus, which `_table` explains
 
 
 def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
-    """Open the passages of .jsonl, .json or .tsv files, of shards, or of a folder of BEIR or MS MARCO. value:
+    """Open a corpus: the passages of .jsonl, .json or .tsv files, of shards, or of a BEIR or MS MARCO folder. value:
     their paths or URLs, in the syntax of the setting data.train.
 
     Each row must have an id (in the field _id, docid, id, psg_id, passage_id or pid) and a text, and may have a title.
@@ -40,8 +40,8 @@ def open_corpus(value: str | Sequence[str], key: str) -> "Corpus":
 
 
 def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[str]:
-    """Return the paths of the corpus files that `value` names: paths or URLs, or a folder of BEIR or MS MARCO. Reads
-    none of the files. tables: gives the files of a path that is a table.
+    """Return the paths of the corpus files that `value` names: paths or URLs, or a BEIR or MS MARCO folder. Reads none
+    of the files. tables: a function that converts a table to shards and returns their paths.
 
     Raises ConfigError, naming the configuration key `key`, when `value` matches no file or has a sampling weight
     (path@2), which a corpus must not have.
@@ -55,14 +55,14 @@ def corpus_files(value: str | Sequence[str], key: str, tables: Tables) -> list[s
 
 
 def corpus_of(folder: str) -> str | None:
-    """Return the path of the passages in a folder of BEIR or MS MARCO; None for another folder."""
+    """Return the path of the file of passages in a BEIR or MS MARCO folder; None for any other folder."""
     files = (os.path.join(folder, name) for name in ("corpus.jsonl", "collection.tsv"))
     return next(filter(os.path.isfile, files), None)
 
 
 class Corpus:
-    """The n passages of a corpus, numbered from 0. Can be pickled: each process opens the files and the memory maps
-    itself."""
+    """The n passages of a corpus, numbered from 0 and read on access. Can be pickled: each process opens the files and
+    memory maps itself."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows, self.fingerprint = rows, rows.fingerprint
@@ -76,13 +76,13 @@ class Corpus:
 
     @property
     def keys(self) -> Int64s:
-        """The content ids (hashes of title and text) of all n passages of a corpus, int64 (n,), memory-mapped."""
+        """The content keys (64-bit hashes of title and text) of all n passages, int64 (n,), memory-mapped."""
         return self._mapped.array[KEY]
 
     @property
     def lengths(self) -> Int64s:
-        """The number of bytes of title and text of each of the n passages of a corpus, int64 (n,), memory-mapped. It
-        serves to sort passages by length without reading them."""
+        """The number of bytes of title and text of each of the n passages, int64 (n,), memory-mapped, by which passages
+        can be sorted by length without being read."""
         return self._mapped.array[LENGTH]
 
     def ids(self, start: int, stop: int) -> list[str]:
@@ -113,8 +113,8 @@ class CorpusPassages(Sequence[Passage]):
 
     @property
     def keys(self) -> list[int]:
-        """The content ids (hashes of title and text) of the passages in this sequence, in its order. Reads no passage:
-        the corpus has stored these hashes."""
+        """The content keys (64-bit hashes of title and text) of the passages in this sequence, in order. Reads no
+        passage, because the corpus stores these hashes."""
         return self.corpus.keys[self.positions].tolist()
 
     def __len__(self) -> int:
@@ -139,8 +139,8 @@ def _table(rows: Rows) -> Int64s:
     """Compute the table of a corpus of n passages, int64 (5, n). Reads every passage once, in order. Raises DataError
     for a repeated id.
 
-    Its rows are HASH and CHECK, the two halves of the hash of each id; ORDER, the positions sorted by these hashes;
-    KEY, the content ids (hashes of title and text); LENGTH, the bytes of title and text.
+    The rows of the table: HASH and CHECK, the two halves of the 128-bit hash of each id; ORDER, the positions sorted by
+    HASH, then CHECK; KEY, the content keys (64-bit hashes of title and text); LENGTH, the bytes of title and text.
     """
     table = np.empty((5, len(rows)), np.int64)
 
@@ -165,8 +165,7 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
     """Return the positions that sort n ids by their hashes, int64 (n,). hashes, int64 (2, n): the two halves of each
     hash; the first row is compared first.
 
-    Raises DataError when an id occurs twice. repeated(i, j): returns the error message for the positions i < j of this
-    id.
+    Raises DataError when an id occurs twice. repeated(i, j): returns the error message for an id at positions i < j.
     """
     order = np.lexsort((hashes[CHECK], hashes[HASH]))
     same = (hashes[:, order[1:]] == hashes[:, order[:-1]]).all(axis=0)
@@ -177,10 +176,10 @@ def unique_order(hashes: Int64s, repeated: Callable[[int, int], str]) -> Int64s:
 
 
 def find_hashes(hashes: Int64s, order: Int64s, wanted: Int64s) -> Int64s:
-    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n). Returns the positions in
-    `hashes`, int64 (k,); −1 for a missing one.
+    """Find each of the k columns of `wanted` (2, k) among the columns of `hashes` (2, n), both int64 hashes of ids made
+    by `hash_ids`. Return their positions in `hashes`, int64 (k,); −1 for a column that is missing there.
 
-    The columns are hashes of ids, made by `hash_ids`. order: the result of `unique_order` for `hashes`.
+    order: the result of `unique_order` for `hashes`.
     """
     found = np.full(wanted.shape[1], -1, np.int64)
     rank = np.searchsorted(hashes[HASH], wanted[HASH], sorter=order)

@@ -3,7 +3,7 @@
 A row of the data has a question, positive passages and perhaps lists of negative ones. For each row, training draws one
 positive passage and up to data.negatives.per_row hard negatives. The draw depends only on the seed, the epoch and the
 id of the row. A positive passage of a row is never drawn as its hard negative, even if a list of negatives contains it.
-`Batch.known_positives` has the content ids of all positive passages of each row.
+`Batch.known_positives` has the content keys (64-bit hashes) of all positive passages of each row.
 
 Shape letters: b rows of a batch; n or k texts; L tokens of the longest text.
 """
@@ -30,21 +30,21 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class TokenizeTexts(Protocol):
-    """A tokenizer of texts, or of pairs of texts. The call takes n texts and returns int64 (n, L), padded at the right
+    """A tokenizer of texts, or of pairs of texts. A call takes n texts and returns int64 (n, L), padded at the right
     with PADDING.
 
-    L: the number of tokens of the longest text, at most `length`, which may be rounded up. pairs: the second text of
-    each pair; None: no pairs.
+    length: the largest number of tokens of a text; longer texts are cut. L: the number of tokens of the longest text,
+    which may be rounded up. pairs: the second text of each pair; None: texts are single.
     """
 
     def __call__(self, texts: list[str], length: int, pairs: list[str] | None = None) -> Tensor: ...
 
 
 def tokens(texts: Iterable[Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig) -> Tensor:
-    """Tokenise n passages or questions. Returns int64 (n, L), L tokens of the longest text.
+    """Tokenise n passages or questions. Return int64 (n, L), L the number of tokens of the longest text.
 
-    texts: Passage or Question objects. config: gives the prefix of each text and the largest number of tokens; with
-    title=pair each passage becomes the pair (title, text).
+    texts: Passage objects for a PassageConfig, Question objects for a QuestionConfig. config: gives the prefix of each
+    text and the largest number of tokens; with title=pair each passage becomes the pair (title, text).
     """
     rendered = [text.rendered(config) for text in texts]
     pairs = [second for _, second in rendered if second is not None]
@@ -56,8 +56,9 @@ class DrawnRow:
     """The question and the passages that were drawn for one row of a batch.
 
     i: index of the row in the data set. extra: further passages, each with True for a positive, False for a hard
-    negative. positive_keys: content ids of all positive passages of the row, drawn or not. prefix: of all its passages;
-    None: that of the configuration. relevance: of the positive, then of each of `extra`, 1 for a hard negative.
+    negative. positive_keys: content keys of all positive passages of the row, drawn or not. prefix: text that begins
+    all passages of the row; None: the configured prefix. relevance: weights in (0, 1] of the positive, then of each
+    passage in `extra` (1 for a hard negative); None: data.relevance is not set.
     """
 
     i: int
@@ -84,7 +85,7 @@ class QuestionPassage:
         """Set up the training data set of questions and passages, and check the configuration.
 
         questions: the rows to train on. tokenize: the tokenizer of both towers (encoders). seed: the seed of the run,
-        on which all random draws depend. mined: hard negatives mined before; None if there are none.
+        on which all random draws depend. mined: mined hard negatives; None: there are none.
 
         Raises ConfigError when data.negatives.lists asks for mined negatives that neither exist nor will be mined, and
         when data.negatives.refresh_every is set without a corpus.
@@ -101,7 +102,7 @@ class QuestionPassage:
         """Return the training batch of the rows at the given positions, each a pair (epoch, row index).
 
         Bad (unusable) rows are replaced by others, unless data.bad_samples=stop. Raises DataError, naming the file,
-        when a file cannot be read, and after too many consecutive bad rows.
+        when a file cannot be read, and after data.bad_in_a_row consecutive bad rows.
         """
         drawn, bad = self._replacements.load(positions, self.drawn, self.questions.origin)
         config = self.config
@@ -125,16 +126,18 @@ class QuestionPassage:
         )
 
     def inputs(self, drawn: Sequence[DrawnRow], passages: Sequence[tuple[int, Passage]]) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the towers, x (b, L) and y (n, L). passages: n, each with its row in `drawn`."""
+        """Return the inputs of both towers: tokens of the b questions, int64 (b, L), and of the n passages, int64 (n,
+        L'). passages: each passage with the index of its row in `drawn`."""
         x = tokens([one.question for one in drawn], self.tokenize, self.config.question)
         return x, tokens([passage for _, passage in passages], self.tokenize, self.config.passage)
 
     def where(self, sample_id: int) -> str:
+        """Return the location of a row as text for messages. sample_id: index of the row in the data set."""
         return f"row {sample_id} of data.train"
 
     def notes(self) -> list[str]:
-        """Return lines for the log, at most one: that no row has hard negatives, and data.negatives.per_row wants
-        some."""
+        """Return lines for the log: one warning if data.negatives.per_row is set and none of at most 100 rows, evenly
+        spaced in the data, has hard negatives; else none."""
         negatives, looked = self.config.negatives, looked_at(len(self.questions))
         if not negatives.per_row or negatives.refresh_every:
             return []
@@ -145,9 +148,8 @@ class QuestionPassage:
         return [f"data.negatives.per_row={negatives.per_row}: {without_negatives(len(looked))}"]
 
     def drawn(self, epoch: int, i: int) -> DrawnRow:
-        """Draw the passages that row i of the training data gives in an epoch: one positive, up to
-        data.negatives.per_row hard negatives, and, if data.passage.positives is "all", the other positives of the row
-        as well.
+        """Draw the passages of row i of the training data for an epoch: one positive, up to data.negatives.per_row hard
+        negatives, and all other positives of the row if data.passage.positives is "all".
 
         The draw uses 1 + data.negatives.per_row random numbers that depend only on the seed, the epoch and i. Raises
         SampleError when the row, or a passage that it names, has changed since it was indexed.
@@ -167,7 +169,8 @@ class QuestionPassage:
 
 
 def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tensor | None:
-    """Return the entries start … stop − 1 of the relevance of all rows, concatenated; None if the rows have none."""
+    """Return the entries start … stop − 1 (None: to the last) of DrawnRow.relevance of all rows, concatenated to one
+    float tensor; None if data.relevance is not set."""
     parts = [one.relevance[start:stop] for one in drawn if one.relevance is not None]
     return torch.tensor([weight for part in parts for weight in part]) if parts else None
 
@@ -175,11 +178,11 @@ def _relevance(drawn: Sequence[DrawnRow], start: int, stop: int | None) -> Tenso
 def _extra(
     y: Tensor, entries: list[tuple[int, Passage, bool]], tokenize: TokenizeTexts, relevance: Tensor | None
 ) -> Extra:
-    """Build the object (Extra) that adds k passages to a batch: hard negatives, and any positives beyond the one per
-    row that every batch has. k may be 0.
+    """Return k further passages of a batch: hard negatives, and positives beyond the first of each row. k may be 0.
 
-    y (k, L): tokens of the added passages, L of the longest. entries: for each of them, the index of its row in the
-    batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y. relevance: (k,).
+    y (k, L): tokens of the passages, L the number of tokens of the longest. entries: for each passage, the index of its
+    row in the batch, the passage, and whether it is a positive of this row. tokenize: the tokenizer that made y.
+    relevance (k,): weight of each passage as a positive; None: data.relevance is not set.
     """
     return Extra(
         y=y,
@@ -213,13 +216,13 @@ class TextInputs:
     def block(self, start: int, stop: int) -> Tensor:
         """Return the tokens of the k texts at positions start … stop − 1, int64 (k, L), with PADDING at the right.
 
-        L: the tokens of the longest text, which the tokenizer may round up. If `stop` is more than the number of texts,
-        the block ends with the last text.
+        L: the number of tokens of the longest text, which the tokenizer may round up. If `stop` is more than the number
+        of texts, the block ends with the last text.
         """
         return self.take(range(start, min(stop, len(self))))
 
     def take(self, positions: Sequence[int] | Int64s) -> Tensor:
-        """Return the tokens of the texts at the k given positions, int64 (k, L), L tokens of the longest."""
+        """Return the tokens of the texts at the k given positions, int64 (k, L), padded as by `block`."""
         return tokens((self.item(int(i)) for i in positions), self.tokenize, self.config)
 
 

@@ -1,6 +1,6 @@
-"""Parsers of the formats of question files. A row of any format is converted to a Record; a bad row raises BadRow.
+"""Parse the formats of question files. A row of any format is converted to a Record; a bad row raises BadRow.
 
-A row's format is known by the names of its fields:
+The names of a row's fields determine its format:
 
 - DPR: question, answers [str], positive_ctxs, negative_ctxs, hard_negative_ctxs [{title, text, psg_id | passage_id}].
   A typographic apostrophe of the question becomes ', as in DPR's own reader.
@@ -42,7 +42,8 @@ NAMED = 20  # fields that a message lists
 @dataclass(frozen=True)
 class Record:
     """A question and its lists of passages, as parsed from one row. In a format that names passages by id, the lists
-    hold ids; otherwise they hold Passage objects. relevance: of each positive; None: it was not asked for."""
+    hold ids; otherwise they hold Passage objects. relevance: the weight in (0, 1] of each positive; None:
+    data.relevance is not set."""
 
     question: Question
     positives: Sequence[Passage] | Sequence[str]
@@ -53,12 +54,12 @@ class Record:
 
 @dataclass(frozen=True)
 class QuestionFormat:
-    """A format of question rows. A row is of this format when it has the two fields that `question` and `positives`
-    name.
+    """A format of question rows. A row has this format if it has the two fields that `question` and `positives` name.
 
-    question, positives, negatives, hard_negatives: names of fields; "" for a list that the format lacks.
-    read_list(fields, name): parses such a list. passage_fields: the fields read of a passage inside the row. If "score"
-    is among them, positives and hard negatives are both chosen by score from the list `positives`.
+    name: the format's name, for messages. question, positives, negatives, hard_negatives: names of fields; "" for a
+    list that the format lacks. read_list(fields, name): returns the passages, or their ids, in the field `name`.
+    passage_fields: the fields that are read of a passage inside the row. If "score" is among them, positives and hard
+    negatives are both chosen by score from the list `positives`.
     """
 
     name: str
@@ -70,7 +71,8 @@ class QuestionFormat:
     passage_fields: tuple[str, ...] = PASSAGE_FIELDS
 
     def lists(self, fields: Fields, *names: str) -> list[str]:
-        """Return the fields of a row that hold the lists of passages `names` of this question format; none: all."""
+        """Return the names of the fields of a row that hold lists of passages. names: the lists to look for, such as
+        self.positives; without any, all lists of this format. A list may be in several fields, as negative_1, …."""
         names = names or (self.positives, self.negatives, self.hard_negatives)
         return [field for name in names if name for field in _numbered(fields, name)]
 
@@ -84,9 +86,9 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
     """Convert the fields of a row of any known format to a Record: its question, positives, negatives and hard
     negatives. A question without an id gets the id "".
 
-    config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: the
-    field with the relevance of the positives; None: it is not read. Raises BadRow for a damaged row, an unknown format,
-    a row without positives, and a positive without relevance.
+    config: for rows of scored candidates, gives the numbers of positives and hard negatives to take. relevance: name of
+    the field with the weight of the positives; None: no weight is read. Raises BadRow for a damaged row, an unknown
+    format, a row without positives, and a positive whose weight is missing or not in (0, 1].
     """
     found = format_of(fields)
     if found is None:
@@ -118,7 +120,7 @@ def record_of(fields: Fields, config: PassageConfig, relevance: str | None = Non
 
 
 def unknown_format(fields: Fields) -> BadRow:
-    """Return the error for a row of no known format. Its message lists the fields of the row and the known formats."""
+    """Return the error for a row of no known format. The message lists the fields of the row and the known formats."""
     by_name = groupby(FORMATS, lambda each: each.name)
     known = "; ".join(f"{name}: {' or '.join(f'{f.question}, {f.positives}' for f in all_)}" for name, all_ in by_name)
     return BadRow("unknown format", f"its fields are {named(fields)}. Known are {known}; others by plugins=[…]")
@@ -132,8 +134,8 @@ def query_of(fields: Fields) -> Question:
 
 
 def answered_of(fields: Fields, answers: str) -> Question:
-    """Convert a row without passages to a question with answers: the field `answers` holds a text or a list of texts.
-    Raises BadRow for a row without question or answers."""
+    """Convert a row without passages to a question with answers. answers: name of the field that holds one answer or a
+    list of them. Raises BadRow for a row without question or answers."""
     name = next((name for name in ("question", "query", "text") if name in fields), None)
     if name is None or not (found := fields.get(answers)):
         raise BadRow("no question with answers", f"its fields are {named(fields)}")
@@ -177,7 +179,7 @@ def group_of(fields: Fields) -> str | None:
 
 
 def label_of(fields: Fields, name: str) -> str:
-    """Return the class of a row, its field `name`, as text. Raises BadRow for a row without it."""
+    """Return the class label of a row, the value of its field `name`, as text. Raises BadRow if there is none."""
     if fields.get(name) is None:
         raise BadRow("no label", f"it has no '{name}'; its fields are {named(fields)}.{nearest(name, fields)}")
     return str(fields[name])
@@ -191,6 +193,7 @@ def named(fields: Iterable[str]) -> str:
 
 
 def short_name(name: str) -> str:
+    """Return a field name for a message: escaped if it has control characters, cut to 80 characters."""
     return f"{name if name.isprintable() else repr(name):.80}"
 
 
@@ -233,15 +236,15 @@ def _passage_texts(fields: Fields, name: str) -> list[Passage]:
 
 
 def _numbered(fields: Fields, name: str) -> list[str]:
-    """Return the fields of a row that hold one list of passages: NAME alone; of positive and negative also NAMEs,
-    NAME_1, NAME_2, …"""
+    """Return the names of the fields of a row that hold the list of passages `name`: `name` itself; for "positive" and
+    "negative" also the plural and numbered fields, such as negatives, negative_1, negative_2."""
     more = r"(s|_?\d+)?" if name in ("positive", "negative") else ""
     return [field for field in fields if re.fullmatch(name + more, field)]
 
 
 def _either(fields: Fields, name: str) -> list[Passage]:
-    """Return the passages in the fields NAME, NAMEs, NAME_1, …, each a text or a list of texts. Blank ones are left
-    out: tables have them in rows with fewer passages."""
+    """Return the passages in the fields that `_numbered` returns for `name`, each a text or a list of texts. Blank
+    texts are left out, because tables have blank cells in rows with fewer passages."""
     found = []
     for field in _numbered(fields, name):
         value = fields[field]
@@ -261,11 +264,11 @@ def _ids(fields: Fields, name: str) -> list[str]:
 
 
 def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
-    """Return the id in a row: the value of the first field of `names` that is neither missing nor null. It must be a
-    text that is not empty, or a whole number, which is returned as text. Returns None when all these fields are missing
-    or null.
+    """Return the id in a row as text: the value of the first field of `names` that is neither missing nor null; None
+    when all these fields are missing or null.
 
-    where: location of the row, for the message. Raises BadRow for any other value.
+    where: location of the row, for the message. Raises BadRow when the value is neither a whole number nor a non-empty
+    text.
     """
     name = next((name for name in names if fields.get(name) is not None), None)
     if name is None:
@@ -277,10 +280,10 @@ def _id(fields: Fields, names: Sequence[str], where: str) -> str | None:
 
 
 def _of_positives(fields: Fields, name: str, found: QuestionFormat, count: int) -> list[tuple[Any, str]]:
-    """Return what the field `name` says of each of the `count` passages in the positives of a row, and where it stands.
+    """Return, for each of the `count` positives of a row, the value of the field `name` and its location for messages.
 
-    It is a field of each passage that has fields itself, else of the row: one value for all, or a list of them. Raises
-    BadRow when it is missing, and for a list of another length.
+    The field is one of each passage if passages have fields, else one of the row, with one value for all positives or a
+    list of one value each. Raises BadRow when the field is missing, and for a list of another length.
     """
     if found.read_list is _passages:
         entries = [(entry, f"{found.positives}[{i}]") for i, entry in enumerate(_list(fields, found.positives))]
@@ -300,8 +303,8 @@ def _present(fields: Fields, name: str, where: str) -> Any:
 
 
 def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int], list[int]]:
-    """Choose positives and hard negatives by score from the list of candidates in the field `name`: the config.pos_pool
-    best candidates, and the config.neg_pool worst of the others. Returns their positions in the list."""
+    """Choose positives and hard negatives by score from the list of candidates in the field `name`. Return the
+    positions of the config.pos_pool best candidates, and those of the config.neg_pool worst of the others."""
     scores = [_score(entry, f"{name}[{i}]") for i, entry in enumerate(_list(fields, name))]
     best = sorted(range(len(scores)), key=lambda i: -scores[i])  # stable: of equal scores the first is better
     return best[: config.pos_pool], best[config.pos_pool :][-config.neg_pool :]
@@ -310,8 +313,8 @@ def _pools(fields: Fields, name: str, config: PassageConfig) -> tuple[list[int],
 def _score(entry: Any, where: str) -> float:
     """Return the score of a candidate passage, `entry`. where: its location, for the message.
 
-    Raises BadRow when the score is no finite number. Also raises BadRow when the entry has a field has_answer: the
-    candidates are then results of a retriever, whose scores do not tell which passage is right.
+    Raises BadRow when the score is no finite number, and when the entry has a field has_answer: the candidates are then
+    results of a retriever, whose scores do not tell which passage is right.
     """
     score = entry.get("score")
     if "has_answer" in entry:

@@ -1,4 +1,4 @@
-"""Relevance judgements of a folder of BEIR or MS MARCO: which passages answer which question.
+"""Read the relevance judgements (qrels) of a BEIR or MS MARCO folder: which passages answer which question.
 
 Shape letter: n questions.
 """
@@ -19,15 +19,15 @@ from dyad.data.shards.text_files import open_text
 
 BLOCK = 65_536  # judgements looked up at a time
 MAX_LINE = 1 << 20  # bytes of a line of judgements
-SIDES = ("question", "passage")  # of a judgement
+SIDES = ("question", "passage")  # names of the two ids of a judgement
 
 Judgement = tuple[int, tuple[str, str], int]  # line, ids of question and passage, grade
 Unknown = tuple[Judgement, int]  # a judgement, and the index in SIDES of an id that is missing
-Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # as find_judged returns it
+Found = tuple[list[Unknown], Int64s, Int64s, Int64s, Int64s]  # explained by find_judged, which returns it
 
 
 def queries_of(qrels: str) -> str:
-    """Return the file with the questions that the judgements `qrels` are about: FOLDER/queries.jsonl for BEIR's
+    """Return the path of the questions that the file of judgements `qrels` is about: FOLDER/queries.jsonl for BEIR's
     FOLDER/qrels/SPLIT.tsv, FOLDER/queries.SPLIT.tsv for MS MARCO's FOLDER/qrels.SPLIT.tsv."""
     path = Path(qrels)
     beir = path.parent.name == "qrels"
@@ -35,15 +35,15 @@ def queries_of(qrels: str) -> str:
 
 
 def is_qrels(path: str) -> bool:
-    """Whether a path is that of the judgements of a folder of BEIR or MS MARCO, as `qrels_file` returns it."""
+    """Whether `path` has the form of a file of judgements in a BEIR or MS MARCO folder, as `qrels_file` returns it."""
     return Path(path).parent.name == "qrels" or (Path(path).name.startswith("qrels.") and path.endswith(".tsv"))
 
 
 def qrels_file(folder: str, split: str, setting: str) -> str:
-    """Return the path of the judgements of one split of a BEIR folder. Raises ConfigError for a split that the folder
-    lacks.
+    """Return the path of the judgements of one split, such as test, of a BEIR or MS MARCO folder.
 
-    setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>".
+    setting: the name of the setting that gives the split; the error message begins with "<setting>=<split>". Raises
+    ConfigError for a split that the folder lacks.
     """
     path = Path(local_path(folder), "qrels", f"{split}.tsv")
     if Path(local_path(folder), "collection.tsv").is_file():
@@ -59,8 +59,8 @@ def judgements(path: str) -> Iterator[Judgement]:
     """Yield the judgements of a file with the columns query-id, corpus-id and score (BEIR), or question, 0, passage and
     grade (TREC): the line number, the ids of question and passage, and the grade. Blank lines are left out.
 
-    The first line says for the whole file whether tabs are between the columns, so that ids may hold spaces, or spaces,
-    and how many columns there are. Raises DataError, naming the line, when a line cannot be read.
+    The first line determines for the whole file how many columns there are, and whether tabs (ids may then hold spaces)
+    or spaces separate columns. Raises DataError, naming the line, when a line cannot be read.
     """
     form: tuple[str | None, int] | None = None
     with open_text(path) as file:
@@ -83,15 +83,15 @@ def judgements(path: str) -> Iterator[Judgement]:
 
 
 def _form(text: str) -> tuple[str | None, int]:
-    """Return what separates the columns of the first line of a file of judgements, a tab or None for spaces, and the
-    number of columns."""
+    """Return the form of the first line `text` of a file of judgements: the separator of its columns (a tab; None:
+    spaces), and the number of columns, 3 or 4."""
     separator = "\t" if "\t" in text else None
     return separator, 4 if len(text.split(separator)) == 4 else 3
 
 
 def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, str, str]:
-    """Return the question id, the passage id and the grade in a line of judgements. form: of the first line, as `_form`
-    gives it. where: location of the line. Raises DataError for a line of another form."""
+    """Return the question id, the passage id and the grade in a line of judgements. form: what `_form` returned for the
+    first line. where: location of the line, for messages. Raises DataError for a line of another form."""
     separator, columns = form
     cells = text.split(separator)
     if len(cells) != columns or not all(cells):
@@ -100,16 +100,17 @@ def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, st
             f"{where} is {text!r:.80}, not question id,{zero} passage id and grade with {between} between, as the "
             "first line"
         )
-    return cells[0], cells[-2], cells[-1]  # nobody reads the second of TREC's four columns
+    return cells[0], cells[-2], cells[-1]  # the second of TREC's four columns has no meaning
 
 
 def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> Found:
     """Look up question and passage of each judgement, and group the passages by question. Equal pairs count once, with
-    their largest grade. corpora: the questions and the passages.
+    their largest grade. corpora: the questions (as a corpus of texts) and the passages.
 
-    Returns the judgements with an unknown id, which are left out, each with 0 when the question is unknown and 1 when
-    only the passage is. Then four arrays: the positions of the n questions, ascending; n + 1 indices, where the
-    passages of each question begin and end in the third and fourth array; the positions of the passages; their grades.
+    Returns first a list of the judgements with an unknown id, which are left out, each with 0 if the question is
+    unknown, 1 if only the passage is. Then four int64 arrays: the positions of the n questions, ascending; n + 1
+    indices, where the passages of each question begin and end in the two last arrays; the positions of the passages;
+    their grades.
     """
     rest, unknown, found = iter(judged), list[Unknown](), (array("q"), array("q"), array("q"))
     while block := list(islice(rest, BLOCK)):
@@ -121,7 +122,7 @@ def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> 
         unknown += [(block[i], int(positions[0, i] >= 0)) for i in np.flatnonzero(~known).tolist()]
     columns = np.asarray(found, np.int64)
     columns = columns[:, np.lexsort(columns[::-1])]
-    is_last = np.ones(columns.shape[1], bool)  # of equal pairs
+    is_last = np.ones(columns.shape[1], bool)  # last of equal pairs, which has the largest grade
     is_last[:-1] = (columns[:2, 1:] != columns[:2, :-1]).any(axis=0)
     questions, passages, grades = columns[:, is_last]
     rows, counts = np.unique(questions, return_counts=True)
@@ -129,11 +130,11 @@ def find_judged(judged: Iterable[Judgement], corpora: tuple[Corpus, Corpus]) -> 
 
 
 def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, int]:
-    """Return how many of the `unknown` judgements have an unknown question, and how many only an unknown passage. Such
-    judgements are left out: some published sets have them.
+    """Return how many of the `unknown` judgements have an unknown question, and how many only an unknown passage. They
+    are left out, because some published data sets have a few of them.
 
-    qrels: the path of the judgements. known: how many others there are. Raises DataError when these are fewer than the
-    unknown ones, because the files then do not belong together.
+    qrels: path of the judgements, for the message. known: number of judgements without an unknown id. Raises DataError
+    when it is less than the number of unknown ones, because the files then do not belong together.
     """
     if len(unknown) > known:
         (line, ids, _), side = unknown[0]
@@ -146,6 +147,7 @@ def left_out(qrels: str, unknown: Sequence[Unknown], known: int) -> tuple[int, i
 
 
 def left_out_line(qrels: str, counts: Iterable[int]) -> str:
-    """Return a message that says how many judgements are left out; "" for none. counts: as `left_out` returns them."""
+    """Return a message that says how many judgements of the file `qrels` are left out; "" if none is. counts: the two
+    numbers that `left_out` returns."""
     named = [f"{count:,} of an unknown {side}" for side, count in zip(SIDES, counts, strict=True) if count]
     return f"{qrels}: judgements left out: {' and '.join(named)}" if named else ""

@@ -1,4 +1,4 @@
-"""Hard negatives: draws them for a training row, and reads the file of mined ones that `python -m eval.mine` writes.
+"""Draw hard negatives for a training row, and read the file of mined negatives that `python -m eval.mine` writes.
 
 The file mined.jsonl has one line per question: {"query_id": id, "negatives": [passage ids, best ranked first],
 "scores": [...]}.
@@ -34,9 +34,9 @@ def draw_negatives(
 ) -> list[Passage]:
     """Draw hard negatives for a training row, at most one for each random number in `draws`, all in [0, 1).
 
-    They come from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
-    are never drawn, and no passage is drawn twice. i: index of the row in the data set. mined: the mined negatives, or
-    None.
+    All are from the first list in data.negatives.lists that has a candidate for the row. Positive passages of the row
+    are never drawn, and no passage is drawn twice. i: index of the row in the data set. mined: the mined negatives;
+    None: there are none.
     """
     lists = {
         NegativeList.hard_negatives: row.hard_negatives,
@@ -51,10 +51,8 @@ def draw_negatives(
 
 
 def without_negatives(rows: int) -> str:
-    """Return the warning that none of the rows that were looked at has hard negatives, what follows, and what to do.
-
-    rows: how many were looked at, evenly spaced in the data.
-    """
+    """Return the end of a warning: none of the inspected rows has hard negatives, what follows from this, and how to
+    get some. rows: the number of rows that were inspected, evenly spaced in the data."""
     count = f"none of {rows:,} rows, evenly spaced," if rows > 1 else "its row"
     return f"{count} has hard negatives, so those of the batch are all there are. python -m eval.mine finds some"
 
@@ -64,13 +62,11 @@ def without_negatives(rows: int) -> str:
 
 class MinedNegatives:
     """The mined hard negatives of each question row, stored as positions in the corpus in a memory-mapped file. Can be
-    pickled.
-
-    files: the description of the file for the manifest of a run.
-    """
+    pickled. files: entries that describe the file of mined negatives in the manifest of a run."""
 
     def __init__(self, path: str, questions: QuestionRows) -> None:
-        """Open the file `path` of mined negatives, passages of the corpus of `questions`, for the rows of `questions`.
+        """Open the file `path` of mined negatives for the rows of `questions`. The negatives are passages of the corpus
+        questions.corpus.
 
         Raises ConfigError when the file or the corpus is missing, or when no question of the file is among the rows.
         Raises DataError, naming the line, when a line is not of the form {"query_id": id, "negatives": [passage ids]},
@@ -92,11 +88,11 @@ class MinedNegatives:
 
 
 def _by_row(rows: Rows, questions: QuestionRows, corpus: Corpus) -> Int64s:
-    """Build one array with the mined hard negatives of all n question rows. rows: the lines of the file of mined
+    """Build one int64 array with the mined hard negatives of all n question rows. rows: the lines of the file of mined
     negatives.
 
-    The array has two parts. First n + 1 indices into the second part: the passages of question row i begin at index i
-    and end before index i + 1. Second, the positions of all these passages in the corpus. Raises DataError for a bad
+    The array has two parts: n + 1 offsets into the second part, where the passages of question row i are from offset
+    [i] to before offset [i + 1]; and the positions of all these passages in the corpus. Raises DataError for a bad
     line, and ConfigError when no question of the file is among the rows.
     """
     ids, lists = [], []

@@ -1,18 +1,18 @@
-"""The classes Passage and Question, which all file formats are converted to, and the texts that a tower (encoder)
-reads."""
+"""The classes Passage and Question, to which rows of all file formats are converted, and their conversion to texts for
+a tokenizer."""
 
 from dataclasses import dataclass
 
 from dyad.data.config import PassageConfig, QuestionConfig, Title
 from dyad.data.shards.content_keys import content_key
 
-Rendered = tuple[str, str | None]  # a tokenizer's text, and the second text when it takes a pair
+Rendered = tuple[str, str | None]  # the text for a tokenizer, and the second text of a pair; None: no pair
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A passage, from a corpus or from a row with a question. id: None when the file gives none. prefix: of its source;
-    None: that of the configuration."""
+    """A passage, from a corpus or from a row with a question. id: None if the file gives none. prefix: the text before
+    the passage that its source sets (passage_prefix); None: data.passage.prefix."""
 
     text: str
     title: str = ""
@@ -21,17 +21,16 @@ class Passage:
 
     @property
     def key(self) -> int:
-        """The content id of a passage, a hash of its title and text. Passages with equal title and text share it, even
-        if their ids differ."""
+        """The content key of the passage, a 64-bit hash of its title and text. Passages with equal title and text share
+        a key, even if their ids differ."""
         return content_key(f"{self.title}\n{self.text}".encode())
 
     def rendered(self, config: PassageConfig) -> Rendered:
-        """Return a passage as the one or two texts that a tower (encoder) reads.
+        """Return the passage as one or two texts for a tokenizer.
 
-        With the setting title=pair, returns two texts: the prefix followed by the title, and the passage's text. An
-        empty title gives two texts as well, because either all rows of a batch are pairs or none is. With any other
-        setting, returns one text and None. The one text is the prefix, then (only with title=join) the title and a
-        blank, unless the title is empty, then the passage's text.
+        With title=pair: (prefix + title, text), also if the title is empty, because either all rows of a batch are
+        pairs or none is. With title=join: (prefix + title + blank + text, None), without the blank if the title is
+        empty. With title=drop: (prefix + text, None).
         """
         prefix = config.prefix if self.prefix is None else self.prefix
         if config.title is Title.pair:
@@ -44,8 +43,9 @@ class Passage:
 class Question:
     """A question, from a data row or from queries.jsonl of a BEIR folder.
 
-    answers: texts, if the file gives any; a relevant passage contains at least one. group: the field metadata.topic, or
-    None; questions of one group are drawn together in bootstrap resampling. prefix: as of a passage.
+    answers: the answers that the file gives, if any; a relevant passage contains at least one. group: the field
+    metadata.topic, or None; questions of one group are drawn together in bootstrap resampling. prefix: the text before
+    the question that its source sets (question_prefix); None: data.question.prefix.
     """
 
     id: str
@@ -56,19 +56,19 @@ class Question:
 
     @property
     def key(self) -> int:
-        """The content id of a question, a hash of its text."""
+        """The content key of the question, a 64-bit hash of its text."""
         return content_key(self.text.encode())
 
     def rendered(self, config: QuestionConfig) -> Rendered:
-        """Return the text of a question that a tower (encoder) reads: the prefix and the question. The second entry is
-        None, since a question is never a pair of texts."""
+        """Return (prefix + text, None) for a tokenizer. The second entry is None, because a question is never a pair of
+        texts."""
         return (config.prefix if self.prefix is None else self.prefix) + self.text, None
 
 
 class InlinePassages(tuple[Passage, ...]):
-    """Passages whose texts are in the row of their question, not in a corpus."""
+    """A tuple of passages whose texts are in the row of their question, not in a corpus."""
 
     @property
     def keys(self) -> list[int]:
-        """The content ids (hashes of title and text) of the passages in this tuple, in its order."""
+        """The content keys (64-bit hashes of title and text) of the passages in this tuple, in order."""
         return [passage.key for passage in self]

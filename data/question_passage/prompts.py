@@ -1,7 +1,8 @@
-"""Prompts and answers as rows of a causal language model: each row of files of questions is a prompt, its passages are
-answers.
+"""Prompts and answers for a causal language model, from question–passage data: the question of a row is the prompt, its
+passages are right and wrong answers.
 
-Letters in shapes: n prompts; N answers of all of them; L tokens of the longest prompt and answer.
+Letters in shapes: n prompts; N answers of all prompts; L tokens of the longest prompt with answer. A row of tokens
+(1 + L,) is the number of tokens of the prompt, then the tokens of prompt and answer, with PADDING at the right.
 """
 
 import re
@@ -23,10 +24,11 @@ from dyad.data.shards.content_keys import Int64s
 
 
 class PromptAnswers(QuestionPassage):
-    """Rows whose y items are a prompt and one of its answers, right or wrong; x is an empty row (b, 1).
+    """The training data set of prompts and answers. A y item is a prompt with one of its answers, right or wrong, as a
+    row of tokens; x is zeros (b, 1), because the y tower alone scores the pair.
 
-    The keys data.question.* are of prompts, data.passage.* of answers. tokenize: a tokenizer of prompts and answers,
-    (prompts, answers, length of prompts, length of answers) → (n, 1 + L).
+    The keys data.question.* hold for prompts, data.passage.* for answers. tokenize(prompts, answers, most tokens of a
+    prompt, most tokens of an answer): returns the rows of tokens, int64 (n, 1 + L).
     """
 
     def inputs(self, drawn: Sequence[DrawnRow], passages: Sequence[tuple[int, Passage]]) -> tuple[Tensor, Tensor]:
@@ -41,7 +43,8 @@ class PromptAnswers(QuestionPassage):
 class AnswerLists:
     """N answers to n prompts, as inputs of a tower that scores answers.
 
-    row_N: the prompt of each answer, ascending. right_N: bool. tokenize: as of PromptAnswers.
+    row_N (N,) int64: index of the prompt of each answer, ascending. right_N (N,) bool: whether the answer is right.
+    tokenize: as of PromptAnswers.
     """
 
     prompts: Sequence[Question]
@@ -55,27 +58,30 @@ class AnswerLists:
         return len(self.answers)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the rows of answers start … stop − 1, int64 (k, 1 + L)."""
+        """Return the rows of tokens of the k answers start … stop − 1 with their prompts, int64 (k, 1 + L)."""
         return self.rows(np.arange(start, min(stop, len(self))))
 
     def rows(self, numbers_k: Int64s) -> Tensor:
+        """Return the rows of tokens of the answers with indices numbers_k (k,) and their prompts, int64 (k, 1 + L)."""
         question, passage = self.config.question, self.config.passage
         prompts = [self.prompts[row].rendered(question)[0] for row in self.row_N[numbers_k].tolist()]
         answers = [self.answers[number].rendered(passage)[0] for number in numbers_k.tolist()]
         return self.tokenize(prompts, answers, question.length, passage.length)
 
     def token_counts(self, numbers_k: Int64s) -> Int64s:
-        """Return the number of tokens of k answers, (k,)."""
+        """Return the number of tokens, without those of the prompt, of the answers with indices numbers_k (k,), int64
+        (k,)."""
         parts = np.array_split(numbers_k, -(-len(numbers_k) // 1024))
         tokens = [self.rows(part) for part in parts if len(part)]
         return np.concatenate([((rows[:, 1:] != PADDING).sum(1) - rows[:, 0]).numpy() for rows in tokens])
 
 
 def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> AnswerLists:
-    """Read the rows that `value` names: prompts, their right and their wrong answers, each once.
+    """Read all rows that `value` names, in the syntax of data.train: prompts, their right and their wrong answers.
+    Equal answers of a prompt count once, as right if one of them is right. A prompt may have no wrong answer.
 
-    A row without wrong answers has a likelihood, and nothing to choose. key: of `value`, for messages. Raises
-    DataError for a row that cannot be used, ConfigError as `open_questions`.
+    key: the configuration key of `value`, for messages. Raises DataError for a row that cannot be used and if there is
+    no row; ConfigError as `open_questions` does.
     """
     questions = open_questions(value, config, key)
     rows = [questions.row(i) for i in range(len(questions))]
@@ -84,7 +90,7 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
     answers, row_N, right_N = list[Passage](), list[int](), list[bool]()
     for number, row in enumerate(rows):
         found: dict[int, tuple[Passage, bool]] = {}
-        for passages in row.lists:  # the right ones first: a wrong answer that is one of them is none
+        for passages in row.lists:  # right answers first: an answer that is listed as right and as wrong is right
             for passage in passages:
                 found.setdefault(passage.key, (passage, passages is row.positives))
         answers += [passage for passage, _ in found.values()]
@@ -94,9 +100,9 @@ def answer_lists(value: str, config: DataConfig, tokenize: Any, key: str) -> Ans
 
 
 def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
-    """Return each row as an example that stands before a question: its question and its first right answer.
+    """Return each prompt with its first right answer as a text, such as an example for few-shot prompts.
 
-    template: a text with {question} and {answer}.
+    template: the text, in which {question} and {answer} are replaced.
     """
     right = np.flatnonzero(lists.right_N)
     first_n = right[np.searchsorted(lists.row_N[right], np.arange(len(lists.prompts)))].tolist()
@@ -105,5 +111,6 @@ def rows_as_prompts(lists: AnswerLists, template: str) -> list[str]:
 
 
 def with_length(config: DataConfig, length: int | None) -> DataConfig:
-    """Return the configuration with another length of prompts, in tokens; None: with its own."""
+    """Return `config` with data.question.length, the largest number of tokens of a prompt, set to `length`; None:
+    return `config` unchanged."""
     return config if length is None else replace(config, question=replace(config.question, length=length))

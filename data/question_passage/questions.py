@@ -1,4 +1,4 @@
-"""The rows of question-passage data in any format: rows of files, or the judged questions of BEIR folders.
+"""The rows of question–passage data: rows of files in any format, or the judged questions of BEIR and MS MARCO folders.
 
 Shape letter: n rows of a source.
 """
@@ -31,18 +31,18 @@ from dyad.data.tables.image_table import TableOptions
 from dyad.data.tables.prepare import checked_tables, prepared_tables, table_options
 
 FORMAT = "1"
-COLUMNS = "2"  # format of the columns of rows; the ids do not enter the fingerprint
-JUDGED_FORMAT = "3"  # of the array of judged questions; it does not enter the fingerprint
-HEADER = 4  # numbers at the start of this array
-LENGTH = 2  # row of the columns, after the two of `hash_ids`
+COLUMNS = "2"  # format of RowQuestions.columns; it does not enter the fingerprint
+JUDGED_FORMAT = "3"  # format of the array of `BeirQuestions._judged`; it does not enter the fingerprint
+HEADER = 4  # count of the numbers at the start of this array
+LENGTH = 2  # index of the row of lengths in RowQuestions.columns, after the two rows of `hash_ids`
 LISTS = ("positives", "negatives", "hard_negatives")
 
 
 @dataclass(frozen=True)
 class QuestionRow:
     """A question and its lists of passages. Passages that the file names by id are read from the corpus on access.
-    passage_prefix: what begins the passages in place of data.passage.prefix, or None. relevance: of each positive, in
-    (0, 1]; None: data.relevance is not set."""
+    passage_prefix: text that begins the passages; None: data.passage.prefix. relevance: the weight in (0, 1] of each
+    positive; None: data.relevance is not set."""
 
     question: Question
     positives: PassageList
@@ -57,7 +57,8 @@ class QuestionRow:
         return self.positives, self.negatives, self.hard_negatives
 
     def draws(self, drawn: DrawnPositives) -> list[float]:
-        """Return how often training draws each of the positives when it draws the row once, in expectation."""
+        """Return, for each of the positives, the expected number of times that training draws it when it draws the row
+        once. drawn: the setting data.passage.positives."""
         keys, count = self.positives.keys, len(self.positives)
         if drawn is DrawnPositives.one:
             return [1 / count] * count
@@ -65,10 +66,10 @@ class QuestionRow:
 
 
 def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> list[str]:
-    """Return the paths of the files of question rows that `value` names; for a BEIR folder, the path of its judgements.
+    """Return the paths of the files of question rows that `value` names, in the syntax of data.train; for a BEIR or MS
+    MARCO folder, the path of its judgements. Neither reads nor indexes their rows.
 
-    key: the configuration key of `value`, for error messages. Raises ConfigError as `open_questions` does. Reads and
-    indexes nothing.
+    key: the configuration key of `value`, for error messages. Raises ConfigError for a value that cannot work.
     """
     if config.passage.corpus:
         corpus_files(config.passage.corpus, "data.passage.corpus", checked_tables(TableOptions()))
@@ -84,12 +85,12 @@ def named_files(value: str | Sequence[str], config: DataConfig, key: str = "data
 
 
 def open_questions(value: str | Sequence[str], config: DataConfig, key: str = "data.train") -> "QuestionRows":
-    """Open the question rows that `value` names: files and shards of any format, and BEIR folders, in the syntax of the
-    setting data.train.
+    """Open the question rows that `value` names: files and shards of any format, and BEIR or MS MARCO folders, in the
+    syntax of the setting data.train.
 
     Raises ConfigError, naming the configuration key `key`, for a value that cannot work; DataError, naming the line,
     for a row that cannot be used. The first call for a file reads all of it and stores an index. Prints how many
-    judgements of a BEIR folder are left out.
+    judgements of a folder are left out, if any.
     """
     named_files(value, config, key)
     shared = open_corpus(config.passage.corpus, "data.passage.corpus") if config.passage.corpus else None
@@ -113,17 +114,17 @@ def _row_check(config: DataConfig) -> Callable[[dict[str, Any]], object]:
 
 
 def is_beir(path: str) -> bool:
-    """Whether a path is a local folder of BEIR or MS MARCO: True if it has one of the entries JUDGED, such as `qrels`,
-    whose files say which passages answer which question. The judgements may be missing."""
+    """Whether `path` is a local BEIR or MS MARCO folder: True if it has one of the entries JUDGED, such as `qrels`. The
+    file of judgements itself may be missing."""
     return any(os.path.exists(os.path.join(local_path(path), name)) for name in JUDGED)
 
 
 class QuestionRows:
     """The question rows of several sources, numbered consecutively from 0 through all of them.
 
-    written: the weight of each source, and its prefixes, which its questions and rows carry. shared: the corpus that
-    all sources use, or None. The attribute `corpus`, in which mined negatives are looked up, is the shared corpus, or
-    the only corpus among the sources, otherwise None.
+    written: the weight and the prefixes of each source, as the user wrote them. shared: the corpus that all sources
+    use; None: each has its own, or none. Attribute `corpus`: the corpus in which mined negatives are looked up, which
+    is `shared`, or the only corpus among the sources, otherwise None.
     """
 
     def __init__(self, sources: list["QuestionSource"], written: list[WrittenSource], shared: Corpus | None) -> None:
@@ -140,17 +141,19 @@ class QuestionRows:
         return self._starts[-1]
 
     def question(self, i: int) -> Question:
+        """Return the question of row i, with the prefix of its source."""
         source, row, written = self._locate(i)
         return replace(source.question(row), prefix=written.question_prefix)
 
     def row(self, i: int) -> QuestionRow:
+        """Return row i, with the prefixes of its source."""
         source, number, written = self._locate(i)
         row = source.row(number)
         question = replace(row.question, prefix=written.question_prefix)
         return replace(row, question=question, passage_prefix=written.passage_prefix)
 
     def origin(self, i: int) -> tuple[str, str]:
-        """Return where question row i was read: the path of its file, and its key there (the line or row number as
+        """Return the location of question row i: the path of its file, and its key there (the line or row number as
         text; in a tar shard the name of the sample)."""
         source, row, _ = self._locate(i)
         return source.origin(row)
@@ -179,9 +182,9 @@ class QuestionRows:
 class RowQuestions:
     """The question rows of files in any of the formats in formats.FORMATS. Can be pickled.
 
-    A question without an id gets one made of its text, as `python -m data pack` makes it; it does not depend on the
-    name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the hash of each id, one row with
-    the bytes of each question. relevance: the setting data.relevance.
+    A question without an id gets the name of its content key as id, as `python -m data pack` does, so the id does not
+    depend on the name or folder of the file. columns, int64 (3, n), memory-mapped: two rows with the 128-bit hash of
+    each question's id, one row with the number of bytes of its text. relevance: the setting data.relevance.
     """
 
     left_out = ""
@@ -193,7 +196,7 @@ class RowQuestions:
         self.files = file_entries(rows.shards.indexes)
         others = corpus.rows.files if corpus else []
         self.paths = rows.files
-        # the type tells the two ways to read relevance apart, see IfGiven
+        # the type of `relevance`, str or IfGiven, says whether rows may lack it
         checked = [COLUMNS, *state, *([] if relevance is None else [f"{type(relevance).__name__} {relevance}"])]
         self._mapped = cached_array(rows.files, "questions", others, checked, self._columns)
 
@@ -248,8 +251,8 @@ class RowQuestions:
 def row_of(record: Record, corpus: Corpus | None, where: str, key: str) -> QuestionRow:
     """Convert a parsed record to a question row. Passages that the record names by id are looked up in `corpus`.
 
-    where: location of the record, for messages. Raises ConfigError, naming the setting `key`, when there are ids but no
-    corpus; KeyError with the first id that the corpus lacks.
+    where: location of the record, for messages. key: the setting that names the corpus, for messages. Raises
+    ConfigError when there are ids but no corpus; KeyError with the first id that the corpus lacks.
     """
 
     def passages(entries: Sequence[Passage] | Sequence[str]) -> PassageList:
@@ -275,12 +278,13 @@ def _names(corpus: Corpus) -> str:
 
 
 class BeirQuestions:
-    """The questions of a BEIR folder that have a grade above 0 in qrels/<split>.tsv, in the order of queries.jsonl.
+    """The questions of a BEIR or MS MARCO folder that have a grade above 0 in the judgements of a split, in the order
+    of the file of questions. Can be pickled.
 
-    Can be pickled. corpus: used in place of the folder's own corpus.jsonl, unless None. columns: hashes of the ids and
-    bytes of the questions, as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there are
-    none. The memory-mapped array _mapped is that of `_judged`. graded: whether rows have the relevance of their
-    positives, grade / largest grade of the file: one scale for all questions, whichever grades each of them has.
+    corpus: used in place of the folder's own passages; None: these are used. key: the configuration key of the folder,
+    for messages. graded: whether rows have the relevance of their positives, which is the grade divided by the largest
+    grade of the file. columns: as in `RowQuestions`. left_out: a message about judgements of unknown ids; "" if there
+    are none.
     """
 
     def __init__(self, folder: str, split: str, corpus: Corpus | None, key: str, graded: bool = False) -> None:

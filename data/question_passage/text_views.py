@@ -1,7 +1,7 @@
-"""Texts alone, for two views of each, or each with its class.
+"""Data set of single texts, for task=views (two views of each text) and task=labelled (each text with its class).
 
-Both views of a text are its tokens, and the dropout of the tower makes them differ (SimCSE, Gao et al. 2021). A text is
-a row with a `text` and perhaps a `title`, read as a passage. Texts of equal content have equal keys.
+Both views of a text are its tokens; the dropout of the tower makes their embeddings differ (SimCSE, Gao et al. 2021). A
+text is a row with a field `text` and perhaps `title`, read as a passage. Texts of equal content have equal keys.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ from dyad.data.tables.prepare import CheckRow, prepared_tables, table_options
 
 
 def text_of(fields: Fields) -> Passage:
-    """Return the text of a row, as a passage; of a table whose column the user named, that column. Raises BadRow for a
-    row without one."""
+    """Return the text of a row as a Passage: its fields text and title, or its field anchor alone if it has this field
+    (the column that the user named by data.columns). Raises BadRow for a missing or blank text."""
     passage = passage_of({"text": fields["anchor"]} if "anchor" in fields else fields)
     if not passage.text.strip():
         raise BadRow("empty text", f"text is {passage.text!r:.80}")
@@ -41,10 +41,10 @@ def text_of(fields: Fields) -> Passage:
 
 
 def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, CheckRow], Tables]) -> list[ShardSource]:
-    """Return the files of texts that `value` names, in the syntax of data.train; of a folder of BEIR its passages.
+    """Return the files of texts that `value` names, in the syntax of data.train; for a BEIR folder its passages.
 
-    by: makes shards of the tables among the files; checked_tables only checks them, prepared_tables converts them.
-    Raises ConfigError for a value that cannot work, and for a table without texts. Reads no text.
+    by: what to do with tables among the files: checked_tables only checks them, prepared_tables converts them to
+    shards. Raises ConfigError for a value that cannot work, and for a table without texts.
     """
     tables = by(table_options(config), text_of)
 
@@ -55,7 +55,8 @@ def text_sources(value: Any, config: DataConfig, by: Callable[[TableOptions, Che
 
 
 def open_texts(value: Any, config: DataConfig) -> Rows:
-    """Open the texts that `value` names. Arguments and errors as of `text_sources`; DataError for a damaged file."""
+    """Open the texts that `value` names, in the syntax of data.train. Raises ConfigError for a value that cannot work,
+    and DataError for a damaged file."""
     return Rows(open_shards(text_sources(value, config, prepared_tables)))
 
 
@@ -66,16 +67,17 @@ class SingleTexts:
     def __init__(
         self, rows: Rows, tokenize: TokenizeTexts, config: DataConfig, seed: int, numbers: ClassNumbers | None = None
     ) -> None:
-        """Set up the data set and check its first rows. seed: chooses replacements of bad rows. numbers: of the classes
-        that data.label says; None: two views. Raises SampleError when all checked rows are unusable."""
+        """Set up the data set and check its first rows. seed: seed of the choice of replacements for bad rows. numbers:
+        converts the class names in the field data.label to numbers; None: y is a second view. Raises SampleError when
+        all checked rows are unusable."""
         self.rows, self.tokenize, self.config, self.numbers = rows, tokenize, config, numbers
         self._replacements = Replacements(rows.shards.sizes, seed, config.tolerated)
         check_any(range(min(len(rows), max(config.tolerated, 1))), lambda i: self._text(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the rows at the given positions, each a pair (epoch, row index): x and y the same tokens,
-        int64 (b, L), or y the number of the class, int64 (b,). Bad (unusable) rows are replaced. Errors as of
-        `ImageViews`."""
+        """Return the batch of the rows at the given positions, each a pair (epoch, row index). x is tokens, int64 (b,
+        L); y is the same tokens, or the class numbers, int64 (b,). Bad (unusable) rows are replaced by others, unless
+        data.bad_samples=stop. Raises DataError after data.bad_in_a_row consecutive bad rows."""
         found, bad = self._replacements.load(positions, self._text, self.rows.shards.origin)
         ids, texts, labels = zip(*found, strict=True)
         x = tokens(texts, self.tokenize, self.config.passage)
@@ -88,7 +90,7 @@ class SingleTexts:
         return self.rows.where(sample_id)
 
     def _text(self, epoch: int, i: int) -> tuple[int, Passage, str]:
-        """Return i, text i and its class, "" for two views."""
+        """Return i, text i and the name of its class ("" if there are no classes). Raises SampleError for a bad row."""
 
         def text_and_label(fields: Fields) -> tuple[Passage, str]:
             return text_of(fields), label_of(fields, self.config.label) if self.numbers else ""
@@ -105,7 +107,8 @@ class SingleTexts:
 def text_tokens(
     kind: Callable[[str], Any], tokenize: TokenizeTexts, config: PassageConfig | QuestionConfig, texts: list[str]
 ) -> Tensor:
-    """Tokenise n texts, each made a passage or a question by `kind`, int64 (n, L), L tokens of the longest."""
+    """Tokenise n texts. Return int64 (n, L), L the number of tokens of the longest. kind: converts a text to a Passage
+    or a Question, in accordance with `config`."""
     return tokens(map(kind, texts), tokenize, config)
 
 
@@ -115,7 +118,8 @@ def plain_text(fields: Fields) -> str:
 
 
 def titled_text(fields: Fields) -> str:
-    """Return the text of a row after its title, if it has one. Errors as of `text_of`."""
+    """Return the title of a row, if it has one, and its text, with a blank between them. Raises BadRow for a missing or
+    blank text."""
     passage = text_of(fields)
     return f"{passage.title} {passage.text}".strip()
 
@@ -123,10 +127,9 @@ def titled_text(fields: Fields) -> str:
 def labelled_texts(
     shards: Shards, label: str, tokenize: Tokenize, text: Callable[[Fields], str] = plain_text
 ) -> LabelledSet:
-    """Read texts and labels from files of rows. label: the field of a row with its class. text: gives its text.
-
-    tokenize: of the tower. Raises DataError, with the line, for a row that lacks one of them.
-    """
+    """Read all texts and class labels of files of rows. label: the field of a row with its class. text: a function that
+    returns the text of a row. tokenize: the tokenizer of the tower. Raises DataError, naming the line, for a row that
+    lacks a text or a label."""
     rows = Rows(shards)
     pairs = [rows.read(i, lambda fields: (text(fields), label_of(fields, label))) for i in range(len(rows))]
     texts, labels = [text for text, _ in pairs], [found for _, found in pairs]

@@ -1,1 +1,1 @@
-"""Sequences of items: logs of events and arrays of frames, and the batches that are made of them."""
+"""The data set of task=sequence: logs of events or arrays of frames, their items, and batches made of them."""

@@ -1,7 +1,7 @@
-"""The training data of sequences: a sample is a window of a sequence, and each of its steps is a pair.
+"""The training data set of task=sequence. A sample is a window (consecutive steps) of a sequence; each step is a pair.
 
-x is the item of a step, from which (with those before it) a tower makes the context of the step; y is the next item, or
-the item of the step itself for an objective that pairs contexts with later steps by itself (CPC).
+x is the item of a step, from which, with the items before it, a tower makes the context of the step. y is the next
+item, or the item of the step itself for objectives that choose later steps as positives themselves (CPC).
 
 Letters in shapes: S steps of all samples of a batch; N items.
 """
@@ -21,17 +21,18 @@ from dyad.data.sequence.windows import windows_of
 from dyad.data.shards.content_keys import content_key
 from dyad.data.shards.index_cache import cached_array
 
-NEXT, OWN = 1, 0  # steps from the item of x to that of y
+NEXT, OWN = 1, 0  # number of steps from the item of x to the item of y
 
 
 class Sequences:
     """The training data set of sequences: sample i is window i. A batch depends only on its positions.
 
-    pairs: the number of steps of all windows.
+    pairs: the number of steps of all windows together.
     """
 
     def __init__(self, log: Log, items: CatalogueItems, length: int, ahead: int) -> None:
-        """log: the events. items: those that it names. length: most steps of a window. ahead: NEXT or OWN."""
+        """Set up the data set. log: the events of all sequences. items: the items of these events. length: the most
+        steps of a window. ahead: number of steps from the item of x to the item of y, NEXT or OWN."""
         self.log, self.items, self.ahead = log, items, ahead
         self.windows = windows_of(log.starts, length, ahead)
         self._firsts, self._keys = self.windows.firsts, item_keys(items.names)
@@ -39,15 +40,16 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of everything that decides what the samples are."""
+        """A hash of everything that determines the samples, as hexadecimal text."""
         made_of = self.log.fingerprint, self.items.fingerprint, self.windows.starts, self.windows.stops, self.ahead
         return hashlib.sha256(repr([*map(_digested, made_of)]).encode()).hexdigest()
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
-        """Return the batch of the windows at the given positions, each a pair (epoch, window): x and y of S steps.
+        """Return the batch of the windows at the given positions, each a pair (epoch, index of the window). It has a
+        row for each of the S steps of these windows.
 
-        x_places says which steps are of one window. Sample ids number the steps of all windows. Raises DataError for an
-        item that cannot be read.
+        x_places has the place of each step in its window, from 0. sample_ids are indices among the steps of all
+        windows. Raises DataError for an item that cannot be read.
         """
         windows = np.array([window for _, window in positions], np.int64)
         sizes = self.windows.sizes[windows]
@@ -71,21 +73,23 @@ class Sequences:
         )
 
     def notes(self) -> list[str]:
-        """Return a line for the log on what the samples are."""
+        """Return a line for the log: the numbers of steps, sequences, items and samples."""
         items = f", {len(self.items.names):,} items" if len(self.items.names) else ""
         steps, longest = f"{self.pairs:,} steps of {len(self.log.users):,} sequences{items}", self.windows.sizes.max()
         return [f"{steps}: {len(self.windows):,} samples of at most {longest} steps"]
 
     def where(self, sample_id: int) -> str:
-        """Return the name of window `sample_id` for messages: that of its user."""
+        """Return a name of window `sample_id` for messages, which has the id of its user."""
         user = int(np.searchsorted(self.log.starts, self.windows.starts[sample_id], side="right")) - 1
         return f"data.train: the sequence of '{self.log.users[user]:.40}'"
 
 
 def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
-    """Return the catalogue of the items of the log, from which noise is drawn. paths: of its files.
+    """Return the catalogue of the items of the log, from which noise is drawn. An item counts as drawn once for each
+    step of a window that has it as y.
 
-    An item is drawn as often as windows have it as y. tokenize: of texts; None for other items.
+    paths: the files of the log; a cache file is stored for the first. tokenize: the tokenizer of items that are texts;
+    None for other items.
     """
 
     def table() -> np.ndarray:

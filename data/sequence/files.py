@@ -1,4 +1,4 @@
-"""The files of sequences that a configuration names. Imports no torch: a mistake is refused at once."""
+"""Find and check the files of sequences that a configuration names. Imports no torch, so mistakes are reported fast."""
 
 from typing import Any
 
@@ -9,8 +9,11 @@ from dyad.data.sequence.log import check_columns, log_files
 
 
 def sequence_files(value: Any, config: DataConfig, key: str = "data.train") -> list[str]:
-    """Return the files of sequences that `value` names: logs, or .npy files of frames. key: for messages. Raises
-    ConfigError for none, and for a log without the columns of data.sequence.*."""
+    """Return the paths of the files of sequences that `value` names, in the syntax of data.train: logs of events, or
+    .npy files of frames. key: the configuration key of `value`, for messages.
+
+    Raises ConfigError if there is none, for a log without the columns that data.sequence.* names, and if the images of
+    items are not set."""
     if config.items is ItemKind.frames:
         return frame_files(value, key)
     if config.items is ItemKind.pictures and config.sequence.items is None:

@@ -1,6 +1,6 @@
-"""Frames: sequences of feature vectors in .npy files, such as those of a speech or video encoder.
+"""Read sequences of frames (feature vectors, such as those of a speech or video encoder) from .npy files.
 
-Each file is one sequence, (T, F), float16, float32 or float64. Its frames are numbered on from the file before it.
+Each file is one sequence, (T, F) float16, float32 or float64. Frames are numbered from 0 through all files.
 
 Shape letters: T frames of a file; F features; k frames to read; U files.
 """
@@ -23,7 +23,8 @@ SUFFIX = (".npy",)
 
 
 def frame_files(value: Any, key: str = "data.train") -> list[str]:
-    """Return the .npy files that `value` names, in the syntax of data.train. key: for messages. Raises ConfigError."""
+    """Return the paths of the .npy files that `value` names, in the syntax of data.train. key: the configuration key of
+    `value`, for messages. Raises ConfigError if there is none, and for a URL."""
     files = [file for source in parse_sources(value, key, SUFFIX) for file in source.shards]
     if remote := next(filter(scheme_of, files), None):
         raise ConfigError(f"{key}={remote}: frames are read from files of this machine. Download them first")
@@ -31,9 +32,10 @@ def frame_files(value: Any, key: str = "data.train") -> list[str]:
 
 
 class Frames:
-    """The frames of U files, by number. width: F. starts (U + 1,): the first frame of each file, and their number.
+    """The frames of U files, read by their numbers. width: number F of features. starts (U + 1,) int64: the number of
+    the first frame of each file; the last entry is the number of all frames.
 
-    Raises DataError for a file that is no such array, or of another width than the first.
+    The constructor raises DataError for a file that is no array (T, F) of floats, or has another F than the first file.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -49,7 +51,8 @@ class Frames:
         return int(self.starts[-1])
 
     def read(self, numbers_k: Int64s) -> np.ndarray:
-        """Return k frames, float32 (k, F). Raises DataError for a value that is not finite."""
+        """Return the frames with numbers numbers_k (k,), float32 (k, F). Raises DataError for a value that is not
+        finite."""
         found = np.empty((len(numbers_k), self.width), np.float32)
         file_k = np.searchsorted(self.starts, numbers_k, side="right") - 1
         for file in np.unique(file_k).tolist():
@@ -60,7 +63,7 @@ class Frames:
         return found
 
     def log(self) -> Log:
-        """Return the frames as events: those of a file are one sequence."""
+        """Return a Log in which each frame is an event, and the frames of a file are one sequence."""
         files = [FileEntry(os.path.basename(path), os.path.getsize(path), 1, sha256_of(path)) for path in self.paths]
         file_e = np.repeat(np.arange(len(self.paths)), np.diff(self.starts))
         numbers = np.arange(len(self))

@@ -1,6 +1,8 @@
-"""Histories: the items of a user before an event, from which its item is to be predicted.
+"""Histories for the evaluation of sequence models: the items of a user before an event, from which a model predicts the
+item of the event.
 
-Letters in shapes: n events to predict; N items; T items of the longest history that is used.
+Letters in shapes: n histories; E events of the log; N items; k histories of a block; T items of the longest history in
+a block.
 """
 
 from collections.abc import Sequence
@@ -17,16 +19,16 @@ from dyad.data.sequence.items import CatalogueItems
 from dyad.data.sequence.log import Log
 from dyad.data.shards.content_keys import Int64s
 
-SHOWN = 5  # items of a history
+SHOWN = 5  # number of items of a history that Histories.text shows
 
 
 @dataclass(frozen=True)
 class Histories:
-    """n histories: each has the items of a user before an event, one at least.
+    """n histories, each with the items of a user before an event, at least one.
 
-    log: all events. event_n (n,): the event after the last of each history, E at the end of the log. items: the N items
-    that have an embedding, the first N of the log; the log may have others, which no history has. length: items of a
-    history that a model sees, the last ones.
+    log: all E events. event_n (n,) int64: index of the event after the last event of each history; may be E. items: the
+    N items that have an embedding, numbers 0 … N − 1 of the log; items of the log with larger numbers are left out of
+    histories. length: the number of items of a history that a model gets, the last ones.
     """
 
     log: Log
@@ -36,36 +38,38 @@ class Histories:
 
     @cached_property
     def user_n(self) -> Int64s:
-        """The user of each history, (n,)."""
+        """The index of the user of each history, int64 (n,)."""
         return np.searchsorted(self.log.starts, self.event_n - 1, side="right") - 1
 
     def before(self, i: int) -> Int64s:
-        """Return the items of history i, all of them, oldest first."""
+        """Return the numbers of all items of history i, oldest first, int64."""
         items = self.log.item_e[self.log.starts[self.user_n[i]] : self.event_n[i]]
         return items[items < len(self.items)]
 
     @property
     def sort(self) -> str:
+        """The word for one history in a report."""
         return "sequence"
 
     def name(self, i: int) -> str:
-        """Return the id of the user of history i; of frames the file."""
+        """Return the id of the user of history i; if items are frames, the name of the file."""
         return self.log.users[int(self.user_n[i])]
 
     def text(self, i: int) -> str:
-        """Return the last items of history i, as texts or else ids, for people to read."""
+        """Return the last SHOWN items of history i as a readable text: their texts if they have any, else their ids."""
         return " → ".join(map(self.items.shown, self.before(i)[-SHOWN:].tolist()))
 
     def __len__(self) -> int:
         return len(self.event_n)
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Return the histories start … stop − 1 as numbers of items, int64 (k, T), filled up with PADDING."""
+        """Return the item numbers of the k histories start … stop − 1, int64 (k, T), padded at the right with PADDING.
+        A history is cut to its last `length` items."""
         return padded([self.before(i)[-self.length :] for i in range(start, min(stop, len(self)))])
 
 
 def padded(histories: Sequence[Int64s]) -> Tensor:
-    """Return k histories of numbers of items as int64 (k, T), filled up with PADDING."""
+    """Return k histories, arrays of item numbers, as one tensor int64 (k, T), padded at the right with PADDING."""
     block = np.full((len(histories), max(map(len, histories))), PADDING, np.int64)
     for row, items in zip(block, histories, strict=True):
         row[: len(items)] = items
@@ -74,26 +78,27 @@ def padded(histories: Sequence[Int64s]) -> Tensor:
 
 @dataclass(frozen=True)
 class NextItems(Histories):
-    """n events to predict, each from the history before it. event_n (n,): their places among the E events of the log.
-    train_e (E,) bool: whether an event is one of training."""
+    """n events to predict, each from the history before it. event_n (n,) int64: index of each event to predict among
+    the E events of the log. train_e (E,) bool: whether each event of the log is training data."""
 
     train_e: np.ndarray
 
     @property
     def target_n(self) -> Int64s:
-        """The number of the item of each event to predict, (n,). N or more: it is none of the N items that can be
-        answers, so no ranking has it."""
+        """The item number of each event to predict, int64 (n,). If it is N or more, the item is none of the N items
+        that are ranked, so no prediction is right."""
         return self.log.item_e[self.event_n]
 
     def seen(self) -> tuple[Int64s, Int64s]:
-        """Return the pairs of an event and an item of its history, except its own target, as two arrays (p,)."""
+        """Return all p pairs of an event to predict (its index in 0 … n − 1) and an item number of its history, except
+        the event's own item, as two int64 arrays (p,)."""
         found = [np.setdiff1d(self.before(i), self.target_n[i : i + 1]) for i in range(len(self.event_n))]
         return np.repeat(np.arange(len(found)), [len(each) for each in found]), np.concatenate(found)
 
 
 @dataclass(frozen=True)
 class ItemList:
-    """The inputs of all N items, read by number."""
+    """All N items as a list of tower inputs, in the order of their numbers."""
 
     items: CatalogueItems
 
@@ -105,14 +110,15 @@ class ItemList:
 
 
 def next_items(log: Log, items: CatalogueItems, length: int, first_file: int, training_files: int) -> NextItems:
-    """Return the events to predict: those in the log's files number `first_file` and later. Raises DataError for none.
+    """Return the events to predict: all events in the log's files from index `first_file` on, except those whose user
+    has no earlier event with one of `items`. Raises DataError if there is none.
 
-    Left out are events whose user has no earlier event with one of `items`. length: the most items of a history that a
-    model sees. training_files: how many files, the first of the log, hold events of training.
+    length: the most items of a history that a model gets. training_files: the number of files, the first of the log,
+    that are training data.
     """
     known_e = log.item_e < len(items)
     known_before_e = np.cumsum(known_e) - known_e
-    own_e = np.repeat(known_before_e[log.starts[:-1]], np.diff(log.starts))  # before the user's first event
+    own_e = np.repeat(known_before_e[log.starts[:-1]], np.diff(log.starts))  # count before the user's first event
     event_n = np.flatnonzero((log.file_e >= first_file) & (known_before_e > own_e))
     if not len(event_n):
         raise DataError(

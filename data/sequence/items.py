@@ -1,6 +1,6 @@
-"""What the items of sequences are: what makes tower inputs of them.
+"""The items of sequences (ids, texts, images or frames), and their conversion to inputs of a tower (encoder).
 
-Letters in shapes: k items to read; L tokens; S side of an image; F features of a frame.
+Letters in shapes: N items; k items to read; L tokens; S side of an image in pixels; F features of a frame.
 """
 
 from collections.abc import Sequence
@@ -29,32 +29,33 @@ SHOWN = 3  # ids in a message
 
 
 class CatalogueItems(Protocol):
-    """N items of sequences, by number."""
+    """Interface of N items of sequences, which are read by their numbers 0 … N − 1."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Their ids, (N,); none of frames."""
+        """The ids of the N items; empty if items are frames."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what they are, beside their ids."""
+        """A hash of the content of the items; "" if they have no content beside their ids."""
         ...
 
     def __len__(self) -> int: ...
 
     def shown(self, number: int) -> str:
-        """Return an item for people to read: its text, or else its id."""
+        """Return a readable text for an item: its text if it has one, else its id."""
         ...
 
     def inputs(self, numbers_k: Int64s) -> tuple[Tensor, Lengths | None]:
-        """Return the tower inputs of k items, (k, …), and of texts the number of tokens of each."""
+        """Return the tower inputs of the items with numbers numbers_k (k,), as (k, …), and the number of tokens of each
+        item (None if items are no texts)."""
         ...
 
 
 @dataclass(frozen=True)
 class NamedItems:
-    """Items with ids, (N,)."""
+    """Base of N items that have ids. names: their ids."""
 
     names: Sequence[str]
 
@@ -67,7 +68,7 @@ class NamedItems:
 
 @dataclass(frozen=True)
 class ItemNumbers(NamedItems):
-    """Items known only by their id. The inputs of k items are their numbers, places in `names`: int64 (k,)."""
+    """Items that have ids only. The tower input of an item is its number, its index in `names`: int64 (k,)."""
 
     fingerprint: str = ""
 
@@ -77,10 +78,8 @@ class ItemNumbers(NamedItems):
 
 @dataclass(frozen=True)
 class ItemTexts(NamedItems):
-    """Items that are texts: inputs are tokens, int64 (k, L). corpus: texts by id; None: an id is the text itself.
-
-    places (N,): where each item is in the corpus.
-    """
+    """Items that are texts. Tower inputs are tokens, int64 (k, L). corpus: the texts by id; None: an id is the text
+    itself. places (N,) int64: position of each item in the corpus."""
 
     corpus: Corpus | None
     places: Int64s
@@ -92,7 +91,7 @@ class ItemTexts(NamedItems):
         return self.corpus.fingerprint if self.corpus else ""
 
     def text(self, number: int) -> Passage:
-        """Return the text of an item, with the prefix of data.passage.prefix."""
+        """Return an item as a Passage with the prefix data.passage.prefix. number: its index in `names`."""
         found = Passage(self.names[number]) if self.corpus is None else self.corpus[int(self.places[number])]
         return replace(found, prefix=self.config.passage.prefix)
 
@@ -106,7 +105,8 @@ class ItemTexts(NamedItems):
 
 @dataclass(frozen=True)
 class ItemImages(NamedItems):
-    """Items that are images, without augmentation: inputs are uint8 (k, 3, S, S). places (N,): their samples."""
+    """Items that are images, without augmentation. Tower inputs are uint8 (k, 3, S, S). places (N,) int64: index in
+    `images` of each item's image."""
 
     images: Images
     places: Int64s
@@ -122,7 +122,8 @@ class ItemImages(NamedItems):
 
 @dataclass(frozen=True)
 class ItemFrames:
-    """Items that are the frames of arrays: inputs are float32 (k, F), of numbers of frames."""
+    """Items that are frames (feature vectors in arrays). Tower inputs are float32 (k, F). The number of an item is the
+    number of its frame."""
 
     frames: Frames
     fingerprint: str = ""
@@ -142,12 +143,13 @@ class ItemFrames:
 
 
 def item_keys(names: Sequence[str]) -> Int64s:
-    """Return the content key of each item, which is that of its id, (N,)."""
+    """Return the content key of each item, the 64-bit hash of its id, int64 (N,)."""
     return np.fromiter((content_key(name.encode()) for name in names), np.int64, len(names))
 
 
 def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataConfig) -> ItemTexts:
-    """Open the texts of items. names: their ids. Raises DataError for an id that data.sequence.items lacks."""
+    """Open the texts of items in data.sequence.items, by id; if it is None, ids are the texts. names: ids of the items.
+    Raises DataError for an id that data.sequence.items lacks."""
     if config.sequence.items is None:
         return ItemTexts(names, None, np.empty(0, np.int64), tokenize, config)
     corpus = open_corpus(config.sequence.items, "data.sequence.items")
@@ -157,7 +159,8 @@ def texts_of_items(names: Sequence[str], tokenize: TokenizeTexts, config: DataCo
 
 
 def images_of_items(names: Sequence[str], spec: ImageSpec, config: DataConfig) -> ItemImages:
-    """Open the images of items, samples of shards by their keys. Errors as of `texts_of_items`."""
+    """Open the images of items: samples of the shards data.sequence.items, whose keys are the ids of the items. names:
+    these ids. spec: preprocessing of the image tower. Raises DataError for an id that the shards lack."""
     tables = prepared_tables(table_options(config))
     images = Images(
         open_shards(parse_sources(config.sequence.items, "data.sequence.items", tables=tables)), spec, config

@@ -1,7 +1,8 @@
-"""Sequences with classes, on which contexts are probed.
+"""Read sequences with class labels, on which the contexts of a model are evaluated by linear probes.
 
-The class of a user is a column of its log, the same in all rows. That of a file of frames, x.npy, is a field of the
-JSON file beside it, x.json; a list has the class of each frame, null for none (van den Oord et al. 2018, section 3.1).
+The class of a user is a column of the log, equal in all rows of the user. The class of a file of frames, x.npy, is a
+field of the JSON file x.json beside it: one class, or a list with the class of each frame and null for frames without
+one (van den Oord et al. 2018, section 3.1).
 """
 
 from collections.abc import Sequence
@@ -27,11 +28,12 @@ from dyad.data.tables.readers import open_table
 def labelled_sequences(
     paths: Sequence[str], config: DataConfig, model: Any, label: str, known: Sequence[str] = ()
 ) -> LabelledSet:
-    """Return the histories in the files at `paths` with their classes: all of each user, or those up to each frame.
+    """Return the labelled histories in the files at `paths`: of a log, all events of each user, with the user's class;
+    of frames, the frames up to each frame that has a class.
 
-    model: its tokenizer, or the size of its images. label: the column or field with the class. known: if items are
-    ids, those that the model has embeddings of. Raises DataError for a row or file without a class, for two classes of
-    a user, and for a user without a known item.
+    model: has the attributes `tokenize` and `image` that `items_of` uses. label: the column or field with the class.
+    known: if items are ids, the ids that have an embedding in the model. Raises DataError for a row or file without a
+    class, for two classes of a user, and for a user without a known item.
     """
     if config.items is ItemKind.frames:
         frames = Frames(paths)
@@ -50,7 +52,8 @@ def labelled_sequences(
 
 
 def check_label(paths: Sequence[str], config: DataConfig, label: str, key: str) -> None:
-    """Raise ConfigError if a file lacks the class `label`. key: of the files, for the message."""
+    """Raise ConfigError if a log lacks the column `label`, or a file of frames lacks the JSON file beside it. key: the
+    configuration key of `paths`, for the message."""
     for path in paths:
         if config.items is ItemKind.frames:
             if not _beside(path).is_file():
@@ -76,7 +79,7 @@ def _classes_of_users(log: Log, paths: Sequence[str], user: str, label: str) -> 
 
 
 def _classes_of_frames(frames: Frames, label: str) -> tuple[Int64s, list[str]]:
-    """Return the event after each history with a class, (n,), and the classes; null is none."""
+    """Return, for each of the n frames that have a class, the index of the next frame, int64 (n,), and the class."""
     stops, classes = [], []
     for path, start, stop in zip(frames.paths, frames.starts[:-1].tolist(), frames.starts[1:].tolist(), strict=True):
         value = _field(_beside(path), label)

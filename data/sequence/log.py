@@ -1,4 +1,4 @@
-"""Events in the order of time: which user chose which item. The events of one user are a sequence.
+"""Read logs of events: which user chose which item at which time. The events of one user, by time, are a sequence.
 
 A log is a table (CSV, Parquet, Arrow, JSON-lines) with a row for each event, in any order. Events of one user at equal
 times stay in the order of the rows.
@@ -25,16 +25,17 @@ from dyad.data.shards.sources import parse_sources
 from dyad.data.shards.storage import scheme_of, sha256_of
 from dyad.data.tables.readers import OPENERS, open_table
 
-LOGS = tuple(OPENERS)  # suffixes
+LOGS = tuple(OPENERS)  # suffixes of log files
 
 
 @dataclass(frozen=True)
 class Log:
     """Events of U users, sorted by user, then by time.
 
-    item_e (E,): the number of the item of each event. file_e (E,): of its file. time_e (E,): its time. starts (U + 1,):
-    the first event of each user, and E. users, items: their ids; numbers count in the order of first appearance in the
-    rows. files: what it was read from.
+    item_e (E,) int64: number of each event's item. file_e (E,) int64: index in `files` of each event's file. time_e
+    (E,) float64: time of each event, in seconds if the log has ISO 8601 times. starts (U + 1,) int64: index of the
+    first event of each user, and E. users, items: their ids, in the order of first appearance in the rows; an item's
+    number is its index. files: the files that were read.
     """
 
     item_e: Int64s
@@ -47,15 +48,15 @@ class Log:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the order of events and of the ids of the items."""
+        """A hash of the sequences of items and of the ids of the items, as hexadecimal text."""
         digest = hashlib.sha256(self.item_e.tobytes() + self.starts.tobytes())
         digest.update("\n".join(self.items).encode())
         return digest.hexdigest()
 
 
 def log_files(value: Any, key: str = "data.train") -> list[str]:
-    """Return the tables that `value` names, in the syntax of data.train. key: for messages. Raises ConfigError if there
-    are none, and for weights, which sequences do not have."""
+    """Return the paths of the tables that `value` names, in the syntax of data.train. key: the configuration key of
+    `value`, for messages. Raises ConfigError if there is none, for a sampling weight (path@2), and for a URL."""
     sources = parse_sources(value, key, LOGS)
     files = [file for source in sources for file in source.shards]
     if any(source.weight != 1 for source in sources):
@@ -66,9 +67,10 @@ def log_files(value: Any, key: str = "data.train") -> list[str]:
 
 
 def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] = ()) -> Log:
-    """Read the events in the tables at `paths`. known: ids of items that are numbered first.
+    """Read the events in the tables at `paths`. known: ids of items that get the numbers 0, 1, …, before the others.
 
-    Raises ConfigError for a table without the columns, DataError, with the row, for an event that lacks one of them.
+    Raises ConfigError for a table without the columns that `config` names; DataError, naming the row, for an event
+    without a valid value in one of these columns, and if there is no event.
     """
     users: dict[str, int] = {}
     items = {name: number for number, name in enumerate(known)}
@@ -101,7 +103,8 @@ def check_columns(path: str, config: SequenceConfig) -> None:
 
 
 def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float]]:
-    """Yield user, item and time of each row of a table."""
+    """Yield (user, item, time) of each row of the table at `path`; the time is 0 if config.time is None. Errors as of
+    `read_log`."""
     check_columns(path, config)
     for where, row in open_table(path).rows():
         try:
@@ -116,13 +119,14 @@ def _events(path: str, config: SequenceConfig) -> Iterator[tuple[str, str, float
 def _id(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip() or "\n" in str(value):
         raise BadRow("no id", f"{column} is {value!r:.80}")
-    if SURROGATE.search(str(value)):  # of a CSV that is not UTF-8, or of JSON
+    if SURROGATE.search(str(value)):  # from a CSV that is not UTF-8, or from an escape in JSON
         raise BadRow("no Unicode", f"{column} is {value!r:.80}")
     return str(value)
 
 
 def _time(value: Any, column: str) -> float:
-    """Return a time in seconds: a number as it is, or that of ISO 8601, which is UTC where it names no zone."""
+    """Return the time in a cell: a number unchanged, or an ISO 8601 time or datetime as seconds since 1970 (UTC if no
+    time zone is given). Raises BadRow for any other value."""
     try:
         if isinstance(value, datetime):
             found = value

@@ -1,4 +1,4 @@
-"""Open the sequences that a configuration names: the log or the frames, and the items."""
+"""Open the sequences that a configuration names: the log of events or the frames, and the items."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,14 @@ from dyad.data.sequence.log import Log, read_log
 
 
 def open_log(value: Any, config: DataConfig, known: Sequence[str] = ()) -> Log:
-    """Read the log that `value` names. known: ids of items that are numbered first. Errors as of `read_log`."""
+    """Read the log of events that `value` names, in the syntax of data.train. known: ids of items that get the numbers
+    0, 1, …, before the others. Raises ConfigError and DataError as `read_log` does."""
     return read_log(sequence_files(value, config), config.sequence, known)
 
 
 def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueItems:
-    """Open the items with the ids `names`. model: its tokenizer, or the size of its images. Raises DataError."""
+    """Open the items with the ids `names`, of the kind data.items. model: an object with an attribute `tokenize` (the
+    tokenizer, for texts) or `image` (an ImageSpec, for images). Raises DataError for an id without a text or image."""
     if config.items is ItemKind.texts:
         return texts_of_items(names, model.tokenize, config)
     if config.items is ItemKind.pictures:
@@ -25,7 +27,7 @@ def items_of(names: Sequence[str], config: DataConfig, model: Any) -> CatalogueI
 
 
 def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]:
-    """Open the training data of task=sequence: its events, and the items that they name."""
+    """Open the training data of task=sequence: return the events, and their items. model: as in `items_of`."""
     if config.items is ItemKind.frames:
         frames = Frames(frame_files(config.train))
         return frames.log(), ItemFrames(frames)
@@ -34,15 +36,17 @@ def open_sequences(config: DataConfig, model: Any) -> tuple[Log, CatalogueItems]
 
 
 def known_ids(config: DataConfig, exported: Sequence[str], inputs: int | None) -> Sequence[str]:
-    """Return the ids of items that a model has embeddings of: those of its export, or else of its training log.
+    """Return the ids of the items that have an embedding in a model: `exported`, the ids stored in an exported model,
+    or if it is empty the ids in the training log.
 
-    inputs: how many, of a model of ids. Errors as of `read_log`.
+    inputs: the number of embeddings of a model of ids; None: no limit. Errors as of `read_log`.
     """
     return exported or open_log(config.train, config).items[:inputs]
 
 
 def inputs_of(config: DataConfig) -> int:
-    """Return the number of items of data.train, or the number of features of its frames."""
+    """Return the size of the input of an item tower: the number of items in data.train, or the number of features of a
+    frame if items are frames."""
     if config.items is ItemKind.frames:
         return Frames(frame_files(config.train)).width
     return len(open_log(config.train, config).items)

@@ -1,1 +1,1 @@
-"""Shards and rows, read by byte offset: storage, the index of each shard and its cache, lists of files."""
+"""Read samples of shards and rows of files by byte offset: storage, the index of each shard, its cache, file lists."""

@@ -24,7 +24,7 @@ def key_name(key: int) -> str:
 
 
 def key_of_name(name: object) -> int | None:
-    """Return the content key with this name (see key_name); None for what is no such name."""
+    """Convert 16 hexadecimal digits back to a content key (the inverse of key_name); None for any other `name`."""
     if not isinstance(name, str) or not re.fullmatch("[0-9a-f]{16}", name):
         return None
     return int.from_bytes(bytes.fromhex(name), signed=True)

@@ -1,4 +1,4 @@
-"""The index of a shard, with the byte offset of each sample: made by one scan and stored beside the shard.
+"""Make, store and read the index of a shard, which has the byte offset of each sample. One scan of the shard makes it.
 
 `.index/<shard>.json` describes the shard (name, size, time stamp, SHA-256, count of samples, errors found) and names an
 `.npy` file. This file holds a table with the byte offset, CRC32 and key (name or line number) of each sample; it is
@@ -31,8 +31,8 @@ from dyad.data.shards.text_files import BUFFER, skip_mark
 
 FORMAT = 2
 LARGEST = max(MAX_BYTES.values())
-STATS_AT_ONCE = 16  # a remote one takes a round trip
-BYTES_PER_PROCESS = 64 << 20  # a smaller scan ends before a process has started
+STATS_AT_ONCE = 16  # threads that call `stat`, because a call for a remote file takes a round trip
+BYTES_PER_PROCESS = 64 << 20  # a scan of fewer bytes ends before a new process has started
 ROW_SCANS: dict[str, Callable[[Any, int], RowScan]] = {".jsonl": scan_lines, ".json": scan_array, ".tsv": scan_table}
 
 # One row per sample: `member` and `key` are the starts of its members and key. A last row holds the ends of the ranges.
@@ -42,13 +42,13 @@ MEMBER = np.dtype([("offset", "<i8"), ("size", "<u4"), ("suffix", "<u2")])
 
 @dataclass(frozen=True)
 class OffsetTable:
-    """A table of where each sample of a shard lies in the file.
+    """A table with the place of each sample of a shard in its file.
 
-    index: the shard's index; rows: (samples + 1,) of dtype ROW, for each sample its CRC32 and where its members and its
-    key begin; the last row says where the members and keys end. members: (members,) of dtype MEMBER, where each member
-    (a file of a sample) lies. keys: the UTF-8 bytes of all keys, one after the other. The offsets and sizes may be
-    wrong, because another user may have made the index. Therefore each row is checked when it is read. It is not
-    checked when the table is opened, so that opening a shard takes no time.
+    index: the shard's index. rows: (samples + 1,) of dtype ROW, for each sample its CRC32 and the indices where its
+    entries in `members` and `keys` begin; the last row has the lengths of both. members: (members,) of dtype MEMBER,
+    the byte offset, size and suffix of each member (a file of a sample). keys: the UTF-8 bytes of all keys, one after
+    the other. Another user may have made the table, so offsets and sizes may be wrong: they are checked whenever a row
+    is read, not when the table is opened, so that opening takes no time.
     """
 
     index: "ShardIndex"
@@ -57,8 +57,8 @@ class OffsetTable:
     keys: np.ndarray
 
     def member_ranges(self, row: int) -> list[tuple[int, int, int]]:
-        """Return where the members (files) of one sample of a shard lie, in file order. Each is (byte offset, size in
-        bytes, position of its suffix in `self.index.suffixes`).
+        """Return the places of the members (files) of one sample of a shard, in file order. Each is (byte offset, size
+        in bytes, index of its suffix in `self.index.suffixes`).
 
         row: index of the sample in the shard, from 0. Raises DataError when the sample has no members, or when a member
         has an unknown suffix, lies outside the shard or is larger than LARGEST bytes.
@@ -80,10 +80,10 @@ class OffsetTable:
 class ShardIndex:
     """The index of one shard: a description of the file, its errors, and the path of the table of sample offsets.
 
-    path, name, size, sha256: of the shard. mtime: its time stamp in ns, or the entity tag of a remote file. samples,
-    members: their counts. suffixes: all suffixes of members (the files of a sample). ignored: number of skipped members
-    by suffix. problems: the first errors found; problem_count: the number of all errors. table_file: path of the table
-    of offsets.
+    path, name, size (bytes), sha256: of the shard. mtime: its time stamp in ns, or the entity tag of a remote file.
+    samples, members: number of samples and of members (files of a sample). suffixes: all suffixes of members. ignored:
+    number of skipped members by suffix. problems: the first errors found; problem_count: the number of all errors.
+    table_file: path of the table of offsets.
     """
 
     path: str
@@ -129,7 +129,7 @@ def has_index(path: str) -> bool:
 
 def index_shards(paths: Sequence[str], workers: int | None = None) -> Iterator[ShardIndex]:
     """Yield the index of each shard, in the order of `paths`. Shards without a stored index, or changed since they were
-    indexed, are scanned by at most `workers` processes, and the new index is stored; None: one per core.
+    indexed, are scanned first, and the new index is stored. workers: the most processes that scan; None: one per core.
 
     Raises ConfigError when a shard does not exist. Errors inside a shard are not raised; the field `problems` of its
     index lists them.
@@ -169,8 +169,8 @@ class _Hashing(RawIOBase):
 
 
 def scan_stream(stream: "BufferedReader[Any]", path: str) -> Scan | RowScan:
-    """Scan a stream that is read from the start of the shard at `path`, as the suffix of the path says. Raises
-    DataError for text that is not UTF-8."""
+    """Scan a stream at the start of the shard `path`, and return the samples and errors found. The suffix of the path
+    determines the format. Raises DataError for a text file that is not UTF-8."""
     scan_rows = ROW_SCANS.get(_suffix(path))
     return scan_rows(stream, skip_mark(stream, path)) if scan_rows else scan_tar(stream)
 
@@ -228,6 +228,6 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
     content = (len(crc32), len(members), tuple(suffixes), ignored)
     index = ShardIndex(*file, *content, scan.problems.count, problems, table_file="")
     facts = {"format": FORMAT, **asdict(index)}
-    del facts["path"], facts["table_file"]  # they depend on the folder
+    del facts["path"], facts["table_file"]  # both depend on the folder
     table = np.frombuffer(b"".join((rows.data, members.data, keys)), np.uint8)
     return replace(index, table_file=str(write_cached(path, index.name, facts, table)))

@@ -76,11 +76,12 @@ def write_cached(path: str, name: str, facts: dict[str, Any], content: np.ndarra
 
 
 def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: Callable[[BinaryIO], object]) -> Path:
-    """Let `write` fill a file, which becomes the file of the cache entry `name` with these facts (a plain JSON
-    description), and return its path.
+    """Write the cache entry `name`: a file that write(file) fills, and its facts (a plain JSON description). Return the
+    path of the file, whose name ends in `suffix`.
 
-    The entry goes into the first of cache_folders(path) that can be written; `write` is called again for each folder.
-    Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be written.
+    The entry is written to the first of cache_folders(path) that can be written; `write` is called once for each folder
+    that is tried. Files of earlier versions of the entry are deleted there. Raises DataError when no folder can be
+    written.
     """
     _make_key()
     failures = []
@@ -89,7 +90,7 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
         try:
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
-                folder.chmod(0o755)  # as open to others as the data beside it
+                folder.chmod(0o755)  # others may read the cache, as they may read the data
             remove_dead(folder, f".{'[0-9a-f]' * 16}")
             with temporary.open("xb") as file, alive(temporary):
                 os.fchmod(file.fileno(), 0o644 if scheme_of(path) else os.stat(path).st_mode & 0o644)
@@ -105,15 +106,15 @@ def cache_file(path: str, name: str, suffix: str, facts: dict[str, Any], write: 
             ours = [seal for seal in (_folders_seal(folder, facts), _users_seal(facts)) if seal]
             stored, others = _read(folder / f"{name}.json")
             seals = [*ours, *(seal for seal in others if stored == facts and seal not in ours)][:MOST_SEALS]
-            # several processes may write it
+            # the temporary name is random, because several processes may write the entry
             with whole_file(folder / f"{name}.json", folder / f".{secrets.token_hex(8)}") as file:
-                os.fchmod(file.fileno(), kept.stat().st_mode & 0o644)  # it quotes what is wrong with the data
+                os.fchmod(file.fileno(), kept.stat().st_mode & 0o644)  # as private as the data: it quotes data errors
                 file.write(json.dumps({**facts, "seals": seals}, indent=1).encode())
         except OSError as error:
             failures.append(f"{folder}: {error.strerror or error}")
             continue
         finally:
-            with suppress(OSError):  # it is moved, or there is no folder
+            with suppress(OSError):  # the file was moved, or there is no folder
                 temporary.unlink()
         for earlier in folder.glob(f"{glob.escape(name)}.{'[0-9a-f]' * 16}{suffix}"):
             if earlier != kept:
@@ -156,7 +157,7 @@ def _make_key() -> None:
     with suppress(OSError):
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".") as made:  # of mode 0600
+            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".") as made:  # has mode 0600
                 made.write(secrets.token_bytes(KEY_BYTES))
                 made.flush()
                 os.fsync(made.fileno())
@@ -164,11 +165,11 @@ def _make_key() -> None:
 
 
 class MemmapArray:
-    """An int64 array in a file, memory-mapped. Pickling stores only its path."""
+    """An int64 array in a .npy file, memory-mapped. Pickling stores only the path of the file."""
 
     def __init__(self, path: Path) -> None:
-        """Memory-map the int64 array in the file at `path`. Raises DataError when the file is damaged, missing or of
-        another type."""
+        """Memory-map the int64 array in the file at `path`. Raises DataError when the file is damaged or missing, or
+        holds another dtype."""
         self.path = path
         try:
             self.array: Int64s = np.asarray(map_array(path, path.parent))

@@ -16,10 +16,10 @@ from dyad.data.shards.storage import scheme_of
 
 NAMES = re.compile(r"(NOTICE|LICEN[CS]E|COPYING|README)[^/]*", re.IGNORECASE)
 SUFFIXES = ("", ".md", ".txt", ".rst")
-PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is that of a program, not of the data
+PROGRAM = ("pyproject.toml", "setup.py")  # a LICENSE beside one of these is the licence of a program, not of the data
 SUITE_KIND = re.compile(r"(?!pipe:)\w+:(?!:|//)")  # "beir:" of the entry "beir:FOLDER" of eval.suite; no URL
-LEVELS = 2  # folders above the one that holds the data
-LARGEST = 1 << 16  # bytes of one file
+LEVELS = 2  # number of folders above the folder of the data that are searched
+LARGEST = 1 << 16  # bytes of one licence file that are read
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def _notice_files(path: str) -> list[Path]:
         return []
     data = Path(local_path(path)).absolute()
     with suppress(OSError):  # a folder that cannot be listed
-        if not data.exists():  # it may end in the name of a split, as in FOLDER@SPLIT
+        if not data.exists():  # the path may end in the name of a split, as FOLDER@SPLIT
             data = Path(str(data).rpartition("@")[0] or data)
         first = data if data.is_dir() else data.parent
         for folder in (first, *first.parents[:LEVELS]):
-            if not folder.is_dir():  # of a path with braces
+            if not folder.is_dir():  # as for a path with braces
                 continue
             if folder == Path.home() or any((folder / name).exists() for name in PROGRAM):
                 return []

@@ -13,7 +13,7 @@ from typing import Any
 from dyad.data.shards.content_keys import json_digest
 from dyad.data.shards.index import ShardIndex
 
-BLOCKS = 32  # summaries of one list, at most
+BLOCKS = 32  # the most blocks (summaries of consecutive files) of one configuration key
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,7 @@ class Changes:
 
 
 def file_entries(indexes: Iterable[ShardIndex]) -> list[FileEntry]:
-    """Convert each shard index to a FileEntry (name, size, sample count and SHA-256 of the shard), in the same
-    order."""
+    """Return a FileEntry (name, size, sample count and SHA-256) for each shard index, in the same order."""
     return [FileEntry(index.name, index.size, index.samples, index.sha256) for index in indexes]
 
 

@@ -41,7 +41,7 @@ class Rows:
         return len(self.shards)
 
     def where(self, i: int) -> str:
-        """Return a text for error messages that says where row i lies: the path of its file and the line number, the
+        """Return the location of row i as text for error messages: the path of its file and the line number, the
         position in a JSON array, or the sample key in a tar shard. i counts the rows of all opened files."""
         path, key = self.shards.origin(i)
         unit = UNITS.get(os.path.splitext(self.shards.locate(i)[0].name)[1])

@@ -23,10 +23,10 @@ from dyad.data.shards.text_files import decoded
 
 BLANK = re.compile(r"[ \t\r\n]*")
 NAME = re.compile(r"[^\W\d][\w.-]*")  # the name of a column: a text of several words is no name
-PASSAGE_WORDS = 4  # fewer could be a name
+PASSAGE_WORDS = 4  # the fewest words of a cell that counts as a passage
 ID_TRIPLES = ["query_id", "positive_id", "negative_id"]
 DECODER = json.JSONDecoder()
-MAX_ROW = MAX_BYTES["json"]  # of a table too
+MAX_ROW = MAX_BYTES["json"]  # bytes of a row, also of a table
 csv.field_size_limit(MAX_ROW)  # csv's own limit of 128 KiB is less than a row may have
 
 
@@ -48,6 +48,7 @@ class RowScan:
     problems: Problems = field(default_factory=Problems)
 
     def add(self, key: int, offset: int, content: bytes) -> None:
+        """Add a valid row. key, offset: as in the class; content: the bytes of the row."""
         self.key.append(key)
         self.offset.append(offset)
         self.size.append(len(content))
@@ -98,8 +99,8 @@ def _type_error(value: Any) -> str:
 class _ArrayText:
     """The decoded part of a JSON stream, and a read position in it.
 
-    text: the decoded part; at: the position in `text`; offset, line: byte offset and line number of the position in the
-    whole stream.
+    text: the decoded part; at: the read position, an index in `text`; offset, line: byte offset and line number of the
+    read position in the whole file. start: byte offset in the file at which `stream` begins.
     """
 
     def __init__(self, stream: BinaryIO, start: int) -> None:
@@ -161,8 +162,8 @@ def scan_array(stream: BinaryIO, start: int = 0) -> RowScan:
     """Scan a JSON array of objects. Each object becomes a sample with one member 'json', the bytes of the object; the
     sample's key is the object's position, from 1. Errors are added to the `problems` of the result.
 
-    stream: a buffered stream; start: its byte offset in the file. A file that starts with '{' is scanned as JSON-lines,
-    whatever its name.
+    stream: a buffered stream; start: the byte offset in the file at which it begins. A file that starts with '{' is
+    scanned as JSON-lines, whatever its name.
     """
     peeked: bytes = stream.peek(1)  # type: ignore[attr-defined]
     if peeked.lstrip()[:1] == b"{":
@@ -214,10 +215,10 @@ def cells(row: bytes, quoted: bool = True) -> list[str]:
 
 
 def header(row: bytes) -> tuple[list[str], bool]:
-    """Return the column names of a table, and whether its first line, given as bytes, has them.
+    """Return the column names of a table, and whether its first line has these names. row: the bytes of the first line.
 
-    Without names the table is one of MS MARCO: ids and texts; triples of ids; or triples of question, right and wrong
-    passage. Its cells are not quoted. Raises ValueError when the first line is neither.
+    A table without a line of names must be one of MS MARCO: ids and texts; triples of ids; or triples of question,
+    right and wrong passage. Cells are then not quoted. Raises ValueError when the first line is none of these.
     """
     line = decoded(row.rstrip(b"\r\n"))
     names = found = line.split("\t")
@@ -241,7 +242,7 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
 
     Each row becomes a sample with one member 'tsv', the bytes of the row. The sample's key is the number of the row's
     first line; a quoted cell may span several lines. Blank lines are left out. Invalid rows are added to the `problems`
-    of the result. start: of the stream, its byte offset in the file.
+    of the result. start: the byte offset in the file at which `stream` begins.
     """
     scan = RowScan("tsv")
     first = stream.readline(MAX_ROW)
@@ -251,7 +252,7 @@ def scan_table(stream: BinaryIO, start: int = 0) -> RowScan:
         scan.problems.add(Problem(start, f"line 1 {_reason(error)}", last=True))
         return scan
     width, pending = len(names), [] if named else [first]
-    row: list[bytes] = []  # the lines of the current row: several where a quote is open
+    row: list[bytes] = []  # the lines of the current row: several if a quoted cell spans lines
     size = 0  # bytes of these lines
 
     def next_line() -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 IMAGES = ("jpg", "jpeg", "png", "webp")
-UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of other images
+UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixes of image formats that are not read
 TEXTS = ("txt", "json", "cls")
 MAX_BYTES = {**dict.fromkeys(IMAGES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
@@ -31,8 +31,8 @@ PAX_RECORD = re.compile(rb"([0-9]{1,7}) ([^=]*)=")  # bytes of the whole record,
 
 @dataclass(frozen=True)
 class Problem:
-    """An error at a byte offset of a shard. last: whether the rest of the shard cannot be read because of this
-    error. of_samples: whether it is about samples that the index lists, so that the shard can be packed anew."""
+    """An error at a byte offset of a shard. last: whether the rest of the shard cannot be read because of this error.
+    of_samples: whether it concerns samples that are in the index, which `python -m data pack` can put in order."""
 
     offset: int
     message: str
@@ -52,6 +52,7 @@ class Problems:
     count: int = 0
 
     def add(self, problem: Problem) -> None:
+        """Count an error, and keep it if there are fewer than MAX_PROBLEMS so far."""
         self.count += 1
         if self.count <= MAX_PROBLEMS:
             self.first.append(problem)
@@ -80,8 +81,8 @@ class Scan:
 
 
 def unread_images(suffixes: Counter[str]) -> str:
-    """Return the counts of images whose format is not read, for a message. suffixes: counts of all files, without
-    dots; "" if none of them is such an image."""
+    """Return a text for a message with the number of images in each format that is not read; "" if there are none.
+    suffixes: number of files by suffix, lower case without the dot."""
     counts = ", ".join(f"{suffixes[suffix]:,} {suffix}" for suffix in UNREAD if suffixes[suffix])
     return f"{counts}: convert them to jpg, png or webp" if counts else ""
 
@@ -325,10 +326,10 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
 
 
 def _sample_problems(samples: list[ScannedSample]) -> Iterator[Problem]:
-    """Yield the errors of whole samples: each sample whose key and suffixes an earlier sample has, then one error for
-    all samples whose members are not side by side.
+    """Yield the errors of whole samples: one for each sample that shares its key and a suffix with an earlier sample,
+    then one for all samples whose members are not side by side.
 
-    A sample may lack any member: whoever needs the member refuses the sample.
+    It is no error here if a sample lacks a member, such as the image. Readers that need the member report this.
     """
     first, apart = dict[str, tuple[int, set[str]]](), list[ScannedSample]()
     for sample in samples:

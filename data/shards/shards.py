@@ -17,13 +17,14 @@ from dyad.data.shards.storage import ReadRange, Stat, open_ranges, read_stat, wi
 
 T = TypeVar("T")
 
-OPEN_SHARDS = 256  # per process, two file descriptors each at most
-NAMED = 4  # broken shards that a command names one by one; of more it names the folder
-GAP = 64 << 10  # bytes between members; with more of them the members are read one by one
+OPEN_SHARDS = 256  # the most open shards of a process, each with at most two file descriptors
+NAMED = 4  # the most broken shards that a command names one by one; for more it names their folder
+GAP = 64 << 10  # the most bytes between the members of a sample that are read with them in one call
 
 
 def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "Shards":
-    """Open all shards of the sources. `workers` processes first index the shards without an index (None: one per core).
+    """Open all shards of the sources. Shards without an index are indexed first. workers: the most processes that do
+    this; None: one per core.
 
     Raises ConfigError for a shard that does not exist, DataError when any shard has an error.
     """
@@ -36,8 +37,8 @@ def open_shards(sources: Sequence[ShardSource], workers: int | None = None) -> "
 
 
 def how_to_mend(broken: Sequence[ShardIndex]) -> str:
-    """Return the last line of a message about broken shards, the command that packs their samples anew; "" if none is a
-    tar."""
+    """Return the end of a message about broken shards: a line with the command that packs their samples anew. "" if no
+    broken shard is a tar."""
     tars = [index for index in broken if index.name.endswith(".tar")]
     if not tars:
         return ""
@@ -47,8 +48,8 @@ def how_to_mend(broken: Sequence[ShardIndex]) -> str:
 
 
 def _named(broken: Sequence[ShardIndex]) -> list[str]:
-    """Return the paths for a command about broken shards: of a few their names, of many their folders; other files by
-    their names."""
+    """Return the paths for a command about broken shards: the path of each if there are at most NAMED; else the folders
+    of tar and .jsonl shards, and the paths of other files."""
     if len(broken) <= NAMED:
         return [index.path for index in broken]
     return [*dict.fromkeys(os.path.dirname(i.path) or "." if i.path.endswith(SHARDS) else i.path for i in broken)]
@@ -156,9 +157,9 @@ def _changed(index: ShardIndex) -> DataError:
 
 
 def _payloads(read_range: ReadRange, ranges: list[tuple[int, int, int]]) -> list[bytes]:
-    """Read the bytes of each member (file) of one sample, in the order of `ranges`. read_range(start, end): returns
-    these bytes of the shard. ranges: (byte offset, size, index of the suffix) of each member; the index is not used.
-    Members that lie close together, as they nearly always do, are read by one call."""
+    """Read the bytes of each member (file) of one sample, in the order of `ranges`. read_range(start, end): returns the
+    bytes start … end - 1 of the shard. ranges: (byte offset, size, index of the suffix) of each member; the index is
+    not used. Members with at most GAP bytes between them in all are read by one call."""
     start, end = ranges[0][0], ranges[-1][0] + ranges[-1][1]
     if end - start > sum(size for _, size, _ in ranges) + GAP:
         return [read_range(offset, offset + size) for offset, size, _ in ranges]

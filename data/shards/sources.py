@@ -17,11 +17,11 @@ from dyad.data.shards.scan_tar import unread_images
 from dyad.data.shards.storage import SCHEMES, list_remote, scheme_of, shard_name
 
 SHARDS = (".tar", ".jsonl")
-ROOT, SAMPLES = Path(__file__).resolve().parents[2], Path("data/samples")  # a wheel has no samples
+ROOT, SAMPLES = Path(__file__).resolve().parents[2], Path("data/samples")  # an installed wheel has no samples
 PACKED = (".gz", ".zst", ".tgz")
-HEAVIEST = 10**6  # weight: an epoch has so many times the samples of a source
-LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # http servers cannot be asked what they hold
-Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; none for a path of no table
+HEAVIEST = 10**6  # the largest weight of a source
+LISTED_SCHEMES = ("s3", "gs", "hf", "memory")  # URL schemes whose folders can be listed; http servers cannot
+Tables = Callable[[str], Sequence[str]]  # path → the shards that its table is read from; empty if it is no table
 FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', each with a weight like '@2' or '@0.5'"
 
 
@@ -29,8 +29,8 @@ FORMS = "a path, a folder, a glob, 'd/{000..099}.tar', several joined by '::', e
 class WrittenSource:
     """A source as the user wrote it, before its shards are looked up.
 
-    path: path or URL. weight: how often each of its samples appears per epoch. question_prefix, passage_prefix: put
-    before its questions and its passages; None: as data.question.prefix and data.passage.prefix say.
+    path: path or URL. weight: how often each of its samples appears per epoch. question_prefix, passage_prefix: texts
+    that begin its questions and passages; None: data.question.prefix and data.passage.prefix.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -41,7 +41,8 @@ class WrittenSource:
     passage_prefix: str | None = None
 
     def digest(self, content: str) -> str:
-        """Return a digest of what training reads of this source: `content`, that of its data, if it has no prefixes."""
+        """Return a digest of what training reads from this source: a hash of `content` and the prefixes, or `content`
+        unchanged if the source has no prefixes. content: a digest of the data of the source."""
         prefixes = (self.question_prefix, self.passage_prefix)
         return content if prefixes == (None, None) else hashlib.sha256(repr((content, prefixes)).encode()).hexdigest()
 
@@ -64,7 +65,7 @@ def parse_sources(
 
     value: paths, folders, globs, brace lists or URLs, joined by '::' or given as a list; each may end in a weight such
     as '@2'. Each of these parts becomes one source, in the same order. The shards of a folder or glob are sorted by
-    name. key: the configuration key, for messages. tables: gives the shards of a path that is a table. Raises
+    name. key: the configuration key, for messages. tables: returns the shards of a path that is a table. Raises
     ConfigError when a part matches nothing, does not end in one of `suffixes` and is no table, appears twice, has an
     unknown URL scheme, a weight that is not a positive number, or a prefix.
     """
@@ -76,22 +77,23 @@ def parse_sources(
 
 
 def files_of(value: str | Sequence[Any], key: str, suffixes: Sequence[str], tables: Tables) -> list[str]:
-    """Return the files of all sources that `value` names. Arguments and errors as of `parse_sources`."""
+    """Return the paths of the files of all sources that `value` names. Arguments and errors as of `parse_sources`."""
     return [file for source in parse_sources(value, key, suffixes, tables) for file in source.shards]
 
 
 def refuse_prefixes(written: Iterable[WrittenSource], key: str) -> None:
-    """Raise ConfigError, naming the configuration key `key`, if a source has prefixes."""
+    """Raise ConfigError, naming the configuration key `key`, if a source has a question or passage prefix."""
     if named := [source.path for source in written if source.digest("")]:
         raise ConfigError(f"{key}: {named[0]}: prefixes are for questions and passages of data.train.")
 
 
 def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]:
-    """Split a text, or each text of a list, at each '::'; an entry of a list may also be a mapping with the fields of
-    WrittenSource. The weight is 1 when none is written ('a.tar@2' has weight 2).
+    """Parse a configuration value into sources, without a look at the files. A text, or each text of a list, is split
+    at '::'; the weight of 'a.tar@2' is 2, and 1 when none is written. An entry may also be a mapping with the fields of
+    WrittenSource.
 
     key: the configuration key, for messages. Raises ConfigError for an empty part, a weight that is not a positive
-    number, and a mapping with other names or values.
+    number, and a mapping with unknown names or wrong values.
     """
     entries = [value] if isinstance(value, str | Mapping) else value
     known = isinstance(entries, Sequence) and all(isinstance(entry, str | Mapping) for entry in entries)
@@ -103,8 +105,8 @@ def written_sources(value: str | Sequence[Any], key: str) -> list[WrittenSource]
 
 
 def _of(mapping: Mapping[Any, Any], key: str) -> WrittenSource:
-    """Convert a source that is written as a mapping. Raises ConfigError, naming the configuration key `key`, for a
-    missing path, an unknown name and a wrong value in it."""
+    """Convert a mapping to a WrittenSource. Raises ConfigError, naming the configuration key `key`, for a missing path,
+    an unknown name and a wrong value."""
     from pydantic import TypeAdapter, ValidationError  # takes longer than all else that --help imports
 
     try:
@@ -226,7 +228,8 @@ def _missing_part(path: str) -> str:
 
 
 def _where_samples_are(path: str) -> str:
-    """Return the end of an error message about a path of the shipped samples, typed in another folder; else ""."""
+    """Return the end of an error message, which says where the shipped samples are, if `path` is in data/samples; ""
+    for any other path."""
     if not Path(path).is_relative_to(SAMPLES):
         return ""
     if (ROOT / SAMPLES).is_dir():

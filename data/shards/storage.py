@@ -1,4 +1,4 @@
-"""Read the bytes of a shard, from a local file or a remote one: by byte range, or as a stream from first to last."""
+"""Read the bytes of a local or remote shard: by byte range, or as a stream from its start to its end."""
 
 import glob
 import hashlib
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCHEMES = ("https", "http", "s3", "gs", "hf", "memory")
 PACKAGES = {"https": "aiohttp", "http": "aiohttp", "s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 STAMPS = ("ETag", "etag", "LastModified", "last_modified", "updated", "mtime", "created", "blob_id")
-HUB_TIMEOUT = 10.0  # seconds until the hub of hf:// counts as out of reach: its own library tries for minutes
-RETRY_SECONDS = (0.1, 1.0, 5.0)
+HUB_TIMEOUT = 10.0  # seconds until the Hugging Face hub counts as out of reach; its own library tries for minutes
+RETRY_SECONDS = (0.1, 1.0, 5.0)  # pauses before the retries of a read
 TIMEOUT = 60.0  # seconds in which a server must send something
 PIECE = 1 << 20  # bytes read at a time
 GONE = (404, 410)  # HTTP status of a file that does not exist
@@ -74,7 +74,7 @@ def filesystem(url: str) -> tuple["AbstractFileSystem", str]:
 
 @lru_cache(maxsize=1)
 def _reach_hub() -> None:
-    """Raise ConnectionError when the hub of hf:// does not answer."""
+    """Raise ConnectionError when the Hugging Face hub does not answer, or HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -82,7 +82,7 @@ def _reach_hub() -> None:
     try:
         urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_TIMEOUT).close()
     except HTTPError as error:
-        error.close()  # it answers
+        error.close()  # the hub answers
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ConnectionError(f"{constants.ENDPOINT} does not answer ({reason}): give a local copy") from None
@@ -136,7 +136,8 @@ def read_stat(path: str) -> Stat:
 
 
 def open_stream(path: str) -> BinaryIO:
-    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered."""
+    """Open a shard, local or remote, as a binary stream at its start. A local file is unbuffered. Raises OSError if the
+    shard cannot be opened."""
     if not scheme_of(path):
         return os.fdopen(foreign_descriptor(path), "rb", buffering=0)  # type: ignore[return-value]
     fs, inner = filesystem(path)
@@ -182,9 +183,10 @@ def open_ranges(path: str) -> ReadRange:
 
 
 def with_retries(read: Callable[[], T]) -> T:
-    """Call read() and return its result. After an OSError call it again, after each pause listed in RETRY_SECONDS.
+    """Call read() and return its result. After an OSError, call it again, once after each pause in RETRY_SECONDS.
 
-    FileNotFoundError, and that a file is no regular one, is raised at once, another OSError after the last retry.
+    Raises at once a FileNotFoundError, and an OSError that says that a file is not regular or leads out of its folder;
+    raises any other OSError after the last retry.
     """
     for pause in RETRY_SECONDS:
         try:
@@ -192,7 +194,7 @@ def with_retries(read: Callable[[], T]) -> T:
         except FileNotFoundError:
             raise
         except OSError as error:
-            if error.errno in (EINVAL, EPERM):  # of a pipe, a device or a link in its place
+            if error.errno in (EINVAL, EPERM):  # the path is now a pipe, a device or a link
                 raise
             time.sleep(pause)
     return read()

@@ -1,7 +1,7 @@
-"""Open files of text: JSON, JSON-lines, tables and judgements, local or URL. Every reader of text opens them here.
+"""Open text files (JSON, JSON-lines, tables, judgements), local or remote. All readers of text use this module.
 
-The text is UTF-8. A byte-order mark at the start is skipped. A file in another encoding, such as one that a spreadsheet
-has saved, is refused with the command that converts it.
+The text must be UTF-8. A byte-order mark at the start is skipped. A file in another encoding, as spreadsheets save, is
+refused with an error that names the command to convert it.
 """
 
 import codecs
@@ -12,8 +12,8 @@ from typing import Any
 from dyad.data.base.errors import DataError
 from dyad.data.shards.storage import open_buffered, shard_name
 
-BUFFER = 1 << 20  # bytes; the encoding is judged by as many at the start of the file
-MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-16
+BUFFER = 1 << 20  # bytes of the buffer; the encoding is judged by so many bytes at the start of the file
+MARKS = {  # UTF-32 first: its little-endian mark begins with the mark of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -41,10 +41,10 @@ def decoded(content: bytes) -> str:
 
 
 def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
-    """Read the byte-order mark at the start of a stream, and return its number of bytes, 0 for a stream without one.
+    """Skip the byte-order mark at the start of a stream, and return its number of bytes; 0 if there is none.
 
-    path: of the file, for the message. Raises DataError for a file that is not UTF-8. A file that has more characters
-    of UTF-8 than damaged bytes passes: its readers name the damaged rows.
+    path: path of the file, for the message. Raises DataError for a file whose start is not UTF-8. A file with more
+    valid non-ASCII characters than invalid bytes passes; its readers then name the damaged rows.
     """
     head = stream.peek(BUFFER)
     if encoding := _other_encoding(head):
@@ -59,8 +59,8 @@ def skip_mark(stream: "BufferedReader[Any]", path: str) -> int:
 def _other_encoding(head: bytes) -> str | None:
     """Return the probable encoding of a file that begins with the bytes `head`, as iconv names it; None for UTF-8.
 
-    Text without a mark is UTF-16 if a character of its first line has a zero byte. It has the code page of Western
-    Windows (which covers Latin-1) if most of what is not ASCII in `head` is no character of UTF-8.
+    Text without a byte-order mark counts as UTF-16 if one of its first two bytes is zero. It counts as CP1252, the code
+    page of Western Windows, which covers Latin-1, if most of the non-ASCII part of `head` is invalid UTF-8.
     """
     if marked := next((name for mark, name in MARKS.items() if head.startswith(mark)), None):
         return marked

@@ -1,2 +1,1 @@
-"""Tables as users have them (CSV, Parquet, Arrow, JSON, folders of images), and their conversion to shards that are
-read by offset."""
+"""Read tables (CSV, Parquet, Arrow, JSON, folders of images), and convert them to shards, which are read by offset."""

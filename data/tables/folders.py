@@ -16,9 +16,9 @@ from dyad.data.shards.text_files import decoded
 from dyad.data.tables.image_table import CAPTION_FIELDS, LABEL_FIELDS, TEXT_FILES, content, image_column
 from dyad.data.tables.readers import COLUMNAR, OPENERS, Table, TableRows, is_coco, open_table
 
-ALWAYS = (".csv", *COLUMNAR)  # the other suffixes may also be files read by offset
-METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # of a Hugging Face imagefolder
-JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # in a folder of BEIR or MS MARCO
+ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other suffixes may be read by offset
+METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # in a Hugging Face imagefolder
+JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
 
 
@@ -26,8 +26,8 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
     """Return the tables that `path` names: an existing file or folder, or a URL. The list is empty for shards, and for
     files of rows that are read by offset.
 
-    columns: the columns that the user named; any file of rows is then a table. Raises ConfigError for a folder with
-    several splits, DataError for a table that cannot be read, OSError when storage fails.
+    columns: the setting data.columns; if it is not empty, any file of rows is a table. Raises ConfigError for a folder
+    with several splits, DataError for a table that cannot be read, OSError when storage fails.
     """
     if os.path.isdir(path):
         found = _files_of(path)
@@ -46,7 +46,8 @@ def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
 
 
 def _files_of(folder: str) -> list[str]:
-    """Return the files of tables in a folder; the folder itself if it has images, nothing if it has shards."""
+    """Return the paths of the tables in a folder; [folder] if it is a folder of images; [] if it has shards or files of
+    rows that are read by offset. Raises ConfigError for a folder with several splits."""
     names = sorted(os.listdir(folder))
     if any(name.endswith(".tar") or name in JUDGED for name in names):
         return []
@@ -68,7 +69,7 @@ def _files_of(folder: str) -> list[str]:
 
 
 def _hub_files(url: str) -> list[str]:
-    """Return the URLs of the Parquet files of a data set on the hub, at any depth."""
+    """Return the URLs of all Parquet files of a data set on the Hugging Face hub. Errors as of `tables_of`."""
     return _one_split(list_remote(f"{url.rstrip('/')}/**/*.parquet"))
 
 
@@ -93,8 +94,8 @@ def _suffix(name: str) -> str:
 
 
 def _image_folder(folder: str) -> Table:
-    """Return a folder of images as a table: the columns image, txt (the text of the .txt file of the same name) and
-    class, the name of the folder that the image is in."""
+    """Return a folder of images as a table with the columns image (relative path), txt (text of the .txt file of the
+    same name) and, if no image lies in `folder` itself, class (name of the folder that the image is in)."""
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
@@ -102,13 +103,13 @@ def _image_folder(folder: str) -> Table:
 
 
 def suffixes_in(folder: str) -> Counter[str]:
-    """Return how many files in a folder, at any depth, have each suffix, lower case and without the dot."""
+    """Return the number of files by suffix (lower case, without the dot) in a folder and all folders below."""
     return Counter(_suffix(path.name) for path in _walk(folder))
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:
-    """Yield the files in a folder, at any depth. Raises OSError for a folder that cannot be listed: without a word its
-    files would be missing."""
+    """Yield the files in a folder and all folders below. Raises OSError for a folder that cannot be listed, because its
+    files would otherwise be left out silently."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -118,17 +119,16 @@ def _walk(folder: str | Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images and texts in a folder, at any depth, sorted. Hidden files are left out."""
+    """Return the images and .txt files in a folder and all folders below, sorted, without hidden files."""
     wanted = (path for path in _walk(folder) if _is_image(path.name) or path.suffix.lower() == ".txt")
     return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
-    """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. A
-    BadRow (an error object) replaces the fields of a row that cannot be used, and stands for each .txt file without an
-    image.
+    """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. The
+    fields are replaced by a BadRow (an error object) if they cannot be used, and for each .txt file without an image.
 
-    Names that Unicode holds to be equal are equal: some systems write é as one character, others as two.
+    Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
     """
     files = _files(folder)
     texts = {_stem(file): file for file in files if not _is_image(file.name)}
@@ -158,8 +158,8 @@ def refuse_link(file: Path, folder: Path) -> None:
 
 
 def _text(file: Path | None, folder: Path) -> str | None:
-    """Return the text of a .txt file; None if there is no file. Raises BadRow for a file that is too big, not UTF-8, or
-    a link out of the folder."""
+    """Return the text of a .txt file; None if `file` is None. Raises BadRow for a file that is too big, not UTF-8, or a
+    link out of the folder."""
     if file is None:
         return None
     refuse_link(file, folder)

@@ -1,4 +1,4 @@
-"""Convert the rows of a table to images and captions: the members of samples in a tar shard."""
+"""Convert the rows of a table of images and captions to samples of a tar shard."""
 
 import json
 import os
@@ -18,19 +18,20 @@ from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import scheme_of
 from dyad.data.tables.readers import Fields, Row, Table
 
-PATHS = ("filepath", "image_path", "file_name")  # columns of nothing but paths of images
+PATHS = ("filepath", "image_path", "file_name")  # columns that always hold paths of images
 IMAGE_FIELDS = ("image", *PATHS, *IMAGES, "img", "picture", "filename", "path")
 CAPTION_FIELDS = ("caption", "captions", "title", "text", "texts", "txt", "sentences")
-TEXT_FILES = "txt"  # the column with the text of .txt files, of folders and of tables that webdataset wrote
+TEXT_FILES = "txt"  # the column with the text of .txt files, in folders and in tables that webdataset wrote
 LABEL_FIELDS = ("class", "label", "fine_label", "name", *CAPTION_FIELDS)
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """What the user said about tables. columns: the columns to use, or none: those of known names. template: makes a
-    caption of a label, as "a photo of a {}". max_pixels: larger images are refused. prefix: of the keys, for
-    messages. caption_per: what is one caption in a column txt and in the .txt files of a folder. captioned: whether
-    images without captions are refused. relevance: a column of texts that is kept beside `columns`."""
+    """The user's options for reading tables. columns: names of the columns to use; empty: columns of known names.
+    template: converts a label to a caption, as "a photo of a {}"; None: no conversion. max_pixels: images of more
+    pixels are refused. prefix: begins the names of these options in messages, such as "data.". caption_per: what is one
+    caption in a column txt and in .txt files, a line or a paragraph. captioned: whether images without captions are
+    refused. relevance: a column that is kept beside `columns` in tables of texts; None: no such column."""
 
     columns: Sequence[str] = ()
     template: str | None = None
@@ -59,8 +60,8 @@ class TableOptions:
 
 
 def image_column(table: Table, columns: Sequence[str] = ()) -> str | None:
-    """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as a path; None for
-    a table without images. columns: those that the user named; the first of them may have the images."""
+    """Return the name of the column that has the images of a table, as bytes, as {bytes, path} or as paths; None for a
+    table without images. columns: the columns that the user named, of which only the first may have the images."""
     named = list(columns[:1]) or [name for name in IMAGE_FIELDS if name in table.columns]
 
     def has_images(name: str) -> bool:
@@ -81,7 +82,8 @@ def _is_image(value: Any, folder: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """A table of images, most with captions. image, caption: names of its columns; caption may be None."""
+    """A table of images, usually with captions. image, caption: names of its columns of images and captions; caption is
+    None for a table without captions."""
 
     table: Table
     image: str
@@ -89,11 +91,11 @@ class ImageTable:
     options: TableOptions
 
     def members(self, fields: Row) -> dict[str, bytes]:
-        """Return the members of the sample that is made of one row, as {suffix: bytes}: the image; txt with the
-        captions, each a paragraph of one line; json with the other columns, if there are any.
+        """Convert a row to a sample: return its members as {suffix: bytes}, which are the image, a txt with the
+        captions, with blank lines between them, and a json with the other columns, if there are any.
 
-        If `fields` is itself a BadRow, it is raised. Raises BadRow, too, when the image is missing or undecodable,
-        when a caption is no text, or missing where they must not, and when a member is too long.
+        Raises `fields` if it is a BadRow. Raises BadRow when the image is missing or too large or its header is
+        damaged, when a caption is no text, or is missing with options.captioned, and when a member is too long.
         """
         if isinstance(fields, BadRow):
             raise fields
@@ -112,7 +114,7 @@ class ImageTable:
         return members
 
     def encoded(self, fields: Fields) -> tuple[bytes, str]:
-        """Return the bytes of the image of a row, and its name for messages. Raises BadRow when there is none."""
+        """Return the bytes of the image file of a row, and its name for messages. Raises BadRow when there is none."""
         value = fields.get(self.image)
         if isinstance(value, str) and scheme_of(value):
             raise BadRow("image URL", f"{value:.80} is not downloaded; img2dataset makes shards of such a table")
@@ -124,9 +126,9 @@ class ImageTable:
         return checked_size(IMAGES[0], data), self.image
 
     def path(self, fields: Fields) -> str | None:
-        """Return the path of the image of a row; None when the row holds the image itself, or nothing, and for a
-        table from a URL, whose paths could be any on this disk. A name that is not there is looked up in
-        Unicode's composed (NFC) and decomposed (NFD) form, too."""
+        """Return the path of the image of a row; None when the row holds the image itself or nothing, and for a table
+        from a URL, whose paths could name any file of this machine. If no file has the name, Unicode's composed (NFC)
+        and decomposed (NFD) forms of the name are tried too."""
         value = fields.get(self.image)
         if isinstance(value, Mapping):
             value = None if value.get("bytes") else value.get("path")
@@ -139,8 +141,9 @@ class ImageTable:
         return next(filter(os.path.exists, others), path)
 
     def _captions(self, fields: Fields) -> list[str]:
-        """Convert the content of the caption column, a text or a list of texts, to captions without line breaks. The
-        text in a column txt may hold several, of several lines each."""
+        """Return the captions of a row from its caption column, which holds a text or a list of texts. Line breaks
+        become blanks. A text in the column txt is instead split into captions, which may have several lines. Raises
+        BadRow for a blank caption, for one that is no text, and for none with options.captioned."""
         value = None if self.caption is None else fields.get(self.caption)
         texts = value if isinstance(value, list) else [value]
         if value is None or not texts:
@@ -164,8 +167,9 @@ class ImageTable:
 
 
 def image_table(table: Table, options: TableOptions) -> ImageTable | None:
-    """Find the columns of images and captions of a table; None for a table without images. Raises ConfigError for a
-    missing column, and for images without captions if options.captioned."""
+    """Return `table` as an ImageTable, with the columns of images and captions found; None for a table without images.
+    Raises ConfigError for a missing column, for more than two named columns, and for images without captions if
+    options.captioned."""
     named = options.checked(table).columns
     image = image_column(table, named)
     if image is None:
@@ -213,8 +217,8 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold them, or when the result is longer than
-    readers of shards accept."""
+    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold the fields, or when the result has more
+    bytes than readers of shards accept."""
     try:
         return checked_size("json", json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode())
     except ValueError as error:
@@ -222,8 +226,8 @@ def json_bytes(fields: Mapping[str, Any]) -> bytes:
 
 
 def checked_size(suffix: str, content: bytes) -> bytes:
-    """Return `content`, a member of a sample. Raises BadRow when it has more bytes than MAX_BYTES allows for its
-    suffix."""
+    """Return `content`, the bytes of a member of a sample. Raises BadRow when there are more of them than MAX_BYTES
+    allows for the member's suffix."""
     if len(content) > MAX_BYTES[suffix]:
         raise BadRow(f"{suffix} too long", f"more than {MAX_BYTES[suffix]} bytes")
     return content

@@ -1,7 +1,7 @@
-"""Convert tables to shards in the cache, once, so that training reads them by offset as any other shard.
+"""Convert tables to shards in the cache, once, so that training can read them by offset.
 
-Images become a .tar, texts a .jsonl file, in the folder `.index` beside the table or in the user's cache. A later
-start takes the same shard as long as the table, the images that it names and the options are the same.
+A table of images becomes a .tar, a table of texts a .jsonl file, in the folder `.index` beside the table or in the
+user's cache. A later run takes the same shard as long as the table, the images that it names and the options are equal.
 """
 
 import hashlib
@@ -28,22 +28,23 @@ from dyad.data.tables.image_table import ImageTable, TableOptions, image_table, 
 from dyad.data.tables.readers import Fields, Row, Table
 
 FORMAT = 2
-LARGEST = 4 << 30  # bytes of a table, or of its shard, that are converted at a start
-ROLES = ("anchor", "positive", "negative")  # names that the columns of texts get, then negative_1, …
+LARGEST = 4 << 30  # the most bytes of a table, and of its shard, that are converted at the start of a run
+ROLES = ("anchor", "positive", "negative")  # names that the named columns of texts get; further ones negative_1, …
 
-CheckRow = Callable[[Fields], object]  # raises BadRow for a row of texts that training refuses
+CheckRow = Callable[[Fields], object]  # a function that raises BadRow for a row of texts that training refuses
 T = TypeVar("T")
 
 
 def table_options(config: DataConfig, captioned: bool = False) -> TableOptions:
-    """Return what a configuration says about tables. captioned: whether images without captions are refused."""
+    """Return the options for tables in a configuration. captioned: whether images without captions are refused."""
     chosen = config.columns, config.template, config.max_image_pixels
     return TableOptions(*chosen, "data.", config.caption_per, captioned, config.relevance)
 
 
 def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
-    """Return the function by which `parse_sources` recognises tables. It checks their columns and their size, and
-    converts nothing. check_row: for tables of texts; called for their first row."""
+    """Return a function, the argument `tables` of `parse_sources`, that returns the paths of the tables that a path
+    names. It checks their columns and sizes, and converts nothing. check_row: called for the first row of tables of
+    texts. The function raises ConfigError for a table that cannot be used."""
 
     def check(path: str) -> Sequence[str]:
         tables = tables_of(path, options.columns)
@@ -61,14 +62,15 @@ def checked_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
 
 
 def prepared_tables(options: TableOptions, check_row: CheckRow = id) -> Tables:
-    """Return the function by which `parse_sources` replaces tables by the shards that they are converted to. check_row:
-    for tables of texts; called for each row."""
+    """Return a function, the argument `tables` of `parse_sources`, that converts the tables that a path names to shards
+    and returns the paths of the shards. check_row: called for each row of tables of texts. The function raises
+    ConfigError for a table that is too large or lacks a column, DataError for a bad row."""
     return lambda path: [_prepared(table, options, check_row) for table in tables_of(path, options.columns)]
 
 
 def named_texts(fields: Fields, options: TableOptions) -> Fields:
-    """Return the fields of a row of texts. Columns that the user named get the names anchor, positive, negative,
-    negative_1, …; other columns are then left out, but for options.relevance."""
+    """Return the fields of a row of texts. If the user named columns, they are renamed to anchor, positive, negative,
+    negative_1, …, and all other columns except options.relevance are left out."""
     if not options.columns:
         return fields
     names = [*ROLES, *(f"{ROLES[-1]}_{i}" for i in range(1, len(options.columns)))]
@@ -77,9 +79,10 @@ def named_texts(fields: Fields, options: TableOptions) -> Fields:
 
 
 def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
-    """Return the path of the shard that a table was converted to; convert it now if the cache has no such shard."""
-    if images := image_table(table, options):  # a row without a caption is as a sample of a shard without one
-        options = replace(options, relevance=None)  # a sample has all columns
+    """Return the path of the shard made of a table. Convert the table now if the cache has no such shard. Errors as of
+    `prepared_tables`."""
+    if images := image_table(table, options):  # rows without captions are kept: training replaces such samples
+        options = replace(options, relevance=None)  # a sample keeps all columns
         images = replace(images, options=replace(options, captioned=False))
     chosen = hashlib.sha256(json.dumps([FORMAT, *options.words(), options.max_pixels]).encode()).hexdigest()[:8]
     name = f"{shard_name(os.path.normpath(table.path) if table.folder is not None else table.path)}.{chosen}"
@@ -107,23 +110,22 @@ def _prepared(table: Table, options: TableOptions, check_row: CheckRow) -> str:
 
 
 def _state(table: Table, images: ImageTable | None) -> str:
-    """Return a hash of the size and time stamp of each file that a table is made of, the images that it names
-    included."""
+    """Return a hash of the sizes and time stamps of all files of a table, the images that it names included."""
     digest = hashlib.sha256()
     for file in table.files():
         name = file if table.folder is None else os.path.relpath(file, table.folder)
         digest.update(json.dumps([name, *stat(file)]).encode())
     if images and not os.path.isdir(table.path) and any(map(images.path, table.head())):
         for fields in (fields for _, fields in table.rows() if isinstance(fields, dict)):
-            with suppress(OSError, ValueError):  # its row says so when it is converted
+            with suppress(OSError, ValueError):  # a missing image is reported when its row is converted
                 found = os.stat(images.path(fields) or "")
                 digest.update(json.dumps([str(fields[images.image]), found.st_size, found.st_mtime_ns]).encode())
     return digest.hexdigest()
 
 
 def _converted(table: Table, convert: Callable[[Row], T], options: TableOptions, file: BinaryIO) -> Iterator[T]:
-    """Yield what each row of a table is converted to, for a writer of `file`. Raises DataError for a bad row and for a
-    table without rows, ConfigError when the file grows larger than LARGEST."""
+    """Yield convert(row) for each row of a table. The caller writes the results to `file`. Raises DataError for a bad
+    row and for a table without rows, ConfigError when the file grows larger than LARGEST bytes."""
     last_line, number = time.monotonic(), 0
     for number, (where, fields) in enumerate(table.rows(), start=1):
         try:
@@ -149,8 +151,8 @@ def _line(options: TableOptions, check_row: CheckRow, fields: Row) -> bytes:
 
 
 def _refuse_large(size: int, table: Table, options: TableOptions) -> None:
-    """Raise ConfigError, with the command that packs the table, when `size` in bytes is more than is converted at a
-    start."""
+    """Raise ConfigError, with the command that packs the table, when `size`, of the table or its shard in bytes, is
+    more than LARGEST."""
     if size > LARGEST:
         raise ConfigError(
             f"{table.path}: more than {LARGEST >> 30} GiB, which are not converted at a start. Pack it once, and train "

@@ -1,4 +1,4 @@
-"""Read the rows of a table from first to last: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
+"""Read all rows of a table in order: CSV, Parquet, Arrow, JSON-lines, JSON. Error messages name the row."""
 
 import csv
 import os
@@ -20,24 +20,24 @@ from dyad.data.shards.text_files import open_text
 
 COLUMNAR = (".parquet", ".arrow", ".feather")
 SEPARATORS = "\t,;|"
-HEAD = 20  # rows that are read to tell what a table holds
-TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns, of ids
-MOST_OF_COCO = 1 << 26  # commas and opening brackets of a .json file: a million captions have some millions
+HEAD = 20  # number of first rows by which the content of a table is recognised
+TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
+MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
 BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
 Fields = dict[str, Any]
-Row = Fields | BadRow  # its fields, or why they cannot be used
-TableRows = Iterator[tuple[str, Row]]  # where the row stands, for messages, and the row
+Row = Fields | BadRow  # the fields of a row, or the error of a row that cannot be used
+TableRows = Iterator[tuple[str, Row]]  # (location of the row, for messages; the row)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table that is read from first to last.
+    """A table whose rows are read in order.
 
-    path: of its file or folder, or a URL. columns: their names; of JSON-lines those of the first rows. rows: a function
-    that reads the rows from the start. folder: that image paths are relative to; None for a URL, which names no
-    images. files: a function that lists all files that the rows come from.
+    path: path of its file or folder, or a URL. columns: names of the columns; of JSON-lines the fields of the first
+    rows. rows(): yields all rows from the start. folder: the folder to which image paths are relative; None for a URL,
+    whose image paths are not followed. files(): returns the paths of all files from which rows are read.
     """
 
     path: str
@@ -47,13 +47,13 @@ class Table:
     files: Callable[[], Iterable[str]]
 
     def head(self) -> list[Fields]:
-        """Return the rows that can be read among the first HEAD rows of this table."""
+        """Return the rows among the first HEAD rows of this table that can be read."""
         return _head(self.rows)
 
 
 def open_table(path: str) -> Table:
-    """Open the table in the file (or URL) `path`. Raises ConfigError for a file that is no table, DataError for one
-    that cannot be read."""
+    """Open the table in the file (or URL) `path`, whose suffix must be one of OPENERS. Raises DataError for a table
+    that cannot be read or has two columns of one name, ConfigError for triples of ids without a file of questions."""
     columns, rows = OPENERS[os.path.splitext(shard_name(path))[1]](path)
     if twice := next((name for name, count in Counter(columns).items() if name and count > 1), None):
         raise DataError(f"{path}: several columns are named {twice!r:.80}: which one is meant? Rename the others")
@@ -62,16 +62,16 @@ def open_table(path: str) -> Table:
     return Table(path, columns, rows, folder, lambda: [path, *queries])
 
 
-Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; what reads the rows
+Opened = tuple[Sequence[str], Callable[[], TableRows]]  # names of the columns; a function that yields the rows
 
 
 # ---- CSV -----------------------------------------------------------------------------------------------------------
 
 
 def _csv(path: str) -> Opened:
-    """Open a CSV. Its separator is that of SEPARATORS which gives its first line the most columns."""
+    """Open a CSV. Its separator is the one of SEPARATORS that splits the first line into the most columns."""
     first = {separator: next(_csv_cells(path, separator), (0, []))[1] for separator in SEPARATORS}
-    # a quoted name with another separator than ours is no row of a CSV; of equal numbers of columns the first counts
+    # a wrong separator may break the quotes of a line; if two give equally many columns, the first is taken
     found = {separator: columns for separator, columns in first.items() if isinstance(columns, list)}
     if not found:
         raise DataError(f"{path}: its first line cannot be read: {first[SEPARATORS[0]]}")
@@ -83,14 +83,14 @@ def _csv(path: str) -> Opened:
 
 def _csv_rows(path: str, separator: str, columns: Sequence[str]) -> TableRows:
     for number, (line, row) in enumerate(islice(_csv_cells(path, separator), 1, None), start=1):
-        if isinstance(row, list):  # missing cells: whoever needs one of them reports it
+        if isinstance(row, list):  # missing cells at the end are reported only where they are needed
             row = BadRow("too many columns") if len(row) > len(columns) else dict(zip(columns, row, strict=False))
         yield f"row {number} (line {line})", row
 
 
 def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yield the line number and the cells of each CSV row that is not blank. An invalid row gives a BadRow (an error
-    object) in place of the cells.
+    """Yield (line number, cells) for each CSV row that is not blank. For an invalid row the cells are replaced by a
+    BadRow (an error object).
 
     Raises DataError for a row with an open quote, because it is then unknown where the next row begins.
     """
@@ -121,8 +121,8 @@ def _csv_cells(path: str, separator: str) -> Iterator[tuple[int, list[str] | Bad
 
 
 def _tsv(path: str) -> Opened:
-    """Open a table with tabs: a CSV; or one without column names, as MS MARCO has them. The questions of triples of ids
-    are in queries.train.tsv or queries.tsv beside the file; their rows are those of Tevatron's files with ids."""
+    """Open a .tsv file: a table with a line of column names, or a table of MS MARCO without it. Rows of triples of ids
+    get the fields TRIPLES; their questions are read from queries.train.tsv or queries.tsv beside the file."""
     with open_text(path) as file:
         line = file.readline(MAX_BYTES["json"])
     try:
@@ -152,7 +152,7 @@ def _lines(path: str, convert: Callable[[bytes], Row]) -> TableRows:
 
 
 def _cells(line: bytes) -> list[str]:
-    return line.decode(errors="surrogateescape").rstrip("\r\n").split("\t")  # what is not UTF-8 is refused with its row
+    return line.decode(errors="surrogateescape").rstrip("\r\n").split("\t")  # a row with invalid UTF-8 is refused later
 
 
 def _triples(path: str, queries: str) -> TableRows:
@@ -169,7 +169,7 @@ def _triples(path: str, queries: str) -> TableRows:
 
 
 def _questions(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the id and the text of each question in a file of MS MARCO. Raises DataError for a line without both."""
+    """Yield (id, text) of each question in a file of MS MARCO. Raises DataError for a line of another form."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             match _cells(line):
@@ -183,8 +183,8 @@ def _questions(path: str) -> Iterator[tuple[str, str]]:
 
 
 def _columnar(path: str) -> Opened:
-    """Open a Parquet or Arrow file. The numbers of a class label become its names, which `datasets` keeps beside the
-    schema."""
+    """Open a Parquet or Arrow file. Numbers in columns of class labels are replaced by the class names, which the
+    library `datasets` stores in the metadata of the schema."""
     import pyarrow as pa
 
     try:
@@ -211,8 +211,8 @@ def _columnar(path: str) -> Opened:
 
 
 def _batches(path: str) -> Iterator[Any]:
-    """Yield the schema of a Parquet or Arrow file, then its rows, BATCH at a time. Arrow is a stream, as `datasets`
-    writes, or a file with an index, as pyarrow and Feather write."""
+    """Yield the schema of a Parquet or Arrow file, then its rows as record batches of at most BATCH rows. An Arrow file
+    may be a stream, as `datasets` writes, or a file with an index, as pyarrow and Feather write."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -229,19 +229,21 @@ def _batches(path: str) -> Iterator[Any]:
         reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw)
         yield reader.schema
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-            batch.validate(full=True)  # offsets of a stranger could lead out of the file
+            batch.validate(full=True)  # offsets in an untrusted file could lead out of it
             yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
 
 
 def _unfolded(batch: Any) -> Iterator[Fields]:
-    """Yield the rows of a batch, of which each may be as large as the batch: rows may share a value."""
+    """Yield the rows of a record batch as dicts. Only a few rows are held as Python objects at a time, because rows may
+    share a value, so that each may take as much memory as the whole batch."""
     step = max(1, min(BATCH, UNFOLDED // max(batch.nbytes, 1)))
     for start in range(0, len(batch), step):
         yield from batch.slice(start, step).to_pylist()
 
 
 def _class_labels(schema: Any) -> dict[str, list[str]]:
-    """Return the names of the classes of each column of class labels, from what `datasets` writes beside a schema."""
+    """Return, for each column of class labels, the names of the classes, which `datasets` writes into the metadata of a
+    schema."""
     try:
         features = parse_json((schema.metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features", {})
         labels = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
@@ -267,7 +269,7 @@ def _object(line: bytes) -> Row:
 
 
 def _named(rows: Callable[[], TableRows]) -> list[str]:
-    """Return the names of the fields of the first rows."""
+    """Return the names of all fields of the first HEAD rows."""
     return list(dict.fromkeys(name for fields in _head(rows) for name in fields))
 
 
@@ -276,8 +278,8 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
 
 
 def _json(path: str) -> Opened:
-    """Open an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations: [{image_id,
-    caption}]}. The images of COCO have the column file_name, their captions the column captions."""
+    """Open a .json file: an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations:
+    [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
 
     def rows() -> TableRows:
         with open_text(path) as file:
@@ -293,15 +295,17 @@ def _json(path: str) -> Opened:
 
 
 def is_coco(path: str) -> bool:
-    """Whether a .json file begins as the annotations of COCO do: with an object that has one of their fields."""
+    """Whether a .json file begins as COCO annotations do: with an object whose first field is one of theirs, such as
+    info or images."""
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
     return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
 
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:
-    """Convert the annotations of COCO to rows. The images lie in `folder`, that of the annotations, or in the one
-    above it, or in a folder in one of the two, such as train2017."""
+    """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list}. folder: the folder of
+    the annotations. Images are looked for in `folder`, in the folder above, and in folders inside these two, such as
+    train2017."""
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
