@@ -54,8 +54,8 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
     """Return zeros, (b,), with gradient ∇ĝ_i / u_i: the estimate of ∇ log g_i for the mean g_i over the whole data set.
 
-    Computed as e^(log ĝ_i − log u_i) minus the same value, detached. log_g_b: log ĝ_i, with ĝ_i the mean over the
-    batch, not detached. log_u_b: log u_i, with u_i the running mean of ĝ_i.
+    Computed as e^(log ĝ_i − log u_i) minus the same value, detached. log_g_b: log ĝ_i with its graph, ĝ_i the mean over
+    the batch. log_u_b: log u_i, u_i the running mean of ĝ_i.
     """
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
@@ -86,11 +86,14 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms, estimates), updated, {}, lambda _: ({}, {}))
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
-        """Return each anchor's loss, (b,), from log u, of which it is a linear function. tau: τ."""
+        """Return the loss of each anchor, (b,), a linear function of log u_i.
+
+        log_u_b: the log of each anchor's running mean u_i, or zero_with_gradient of it, (b,). tau: τ, 0-d.
+        """
         return tau * log_u_b
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ): scale = 1/τ.
+        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ), 0-d: `scale`, which is 1/τ.
 
         FastClipV0 returns the same value with twice the gradient if options.temperature_gradient=fastclip.
         """
@@ -134,10 +137,11 @@ def kl_robust(log_u_b: Tensor, tau: Tensor, rho: float) -> Tensor:
 
 
 class Leaves:
-    """Copies of embeddings and per-sample parameters, from which forward computes a loss and differentiates it at once.
+    """Detached copies of embeddings and per-sample parameters, for a loss that is differentiated within forward.
 
     iSogCLR and NUCLR update per-sample parameters (τ_i, ζ_i) in forward and need their gradients there. The pass over
-    the scores that computes these gradients also computes those of the embeddings, stored for the caller's backward.
+    the scores that computes these gradients also computes the gradients of the embeddings, which are stored for the
+    caller's backward. batch: the GatheredBatch with the copies. numbers: side → the copied parameters (B,).
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
@@ -150,10 +154,10 @@ class Leaves:
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample parameters.
+        """Return the loss with a graph to the caller's embeddings, and its gradient in the per-sample parameters.
 
-        The gradient is side → (B,), to be summed over ranks. loss: this rank's share, computed from the leaves (the
-        copies of embeddings and parameters).
+        The gradient is side → (B,), to be summed over ranks. loss: this rank's share of the loss, 0-d, computed from
+        the copies of embeddings and parameters.
         """
         total = self._rows.total
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after

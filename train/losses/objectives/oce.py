@@ -51,7 +51,7 @@ from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.row_select import row_threshold
 from dyad.train.losses.sums.tiles import slices, tile_size
 
-STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
+STEEPEST = 30.0  # above it KL's conjugate is continued linearly: m e^30 does not overflow; at the minimum u ≤ log m
 
 
 @dataclass(frozen=True)
@@ -81,21 +81,22 @@ class OCE(ABC):
     def conjugate(self, u: Tensor) -> Tensor:
         """Return the conjugate φ*(u) of the divergence, elementwise.
 
-        It is finite, with a finite slope, for every u, since u may be large, and pair_sum evaluates excluded pairs too.
+        The result must be finite, with a finite slope, for every u: u may be large, and pair_sum evaluates excluded
+        pairs too.
         """
 
     @abstractmethod
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient.
+        """Return the ν that minimises the OCE of each row, and metrics of the worst-case weights, without gradient.
 
         OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. tau: the
-        temperature τ.
+        temperature τ, 0-d.
         """
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
-        """Return the weighted sum of the rows' OCE, 0-d, and the ν at which the OCE of each row is minimal.
+        """Return the weighted sum of the rows' OCE, 0-d, and the Solution, the ν at which each row's OCE is minimal.
 
-        The sum is differentiable in the embeddings, the positives' scores and τ.
+        The sum is differentiable in the embeddings, the positives' scores and τ. tau: the temperature τ, 0-d.
         """
         solution = self.solve(losses, tau.detach())
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
@@ -103,8 +104,8 @@ class OCE(ABC):
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
         """Return the weighted sum over rows of τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν at the given ν = base + τ offset, 0-d.
 
-        ℓ_rj: the m_r losses of row r; φ*: conjugate. Differentiable in base and offset, in the embeddings, the
-        positives' scores and τ.
+        ℓ_rj: the m_r losses of row r; φ*: conjugate; tau: the temperature τ, 0-d. Differentiable in base and offset, in
+        the embeddings, the positives' scores and τ.
         """
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
@@ -115,9 +116,9 @@ class OCE(ABC):
 
 
 class RowOCE(OCE):
-    """An OCE whose ν is computed for a block of rows at a time, so that memory stays bounded.
+    """An OCE (optimised certainty equivalent) whose minimising ν is computed for a block of rows at a time.
 
-    metric: the name of the metric of the worst-case weights that `solve_rows` returns.
+    So memory stays bounded. metric: the name of the metric of the worst-case weights that `solve_rows` returns.
     """
 
     metric: ClassVar[str]
@@ -146,12 +147,12 @@ class KL(RowOCE):
     metric = "weights_kl"
 
     def __init__(self, in_one_pass: bool) -> None:
-        self._in_one_pass = in_one_pass  # with an error of τ · 1e-7
+        self._in_one_pass = in_one_pass  # whether closed_form uses row_losses, with an error of τ · 1e-7 in float32
 
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
         value = at.expm1()
-        return value + (value + 1) * (u - at)  # the tangent at the point itself: its backward is one product
+        return value + (value + 1) * (u - at)  # the tangent at `at`, so that backward is one product
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         if losses.pair_loss is not identity or not self._in_one_pass:
@@ -278,7 +279,7 @@ class CVaR(OCE):
 def build_oce(options: RobustOptions) -> OCE:
     """Create the OCE (optimised certainty equivalent) for options.divergence.
 
-    This is KL, ChiSquare, or CVaR with options.alpha.
+    Its class is KL, ChiSquare, or CVaR (with options.alpha).
     """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
@@ -288,7 +289,8 @@ def build_oce(options: RobustOptions) -> OCE:
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
     """Call `of_rows` for one slice of rows after the other, and join the results of all slices.
 
-    of_rows: slice of r rows → `number` tensors, (r,) each. Returns `number` tensors, (R,) each.
+    losses: the losses, which define the R rows. of_rows: slice of r rows → `number` tensors, (r,) each. Returns
+    `number` tensors, (R,) each.
     """
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R), tile_size(losses.p_R.device)):
