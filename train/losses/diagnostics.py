@@ -67,10 +67,10 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return {"mi_saturated": 1.0} if the bound on the mutual information is near its maximum log K, else 0.0 there.
+    """Return {"mi_saturated": 1.0} if the InfoNCE bound on the mutual information is near its maximum, else {… : 0.0}.
 
-    scalars: the metrics of a step; "mi_bound" is the bound and "log_k" is log K, with K the number of candidates of an
-    anchor. Near: above SATURATED · log K. Returns {} if the metrics have no mi_bound, or log_k is not above 0.
+    scalars: the metrics of a step; "mi_bound" is the bound and "log_k" its maximum log K, with K the number of
+    candidates of an anchor. Near is above SATURATED · log K. Returns {} without a mi_bound, or if log_k is not above 0.
     """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}

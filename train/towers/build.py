@@ -92,7 +92,7 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
     """Build the model of task=views for images: one image tower for both sides.
 
-    Arguments and errors as of `build_image_text`.
+    Arguments and errors are those of `build_image_text`.
     """
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
     return ImageModel(_one_tower(tower, config, partial(probe_images, tower, spec)), None, spec)
@@ -101,7 +101,7 @@ def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> Imag
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build the model of task=views for texts: one transformers encoder for both sides.
 
-    Arguments and errors as of `build_text_pair`.
+    Arguments and errors are those of `build_text_pair`.
     """
     tower, tokenize = _text_encoder(config, load_pretrained)
     run_once = partial(probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
@@ -116,8 +116,8 @@ def build_labelled(
     The y tower is a learned vector for each class, of length about 1 at first; or a text tower for prompts of the
     classes (model.classes=prompted). For a single class both sides are one tower, which gives one score (b, 1).
     build_views: builds a model of one tower, build_prompted: a model with a text tower, from (config, load_pretrained).
-    classes: names of the classes. load_pretrained and errors as of `build_model`; also raises ConfigError for a single
-    class and a tower whose width is not 1.
+    classes: names of the classes. load_pretrained and errors are those of `build_model`; also raises ConfigError for a
+    single class and a tower whose width is not 1.
     """
     single = len(classes) == 1
     if config.classes is Classes.prompted and not single:
@@ -149,7 +149,7 @@ def build_sequence(
 
     item_tower: a function from (config, load_pretrained, inputs) to the tower of an item and what prepares its inputs:
     a tokenizer, an ImageSpec, or None. inputs: run.inputs, the number of item ids or of features of a frame. Other
-    arguments, and errors, as of `build_text_pair`.
+    arguments, and errors, are those of `build_text_pair`.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
@@ -184,7 +184,7 @@ def _embed_dim(config: ModelConfig) -> int:
 def build_language_model(config: ModelConfig, load_pretrained: bool = True) -> LanguageModel:
     """Build the model of task=language_model: a y tower that scores answers to prompts, and an x tower that gives 1.
 
-    Arguments and errors as of `build_text_pair`.
+    Arguments and errors are those of `build_text_pair`.
     """
     tower, tokenize = build_likelihood(config, load_pretrained)
     return LanguageModel(_pair(Tower(One(), nn.Identity()), tower, config), tokenize)

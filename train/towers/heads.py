@@ -27,7 +27,7 @@ class ProjectionHead(nn.Sequential):
     simclr     the same, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
     simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
     byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
-    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
+    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), output without batch norm
     """
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -284,7 +284,8 @@ def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tenso
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:
     """Return the layouts over ranks of x, of y, of the further y items, and of the positives among the further items.
 
-    They are those given to collect_checks, if any; else the ranks exchange their sizes. Every rank must call it.
+    The layouts given to collect_checks are returned, if any; else the ranks exchange their sizes. Every rank must call
+    it.
     """
     if (sizes := known_sizes()) is not None:
         return sizes.rows, sizes.columns, sizes.further, sizes.positives

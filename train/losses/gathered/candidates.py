@@ -167,10 +167,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
-    """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
+    """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
-    related: the candidates and positives of the batch, from `relations`. Without the pairs to leave out, each anchor
-    (row or column) keeps only its negatives. The mask is True for a positive pair that is itself a candidate.
+    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask is True
+    for a positive pair that is itself a candidate. related: the result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped

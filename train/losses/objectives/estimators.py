@@ -64,7 +64,8 @@ def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
 class SogCLR(TemperatureObjective):
     """SogCLR: L = mean_i τ log u_i in each direction, with a fixed τ (Yuan et al. 2022, arXiv:2202.12387, alg. 1).
 
-    u_i is the running mean of e^(d_ij/τ) over the negatives of anchor i; symbols as in the module docstring.
+    u_i: the running mean of e^(d_ij/τ) over the negatives j of anchor i; d_ij: the score of (i, j) minus that of the
+    pair (i, i); τ: the temperature.
     """
 
     gathers_ids = True
@@ -104,8 +105,8 @@ class FastClipV0(SogCLR):
     """FastCLIP-v0: L = mean_i log u_i in each direction, with a learning τ (Wei et al. 2024, arXiv:2407.01445, sec. 4).
 
     ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i), where Ê_j is the mean over the negatives j of anchor i in the
-    batch. The authors' code counts the part of the gradient that goes through ĝ twice; temperature_gradient=fastclip
-    reproduces this. Symbols as in the module docstring.
+    batch, and u_i and d_ij are as in SogCLR. The authors' code counts the part of the gradient that goes through ĝ_i =
+    Ê_j e^(d_ij/τ) twice; temperature_gradient=fastclip reproduces this.
     """
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
@@ -120,8 +121,8 @@ class FastClipV3(FastClipV0):
     """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, with a learning τ (Wei et al. 2024, sec. 4).
 
     ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction, where Ê_j is the mean over the
-    negatives j of anchor i in the batch; the last term is the gradient through ĝ. ρ: options.rho, the radius of the KL
-    ball.
+    negatives j of anchor i in the batch, and u_i and d_ij are as in SogCLR. The last term is the gradient through ĝ_i =
+    Ê_j e^(d_ij/τ). ρ: options.rho, the radius of the KL ball.
     """
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
@@ -202,10 +203,11 @@ def momentum_step(
 class ISogCLR(Objective):
     """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i for each sample and direction (Qiu et al. 2023, alg. 1).
 
-    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), where Ê_j is the mean over the negatives j in the batch and
-    ρ is options.rho. Where u_i = ĝ_i this equals ρ − KL(π_i | uniform), with π_i the softmax over these negatives.
-    After each batch with the sample, the running mean of this gradient moves τ_i; the loss is computed with the old τ_i
-    (arXiv:2305.11965). Symbols as in the module docstring.
+    u_i: the running mean of ĝ_i = Ê_j e^(d_ij/τ_i), where Ê_j is the mean over the negatives j of anchor i in the
+    batch; d_ij: the score of (i, j) minus that of the pair (i, i); ρ: options.rho. The gradient in τ_i is log u_i + ρ −
+    Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i). Where u_i = ĝ_i this equals ρ − KL(π_i | uniform), with π_i the softmax over
+    these negatives. Each batch with the sample moves τ_i by the running mean of this gradient; the loss is computed
+    with the old τ_i (arXiv:2305.11965).
     """
 
     gathers_ids = True
@@ -243,12 +245,13 @@ class Nuclr(TemperatureObjective):
     """NUCLR: candidate j has weight e^(ζ_j/τ), with a learned ζ_j for every sample (Wang et al. 2024).
 
     arXiv:2410.09156. In each direction L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j, where i and j run over all
-    n samples and the own pair is a candidate. The term of anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i +
-    e^(ζ_i/τ)/(n−1), where u_i is the running mean of the batch mean Ê_j e^((d_ij + ζ_j)/τ) over negatives (alg. 1).
+    n samples, j = i included; d_ij is the score of (i, j) minus that of the pair (i, i), τ the temperature. The term of
+    anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), where u_i is the running mean of the mean of
+    e^((d_ij + ζ_j)/τ) over the m_i negatives j in the batch (alg. 1).
 
     n ∂L/∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1. It is 0 if the weights that all
-    anchors give to candidate j sum to 1. After each batch with sample j the running mean of this gradient moves ζ_j,
-    from epoch zeta_warmup on. Symbols as in the module docstring.
+    anchors give to candidate j sum to 1. From epoch zeta_warmup on, each batch with sample j moves ζ_j by the running
+    mean of this gradient.
     """
 
     gathers_ids = True

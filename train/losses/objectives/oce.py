@@ -56,10 +56,11 @@ STEEPEST = 30.0  # above it KL's conjugate is continued linearly: m e^30 does no
 
 @dataclass(frozen=True)
 class Solution:
-    """The ν_r that minimises the OCE of each row r, and metrics of the worst-case weights w (see the module docstring).
+    """The scalar ν that minimises the OCE (see the class OCE) of each of R rows, and metrics of the worst-case weights.
 
-    ν_r = base_r + τ offset_r: two tensors keep the digits that would be lost if a small offset were added to a large
-    base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
+    ν = base + τ offset, with τ the temperature: two tensors keep the digits that would be lost if a small offset were
+    added to a large base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), with w the weights, and
+    zero_weights = the share of weights that are 0.
     """
 
     base_R: Tensor
@@ -72,9 +73,10 @@ class Solution:
 
 
 class OCE(ABC):
-    """The optimised certainty equivalent (OCE) for one divergence: its conjugate φ*, and how to solve for ν.
+    """The optimised certainty equivalent (OCE) of a row's m losses ℓ_j for one divergence φ with conjugate φ*.
 
-    ν is the scalar per row at which the OCE is minimal; symbols as in the module docstring.
+    OCE = min_ν τ/m Σ_j φ*((ℓ_j − ν)/τ) + ν = max_w Σ_j w_j ℓ_j − τ/m Σ_j φ(m w_j), over weights w_j ≥ 0 with sum 1
+    (Ben-Tal & Teboulle 2007), with a scalar ν per row and the temperature τ.
     """
 
     @abstractmethod
@@ -139,15 +141,16 @@ class RowOCE(OCE):
 
 
 class KL(RowOCE):
-    """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
+    """The optimised certainty equivalent (OCE) for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1.
 
     The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of its losses ℓ_j.
+    in_one_pass: whether closed_form uses row_losses for the identity as pair loss, with an error of τ · 1e-7.
     """
 
     metric = "weights_kl"
 
     def __init__(self, in_one_pass: bool) -> None:
-        self._in_one_pass = in_one_pass  # whether closed_form uses row_losses, with an error of τ · 1e-7 in float32
+        self._in_one_pass = in_one_pass
 
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
@@ -184,10 +187,10 @@ class KL(RowOCE):
 
 
 class ChiSquare(RowOCE):
-    """The OCE for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
+    """The optimised certainty equivalent for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
 
     The minimising ν of a row is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of
-    the row. Symbols as in the module docstring.
+    the row, and τ is the temperature.
     """
 
     metric = "zero_weights"
@@ -214,12 +217,11 @@ class ChiSquare(RowOCE):
 
 
 class CVaR(OCE):
-    """The OCE for conditional value at risk (CVaR): the mean of the αm largest of a row's m losses.
+    """The optimised certainty equivalent for conditional value at risk: the mean of the αm largest of a row's m losses.
 
-    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. The temperature has no effect. If
-    αm is no whole number, the last loss counts in part. The pair loss is non-decreasing, so the largest losses have the
-    largest scores. Scores equal to the threshold share the rest of αm equally, so that the result does not depend on
-    the order of columns.
+    φ(t) = 0 for t up to 1/α, else ∞; φ*(u) = max(u, 0)/α. The temperature has no effect. If αm is no whole number, the
+    last loss counts in part. The pair loss is non-decreasing, so the largest losses have the largest scores. Scores
+    equal to the threshold share the rest of αm equally, so that the result does not depend on the order of columns.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -247,7 +249,8 @@ class CVaR(OCE):
     def _selected(self, losses: Losses) -> list[Tensor]:
         """Select the αm largest of each row's m scores.
 
-        Returns four (R,): the threshold; the share of each score equal to it; how many are above it, and equal to it.
+        Returns four tensors (R,): the threshold score; the share with which each score equal to the threshold counts;
+        how many scores are above the threshold; how many equal the threshold.
         """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:

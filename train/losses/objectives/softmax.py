@@ -240,7 +240,7 @@ def core_terms(
 
     d_ij = s_ij − s_ip is the score of candidate j minus that of the positive p, and C_i holds the m_i candidates of
     anchor i. c_i is 0 (options.partition=sum) or log m_i (mean). The results are this rank's shares: their means over
-    ranks are the means over the anchors of the global batch. Further symbols as in the module docstring.
+    ranks are the means over the anchors of the global batch. s: scores; a = s/τ: logits; P_i: positives of anchor i.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
     LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
@@ -329,7 +329,7 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of f/τ with positives=each, averaged over their positives.
+    """Return this rank's share of the mean over anchors of the mean of f/τ over their positives (positives=each).
 
     f: as in core_terms. a_P: the logits of the P listed positive pairs.
     """

@@ -42,7 +42,7 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
 
 @dataclass(frozen=True)
 class ExpectedBatch:
-    """The global batches that a run is going to have.
+    """Properties of the global batches of a run, which ObjectiveOptions.broken_by compares with an objective.
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
@@ -69,7 +69,7 @@ class ExpectedBatch:
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows have further y items of their own."""
+        """Whether rows have lists of further y items, such as hard negatives, and columns are not classes."""
         return self.further and not self.classes
 
     @property
@@ -100,7 +100,7 @@ class ObjectiveOptions:
 
     @property
     def has_logit_bias(self) -> bool:
-        """Whether the objective has a bias b with the logit of a pair s/τ + b, as SigLIP has, without other terms."""
+        """Whether the logit of a pair with score s is s/τ + b with a learned bias b and no other term, as in SigLIP."""
         return False
 
     @property

@@ -22,7 +22,7 @@ ONE_POSITIVE = "Set data.passage.positives=one, or take clip or info_nce"
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).
+    """SogCLR: an estimate of the contrastive loss over the whole data set, with a fixed τ (Yuan et al. 2022).
 
     Options of the classes in objectives/estimators.py, such as SogCLR, which keep, for every sample, a running mean of
     e^((score difference)/τ) over negatives. γ is the share of the new batch in that mean.
@@ -160,7 +160,7 @@ class FastClipV3Options(FastClipV0Options):
 
 @dataclass
 class ISogCLROptions(EstimatorOptions):
-    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023).
+    """iSogCLR: SogCLR with a learned temperature τ for each sample and direction (Qiu et al. 2023).
 
     Options of the class ISogCLR in objectives/estimators.py. The temperatures τ are kept as per-sample state.
     """
@@ -190,7 +190,7 @@ class ISogCLROptions(EstimatorOptions):
 
 @dataclass
 class NuclrOptions(EstimatorOptions):
-    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024).
+    """NUCLR: a candidate has weight e^(ζ/τ), with ζ learned for each sample; popular items get less (Wang et al. 2024).
 
     Options of the class Nuclr in objectives/estimators.py. τ is the temperature; ζ is kept as per-sample state.
     """

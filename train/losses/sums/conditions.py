@@ -23,7 +23,7 @@ Finish = Callable[[Tensor], dict[str, Tensor]]  # from a sum over ranks to metri
 
 @dataclass(frozen=True)
 class Sizes:
-    """The layouts of a global batch: of its x rows, of its y columns, of further y items, of the positives of these."""
+    """The layouts of a global batch: of x rows, of y columns, of further y items, and of the positives among these."""
 
     rows: Layout
     columns: Layout

@@ -89,7 +89,10 @@ def normalized(vectors: Tensor) -> Tensor:
 
 
 class _Normalized(torch.autograd.Function):
-    """The autograd function of `normalized`. It returns the lengths (…, 1) too, so that they have a derivative."""
+    """The autograd function of `normalized`.
+
+    The lengths (…, 1) are a second result, so that second derivatives include the path through the lengths.
+    """
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:

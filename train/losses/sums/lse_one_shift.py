@@ -239,7 +239,7 @@ def _largest(values: Tensor, least: float) -> Tensor:
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """Return the module of the Triton kernels, and the pairs to leave out in its format; None if it cannot be used.
+    """Return the module of the Triton kernels, and the pairs to leave out as KernelExclusion; None if it is not usable.
 
     The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. The pairs that they
     leave out may be those of equal keys, and the pairs (i, first + i) of all rows i, with `first` a constant, but no

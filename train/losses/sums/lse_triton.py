@@ -65,7 +65,7 @@ NOTHING = KernelExclusion((), 0)
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
     """Whether the kernels can take x and y: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
-    Not float32: on tensor cores its products would be rounded to tf32, and without them cuBLAS is as fast as a kernel.
+    float32 is excluded: tensor cores would round its products to tf32, and without them cuBLAS is as fast as a kernel.
     With TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
     """
     if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:

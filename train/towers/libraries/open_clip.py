@@ -85,7 +85,7 @@ class BuildContext:
         self._loaded: dict[tuple[str, bool], TransformersModel] = {}
 
     def transformers_model(self, key: str, name: str, pretrained: bool) -> TransformersModel:
-        """Load a model of transformers, only once for both towers. Arguments and errors as of `load_model`."""
+        """Load a model of transformers, only once for both towers. Arguments and errors are those of `load_model`."""
         if (name, pretrained) not in self._loaded:
             self._loaded[name, pretrained] = load_model(key, name, pretrained)
         return self._loaded[name, pretrained]
@@ -155,7 +155,7 @@ class BuildContext:
     def _published(self, name: str | None, pretrained: str | None) -> PublishedWeights:
         """Return the PublishedWeights of a model, with quick_gelu=False unless model.activation=published.
 
-        Errors as of `check_weights`, but weights may be missing if load_pretrained is False.
+        Raises the errors of `check_weights`, but not for missing weights if load_pretrained is False.
         """
         found = check_weights(model_name(name), pretrained, self.load_pretrained)
         return replace(found, quick_gelu=found.quick_gelu and self.config.activation is Activation.published)

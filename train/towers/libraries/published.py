@@ -317,8 +317,9 @@ def read_json(path: Path) -> Any:
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     """Read a transformers config.json, check it, and return its content; return {} if `path` is None.
 
-    key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which cannot be
-    trained, and for sizes above our limits (see `check_numbers`).
+    key: the configuration key of the model, for messages. Raises ConfigError for a damaged file, for quantised weights,
+    which cannot be trained, for sizes above our limits (see `check_numbers`), and for settings that name another model
+    (see `refuse_leads`).
     """
     if path is None:
         return {}

@@ -93,7 +93,7 @@ def load_companion(key: str, name: str, companion: str) -> Any:
     """Load the tokenizer or image processor that comes with a model of transformers.
 
     companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". Other arguments and
-    errors as of `load_model`.
+    errors are those of `load_model`.
     """
     import transformers
 

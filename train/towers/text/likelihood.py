@@ -44,7 +44,7 @@ class Likelihood(Grouped):
     count = staticmethod(token_counts)
 
     def __init__(self, encoder: nn.Module) -> None:
-        """encoder: a causal language model of transformers, with logits (b, L, V) of the next token."""
+        """Wrap `encoder`, a causal language model of transformers that gives logits (b, L, V) of the next token."""
         super().__init__()
         self.encoder = encoder
 

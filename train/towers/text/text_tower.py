@@ -189,7 +189,7 @@ def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
     If the transformers model has an image tower too, such as CLIP, its text model pools by itself, and its projection
-    is used if model.embed_dim is null. context: as of `build_text_tower`. Raises ConfigError for an unknown model, or
+    is used if model.embed_dim is null. context: as in `build_text_tower`. Raises ConfigError for an unknown model, or
     weights that do not exist, do not fit or are not complete.
     """
     config, text, name = context.config, context.config.text, context.text_name
