@@ -235,7 +235,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 
 def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
-    """Return the logit scale and bias in the export of this program that the text tower is loaded from; None: no such."""
+    """Return the logit scale and bias if the text tower is loaded from an export of this program, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
     return exported(name, f"model.text.name={name}")[1] if trained and name else None

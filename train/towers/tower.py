@@ -1,4 +1,4 @@
-"""A tower (inputs of one kind → embeddings), a pair of towers, and functions that freeze parts of a tower."""
+"""A tower (inputs of one kind → embeddings), a pair of towers, and the precision in which towers compute."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ class Tower(nn.Module):
         self._frozen_cache = None
 
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
-        """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
+        """Return the outputs of the trunk for `inputs` (b, …), before the projection, without use of the cache.
+
+        lengths: as in forward.
+        """
         return self._features(inputs, lengths)
 
     def _features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:

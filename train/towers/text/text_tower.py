@@ -166,7 +166,7 @@ def _cut_kind(cut: type[Grouped], kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
-    """Build the text tower of an image_text model, and its tokenizer, from texts to rows of one fixed length.
+    """Build the text tower of an image_text model, and its tokenizer, which gives rows of one fixed length.
 
     context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
     model, or weights that do not exist or do not fit.
@@ -259,7 +259,7 @@ def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
 def _padding(tokenizer: Any, side: str) -> int:
     """Set the padding side of a tokenizer, and its padding token if it has none; return the id of the padding token.
 
-    side: "left" or "right". The padding token may occur in texts too: the attention mask tells padding. Raises
+    side: "left" or "right". The padding token may occur in texts too: only the attention mask marks padding. Raises
     ConfigError if the tokenizer has no special token.
     """
     if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
