@@ -71,9 +71,9 @@ def build_objective(name: str, **options: Any) -> Objective:
     options: the fields of the objective's dataclass in train/losses/options. Raises ConfigError for an unknown name or
     option, a bad value, or options that exclude each other.
 
-    A function that torch.compile compiles may call the objective: it runs as it is, after a graph break, so compile the
-    towers (fullgraph=True is refused). The transforms of torch.func (grad, vmap, jvp …) are refused; functional_call
-    with torch.autograd.grad works.
+    A function that torch.compile compiles may call the objective, which then runs uncompiled, after a graph break:
+    compile the towers instead (fullgraph=True raises). The transforms of torch.func (grad, vmap, jvp …) raise, too;
+    functional_call with torch.autograd.grad works.
     """
     config = configure(name, **options)
     formula = config.formula

@@ -13,7 +13,7 @@ from torch import Tensor
 from dyad.train.losses.sums.all_gather import Layout
 
 ROWS = 1024
-SATURATED = 0.95  # a bound above this share of log K says little about the mutual information
+SATURATED = 0.95  # an InfoNCE bound above this share of its maximum log K says little about the mutual information
 
 
 @torch.no_grad()
@@ -21,14 +21,14 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
     """Return metrics of the first ROWS pairs of the global batch, the same on every rank. Every rank must call it.
 
     alignment: mean |x̂ − ŷ|² of pairs, with x̂, ŷ the normalised embeddings; uniformity: log mean exp(−2|x̂_i − x̂_j|²)
-    over i ≠ j, 0 for a collapsed side (Wang & Isola 2020); accuracy: share of rows whose highest score is that of the
-    own pair. With a scale also log_z, the log mean exp of an anchor's logits, and the effective number of negatives:
-    e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. An anchor is an x
-    scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
+    over i ≠ j, 0 for a collapsed side (Wang & Isola 2020); accuracy: share of anchors whose highest score is that of
+    their own pair. With a scale also log_z, the log mean exp of an anchor's logits, and the effective number of
+    negatives: e^H and 1/(Σπ²) (participation), with π the softmax over an anchor's negatives and H its entropy. An
+    anchor is an x scored against all y, or a y against all x; names end in the side of the anchors, _x or _y.
 
-    x_bD, y_bD: this rank's embeddings; row i of x and row i of y are a pair. They need not be normalised. scale: 1/τ;
-    None for objectives without temperature. cosine: whether scores are of normalised embeddings. Embeddings of width 1
-    are scores, which have no directions: there are no metrics of them.
+    x_bD, y_bD: this rank's embeddings (b, D), normalised or not; row i of x and row i of y are a pair. scale: 1/τ, the
+    factor from scores to logits; None for objectives without temperature. cosine: whether scores are of normalised
+    embeddings. Returns {} for embeddings of width 1, which are scores and have no direction.
     """
     if x_bD.shape[-1] == 1:
         return {}
@@ -55,8 +55,8 @@ def diagnose(x_bD: Tensor, y_bD: Tensor, scale: float | Tensor | None, cosine: b
 def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
     """Return {"duplicates_x": share, "duplicates_y": share}, the same on all ranks. Every rank must call it.
 
-    share: from 0 to 1, of the items of the global batch, those whose content key occurs more than once among the items
-    of their side. x_keys_b, y_keys_b: content keys of this rank's items, equal for equal items.
+    A share, from 0 to 1, is that of the items of one side of the global batch whose content key occurs more than once
+    on this side. x_keys_b, y_keys_b: content keys of this rank's items, int64 (b,), equal for equal items.
     """
     shares = {}
     for side, keys_b in (("x", x_keys_b), ("y", y_keys_b)):
@@ -67,10 +67,10 @@ def duplicates(x_keys_b: Tensor, y_keys_b: Tensor) -> dict[str, float]:
 
 
 def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
-    """Return {"mi_saturated": 1.0} if the bound on the mutual information is near its maximum log K, else 0.0.
+    """Return {"mi_saturated": 1.0} if the InfoNCE bound on the mutual information is near its maximum, else {… : 0.0}.
 
-    scalars: the metrics of a step; mi_bound is the bound and log_k is log K, for K candidates, if the objective has
-    them. Returns {} if the metrics have no mi_bound, or log_k is not above 0.
+    scalars: the metrics of a step; "mi_bound" is the bound and "log_k" its maximum log K, with K the number of
+    candidates of an anchor. Near is above SATURATED · log K. Returns {} without a mi_bound, or if log_k is not above 0.
     """
     if "mi_bound" not in scalars or scalars["log_k"] <= 0:
         return {}
@@ -78,9 +78,9 @@ def saturation(scalars: Mapping[str, float]) -> dict[str, float]:
 
 
 def _first_rows(e_bD: Tensor) -> Tensor:
-    """Gather the embeddings of the first ROWS rows of the global batch on every rank, in float32 or better.
+    """Gather the embeddings of the first ROWS rows of the global batch on every rank: (≤ ROWS, D) float32 or float64.
 
-    Every rank must call it.
+    e_bD: the embeddings of this rank. Every rank must call it.
     """
     (layout,) = Layout.of(e_bD)
     own = e_bD[: max(0, ROWS - layout.own.start)]
@@ -91,7 +91,7 @@ def _first_rows(e_bD: Tensor) -> Tensor:
 def _uniformity(unit: Tensor) -> Tensor:
     """Return log mean exp(−2|u_i − u_j|²) over i ≠ j, 0-d, for the normalised embeddings u_i, the rows of `unit`.
 
-    Computed with |u_i − u_j|² = 2 − 2 <u_i, u_j>. 0 for fewer than two rows.
+    It is computed with |u_i − u_j|² = 2 − 2 <u_i, u_j>, and is 0 for fewer than two rows.
     """
     n = len(unit)
     if n < 2:
@@ -101,9 +101,9 @@ def _uniformity(unit: Tensor) -> Tensor:
 
 
 def _accuracy(scores: Tensor) -> Tensor:
-    """Return the share of rows of the square matrix `scores` whose largest element is on the diagonal (the own pair).
+    """Return the share of rows of the square matrix `scores` whose largest element is on the diagonal, 0-d.
 
-    With ties, argmax decides.
+    The diagonal holds the scores of the pairs. With ties, the element that argmax returns counts as the largest.
     """
     return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).to(scores.dtype).mean()
 

@@ -1,8 +1,8 @@
 """Add low-rank adapters (LoRA, Hu et al. 2021) to the trunk of a tower by peft, and merge them into its weights.
 
-torch's nn.MultiheadAttention, of which open_clip's transformers are made, holds its query, key and value weights as one
-parameter, for which it calls no layer. peft's own wrapper of it adds the adapters' product to that parameter in every
-forward pass and subtracts it afterwards, which rounds: the weights drift. AdaptedAttention leaves them as they are.
+open_clip's transformers use torch's nn.MultiheadAttention, which holds its query, key and value weights as one
+parameter and calls no layer for them. peft's own wrapper of this module adds the adapters' product to the parameter in
+every forward pass and subtracts it afterwards, which rounds: the weights drift. AdaptedAttention does not change them.
 """
 
 import copy
@@ -19,7 +19,11 @@ from dyad.train.towers.libraries.published import explain_errors
 
 
 class AdaptedAttention(nn.MultiheadAttention):
-    """An attention with adapters A (rank, width) and B (3 width, rank) of its query, key and value weights, as LoRA."""
+    """An nn.MultiheadAttention with LoRA adapters of its query, key and value weights, which are one parameter W.
+
+    It computes with W + lora_scale · lora_B lora_A. W: (3 width, width); lora_A: (rank, width); lora_B: (3 width,
+    rank).
+    """
 
     lora_A: nn.Parameter
     lora_B: nn.Parameter
@@ -27,8 +31,10 @@ class AdaptedAttention(nn.MultiheadAttention):
 
     @classmethod
     def adapt(cls, attention: nn.MultiheadAttention, rank: int, alpha: float) -> None:
-        """Turn `attention` into an AdaptedAttention, in place. lora_B starts at zero, so outputs do not change yet; its
-        own parameters keep their names. The scale of the adapters is alpha / rank."""
+        """Turn `attention` into an AdaptedAttention in place, with adapters of the scale alpha / rank.
+
+        lora_B starts at zero, so the outputs do not change yet. The existing parameters keep their names.
+        """
         weight = attention.in_proj_weight
         attention.__class__ = cls
         adapted = cast(AdaptedAttention, attention)
@@ -37,7 +43,7 @@ class AdaptedAttention(nn.MultiheadAttention):
         nn.init.kaiming_uniform_(adapted.lora_A, a=5**0.5)  # as peft does
 
     def merge(self) -> None:
-        """Add the adapters to the weights, and become a plain nn.MultiheadAttention again."""
+        """Add the adapters to the weights, and turn this module back into a plain nn.MultiheadAttention, in place."""
         weight = self.in_proj_weight.detach()
         del self.lora_A, self.lora_B
         self.__class__ = nn.MultiheadAttention  # pyright: ignore[reportAttributeAccessIssue]
@@ -45,16 +51,17 @@ class AdaptedAttention(nn.MultiheadAttention):
 
     @property
     def in_proj_weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The weights (3 width, width) with which the attention computes: its own and the adapters' product."""
+        """The query, key and value weights with the adapters' product added: (3 width, width)."""
         return cast(Tensor, self._parameters["in_proj_weight"]) + self.lora_scale * (self.lora_B @ self.lora_A)
 
 
 def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, key: str) -> None:
     """Add LoRA adapters, in place, to the modules of `trunk` that `options` names in lora_targets; freeze all else.
 
-    options: also gives the rank and the scale (alpha). Without names, texts get adapters where peft's table of models
-    says, images in every linear layer and nn.MultiheadAttention of an attention. key: model.image or model.text. The
-    adapters' product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
+    options: the tower's configuration, which also gives the rank and the scale (alpha). If lora_targets is None, a text
+    trunk gets adapters in the modules that peft's table names for its model, and an image trunk in every linear layer
+    and nn.MultiheadAttention with "att" in its name. key: "model.image" or "model.text", for messages. The adapters'
+    product is zero at first, so the outputs do not change. Raises ConfigError for modules that do not exist.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -89,7 +96,10 @@ def add_adapters(trunk: nn.Module, options: ImageTowerConfig | TextTowerConfig, 
 
 @contextmanager
 def _as_float32(trunk: nn.Module) -> Iterator[None]:
-    """In the block, the weights of `trunk` have no values and say that they are float32: peft rounds to their dtype."""
+    """In the `with` block, give all weights of `trunk` the dtype float32, by placeholders without values.
+
+    peft creates adapters in the dtype of the weights, which may be half precision. The weights are put back at the end.
+    """
     held = {parameter: parameter.data for parameter in trunk.parameters()}
     for parameter, data in held.items():
         parameter.data = torch.empty(1, device=data.device).expand(data.shape)
@@ -101,9 +111,9 @@ def _as_float32(trunk: nn.Module) -> Iterator[None]:
 
 
 def merged(trunk: nn.Module) -> nn.Module:
-    """Return a copy of `trunk` whose weights include its LoRA adapters, so that it needs no peft.
+    """Return a copy of `trunk` with its LoRA adapters added to the weights and no adapter modules.
 
-    A trunk without adapters is returned as it is, not copied.
+    A trunk without adapters is returned itself, not copied.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -1,4 +1,4 @@
-"""The choices of model.batch_norm: which statistics batch norms use in training. In eval() all use running statistics.
+"""The choices of model.batch_norm: which statistics batch norms use in training. In eval() they use running statistics.
 
 global: mean and variance of the global batch, so neither loss nor gradient depends on the number of ranks. For each
 channel, the forward pass exchanges each rank's count, mean and squared deviations, the backward pass two sums.
@@ -26,9 +26,10 @@ from dyad.train.towers.text.pooled import Pooled
 
 
 class GlobalStatistics(_BatchNorm):
-    """A batch norm with the statistics of all ranks' rows (model.batch_norm=global).
+    """A batch norm that normalises by the mean and variance over the rows of all ranks (model.batch_norm=global).
 
-    counts: False while this rank has no rows; the statistics then leave out the dummy row that it runs instead.
+    counts: whether the inputs of this rank count in the statistics. False while this rank has no rows and runs a dummy
+    row instead.
     """
 
     counts = True
@@ -50,11 +51,11 @@ class FrozenStatistics(_BatchNorm):
 
 
 class RunningStatistics:
-    """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in training.
+    """Saves (`read`) and restores (`write`) the running means and variances of all batch norms in train() mode.
 
     Every forward pass in training updates these statistics, but a skipped step and the second forward pass of a chunk
-    (which recomputes its embeddings) must not change them. own: the buffers computed from this rank's rows only, which
-    therefore differ between ranks.
+    (which recomputes its embeddings) must not change them. towers: the module with the batch norms. own: the buffers
+    computed from this rank's rows only, which therefore differ between ranks.
     """
 
     def __init__(self, towers: nn.Module) -> None:
@@ -82,9 +83,9 @@ class RunningStatistics:
 
 
 def batch_norms(towers: nn.Module) -> list[_BatchNorm]:
-    """Return the batch norms of `towers` that are in train() mode and so normalise by statistics of the batch.
+    """Return the batch norms of `towers` that are in train() mode, in which they use statistics of the batch.
 
-    Batch norms in frozen parts of a tower are in eval() mode and so are not returned.
+    Batch norms in frozen parts of a tower are in eval() mode and are not returned.
     """
     return [module for module in towers.modules() if isinstance(module, _BatchNorm) and module.training]
 
@@ -104,8 +105,8 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
     """Check that model.batch_norm=`choice` works for these towers; return a line for the log, "" without batch norms.
 
     rows: the number of pairs on the rank that has the fewest. chunks: the number of chunks in which a rank embeds its
-    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError, for example if `global`
-    meets more than one chunk, `per_chunk` meets chunks of one pair, or the text encoder has batch norms.
+    pairs. ranks: the number of processes. Call it after `set_batch_norms`. Raises ConfigError, for example for `global`
+    with more than one chunk, `per_chunk` with chunks of one pair, or batch norms in the text encoder.
     """
     norms = [m for m in towers.modules() if isinstance(m, FrozenStatistics)] + batch_norms(towers)
     in_text = any(isinstance(m, Pooled) and batch_norms(m) for m in towers.modules())
@@ -134,7 +135,7 @@ def check_batch_norms(towers: nn.Module, choice: BatchNorm, rows: int, chunks: i
 
 
 PER_CHUNK = "statistics of each chunk on each rank: chunk_size and the number of ranks change the loss"
-# model.batch_norm → what replaces the class of a norm, None if nothing does, and the meaning
+# model.batch_norm → (the class that each batch norm is turned into, None to leave it; the meaning, for the log)
 CHOICES: dict[BatchNorm, tuple[type[_BatchNorm] | None, str]] = {
     BatchNorm["global"]: (GlobalStatistics, "statistics of the global batch, for any number of processes"),
     BatchNorm.per_chunk: (None, PER_CHUNK),
@@ -157,9 +158,10 @@ def _own_forward(norm: _BatchNorm) -> str:
 
 @cache
 def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
-    """Return a class that inherits from `kind` first, for the choice of statistics, and from `norm` for all else.
+    """Return a subclass of both `kind` and `norm`, in this order.
 
-    norm: the class of an existing batch norm. kind: GlobalStatistics or FrozenStatistics, whose methods override it.
+    kind: GlobalStatistics or FrozenStatistics, whose methods override those of `norm`. norm: the class of an existing
+    batch norm.
     """
     return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
@@ -204,8 +206,8 @@ def _statistics(x: Tensor, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
 class _Normalised(torch.autograd.Function):
     """Computes weight (x - mean) / sqrt(var + eps) + bias per channel; mean and var are over the rows of all ranks.
 
-    share: the weight of one element of x in mean and var. It is (1 / the count of elements per channel over all ranks),
-    or 0 if the rows of this rank are left out of the statistics.
+    share: the weight of one element of x in mean and var: 1 / (the count of elements per channel over all ranks), or 0
+    if the rows of this rank are left out of the statistics.
     """
 
     @staticmethod

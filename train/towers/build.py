@@ -36,16 +36,16 @@ from dyad.train.towers.tower import Tower, TwoTower
 from dyad.train.towers.trial import probe, probe_images
 
 TOKENS_REFUSED = "model.text: this tower cannot take its tokenizer's tokens"
-# (ModelConfig, load_pretrained), of task=labelled also names of classes, of task=sequence run.inputs → a model
+# (ModelConfig, load_pretrained), and for task=labelled names of classes, for task=sequence run.inputs → a model
 Build = Callable[..., Any]
 
 
 def build_model(config: TrainConfig, load_pretrained: bool = True) -> TwoTowerModel:
-    """Build the towers of model.*, for the task, data.items and what the run found (run.classes, run.inputs).
+    """Build the model of a configuration: the towers of model.*, for config.task, data.items and run.classes or inputs.
 
-    A single class is told from all others by one number. load_pretrained=False: build architectures only; the weights
-    come from a checkpoint. Random initial weights come from torch's global generator. Raises ConfigError for an unknown
-    model, weights that do not exist, inputs that a tower cannot take, or towers of different widths.
+    load_pretrained=False: build architectures only; the weights come from a checkpoint. Random initial weights come
+    from torch's global generator. Raises ConfigError for an unknown model, weights that do not exist, inputs that a
+    tower cannot take, or towers of different widths.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads do not survive the loader's fork
     if may_download(config.model):
@@ -76,12 +76,12 @@ def build_image_text(config: ModelConfig, load_pretrained: bool = True) -> Image
 def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
     """Build the towers of task=question_passage: one transformers encoder for both sides, or two with equal weights.
 
-    model.shared decides which. load_pretrained=False: build architectures only, with random weights. Raises ConfigError
-    for a model, weights or inputs that do not exist or do not fit.
+    model.shared=true builds one. load_pretrained=False: build architectures only, with random weights. Raises
+    ConfigError for a model, weights or inputs that do not exist or do not fit.
     """
     generator = torch.get_rng_state()
     tower, tokenize = other, _ = _text_encoder(config, load_pretrained)
-    if not config.shared:  # loaded again: a copy would hold in memory what may stay in files
+    if not config.shared:  # loaded again: a copy would hold in memory weights that are otherwise mapped from files
         torch.set_rng_state(generator)
         other, _ = _text_encoder(config, load_pretrained)
     for encoder in dict.fromkeys((tower, other)):
@@ -90,13 +90,19 @@ def build_text_pair(config: ModelConfig, load_pretrained: bool = True) -> TextPa
 
 
 def build_image_views(config: ModelConfig, load_pretrained: bool = True) -> ImageModel:
-    """Build one image tower for both sides. Arguments and errors as of `build_image_text`."""
+    """Build the model of task=views for images: one image tower for both sides.
+
+    Arguments and errors are those of `build_image_text`.
+    """
     tower, spec = build_image_tower(BuildContext(config, load_pretrained))
     return ImageModel(_one_tower(tower, config, partial(probe_images, tower, spec)), None, spec)
 
 
 def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextPairModel:
-    """Build one transformers encoder for both sides. Arguments and errors as of `build_text_pair`."""
+    """Build the model of task=views for texts: one transformers encoder for both sides.
+
+    Arguments and errors are those of `build_text_pair`.
+    """
     tower, tokenize = _text_encoder(config, load_pretrained)
     run_once = partial(probe, tower, tokenize(["a"], tokenize.limit), TOKENS_REFUSED)
     return TextPairModel(_one_tower(tower, config, run_once), tokenize)
@@ -105,10 +111,13 @@ def build_text_views(config: ModelConfig, load_pretrained: bool = True) -> TextP
 def build_labelled(
     build_views: Build, build_prompted: Build, config: ModelConfig, load_pretrained: bool, classes: Sequence[str]
 ) -> TwoTowerModel:
-    """Build a tower beside a vector for each class, about 1 long, or beside a text tower for prompts of the classes.
+    """Build the model of task=labelled: an x tower for samples, and a y tower for classes.
 
-    For a single class both sides are one tower, which gives one number. build_views: builds a model of one tower.
-    build_prompted: builds one with a text tower. Other arguments, and errors, as of `build_model`.
+    The y tower is a learned vector for each class, of length about 1 at first; or a text tower for prompts of the
+    classes (model.classes=prompted). For a single class both sides are one tower, which gives one score (b, 1).
+    build_views: builds a model of one tower, build_prompted: a model with a text tower, from (config, load_pretrained).
+    classes: names of the classes. load_pretrained and errors are those of `build_model`; also raises ConfigError for a
+    single class and a tower whose width is not 1.
     """
     single = len(classes) == 1
     if config.classes is Classes.prompted and not single:
@@ -138,8 +147,9 @@ def build_sequence(
 ) -> SequenceModel:
     """Build the tower of task=sequence, which embeds items, and steps of sequences as contexts.
 
-    item_tower: builds the tower of an item, with what prepares its inputs: a tokenizer, an ImageSpec, or None. inputs:
-    run.inputs. Other arguments, and errors, as of `build_text_pair`.
+    item_tower: a function from (config, load_pretrained, inputs) to the tower of an item and what prepares its inputs:
+    a tokenizer, an ImageSpec, or None. inputs: run.inputs, the number of item ids or of features of a frame. Other
+    arguments, and errors, are those of `build_text_pair`.
     """
     items, prepared = item_tower(config, load_pretrained, inputs)
     if isinstance(prepared, ImageSpec):
@@ -154,7 +164,7 @@ def build_sequence(
 
 
 def _ids_tower(config: ModelConfig, load_pretrained: bool, count: int) -> tuple[Tower, None]:
-    """Build a vector for each of `count` items, about 1 long."""
+    """Build a tower from item ids, int64 (b,), to learned vectors (b, D) of length about 1 at first; `count` items."""
     vectors = nn.Embedding(count, _embed_dim(config))
     nn.init.normal_(vectors.weight, std=vectors.embedding_dim**-0.5)
     return Tower(vectors, nn.Identity()), None
@@ -172,15 +182,15 @@ def _embed_dim(config: ModelConfig) -> int:
 
 
 def build_language_model(config: ModelConfig, load_pretrained: bool = True) -> LanguageModel:
-    """Build the tower of task=language_model, which scores answers to prompts, beside an x tower that gives 1.
+    """Build the model of task=language_model: a y tower that scores answers to prompts, and an x tower that gives 1.
 
-    Arguments and errors as of `build_text_pair`.
+    Arguments and errors are those of `build_text_pair`.
     """
     tower, tokenize = build_likelihood(config, load_pretrained)
     return LanguageModel(_pair(Tower(One(), nn.Identity()), tower, config), tokenize)
 
 
-# Task → what data.items says, where the task leaves that open → what builds the model
+# task → data.items → function that builds the model; a task that ignores data.items has the same for all
 MODELS: dict[Task, dict[ItemKind, Build]] = {
     Task.image_text: dict.fromkeys(ItemKind, build_image_text),
     Task.question_passage: dict.fromkeys(ItemKind, build_text_pair),
@@ -202,7 +212,10 @@ MODELS: dict[Task, dict[ItemKind, Build]] = {
 
 
 def _one_tower(tower: Tower, config: ModelConfig, run_once: Callable[[], int]) -> TwoTower:
-    """Make `tower` both towers, with model.head in place of its projection. run_once: calls `probe` for the tower."""
+    """Return a TwoTower of which both sides are `tower`, with model.head, unless it is none, as its projection.
+
+    run_once: a function that calls `probe` for the tower and returns the width of its output.
+    """
     if config.head is Head.none:
         run_once()
     else:
@@ -222,7 +235,7 @@ def _text_encoder(config: ModelConfig, load_pretrained: bool) -> tuple[Tower, Te
 
 
 def _exported(config: ModelConfig, load_pretrained: bool) -> Calibration | None:
-    """Return the calibration of an export of ours that the text tower comes from."""
+    """Return the logit scale and bias if the text tower is loaded from an export of this program, else None."""
     name = config.text.name or config.name
     trained = load_pretrained and not config.text.from_scratch
     return exported(name, f"model.text.name={name}")[1] if trained and name else None
@@ -235,11 +248,12 @@ def _pair(x_tower: Tower, y_tower: Tower, config: ModelConfig) -> TwoTower:
 
 
 def share_towers(towers: TwoTower, main_towers: TwoTower, name: str, whole: bool = True) -> None:
-    """Let `towers` use, in place of their own, what `main_towers` has of equal architecture: whole towers, or trunks.
+    """Replace towers of `towers`, in place, by towers of `main_towers` whose weights have equal names and shapes.
 
-    A trunk is shared with what prepares its inputs; the projections of two losses may differ. Vectors of classes are
-    never shared: two losses may have as many, and others. name: what the message names. whole=False: share trunks only.
-    Raises ConfigError if nothing is shared.
+    If only the trunks are alike, the trunk and the module `prepare` are replaced, and the projection stays. A tower of
+    vectors of classes is never replaced, as other losses may have other classes. towers: of an auxiliary loss.
+    main_towers: of the run. name: the key that the error message begins with. whole=False: share trunks only. Raises
+    ConfigError if nothing is shared.
     """
 
     def shapes(module: nn.Module) -> list[Any]:

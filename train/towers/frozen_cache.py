@@ -4,9 +4,9 @@ A frozen text tower would otherwise take two thirds of each step. The bits of a 
 other rows of its batch, or a resumed run would differ in its last bits: so missing rows are computed in blocks of one
 fixed shape.
 
-The key of a row is a hash of its bytes. The content keys of a batch would not do: an image is augmented anew each
-time, and captions of different words may share a key (data.text_key). On a GPU the hash needs a copy of the rows on the
-host, so the cache is off there unless asked for.
+The key of a row is a hash of its bytes. Content keys of a batch cannot serve as keys: an image is augmented anew each
+time, and captions of different words may share a content key (data.text_key). On a GPU the hash needs a copy of the
+rows on the host, so the cache is off there by default.
 """
 
 import hashlib
@@ -20,16 +20,17 @@ from torch import Tensor
 from dyad.data.batch import Lengths
 from dyad.train.towers.text.rows import index_on, padded_length
 
-BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together
-CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, where the configuration leaves it open
+BLOCK = {"cpu": 16, "cuda": 256}  # rows computed together, by type of device
+CAPACITY = {"cpu": 512 << 20, "cuda": 0}  # bytes, by type of device, with model.frozen_cache_mb=null
 
 
 class FrozenCache:
     """Caches the output of a frozen tower for each input row, under a hash of the row's bytes.
 
     capacity: bytes of outputs to hold; once they are used up, further outputs are computed every time. 0: nothing is
-    hashed or copied to the host. None: CAPACITY of the inputs' device. texts: count and fills of a Grouped trunk, for
-    inputs that are rows of tokens; they are cut to `padded_length` and computed with rows of equal length.
+    cached, hashed or copied to the host. None: CAPACITY of the inputs' device. texts: (count, fills) of a Grouped
+    trunk, for inputs that are rows of tokens; rows are cut to `padded_length` and computed with rows of equal length.
+    None: inputs are no texts.
     """
 
     def __init__(self, capacity: int | None, texts: tuple[Callable[[Tensor], Lengths], int] | None = None) -> None:
@@ -56,7 +57,7 @@ class FrozenCache:
         lengths = [limit] * len(inputs) if counts is None else [padded_length(n, limit) for n in counts.tolist()]
         if (state := depends_on()) != self._depends_on:
             self._cached, self._free, self._depends_on = {}, capacity, state
-        # Without its padding: the same text has the same key however long it was padded.
+        # rows are hashed without padding: the same text has the same key however long it was padded
         rows = zip(inputs.cpu().contiguous().numpy(), lengths, strict=True)
         keys = [hashlib.blake2b(row[:length].data, digest_size=16).digest() for row, length in rows]
         missing = {key: row for row, key in enumerate(keys) if key not in self._cached}
@@ -74,15 +75,15 @@ class FrozenCache:
         return outputs
 
     def capacity_on(self, device: torch.device) -> int:
-        """Return how many bytes of outputs are held for inputs on `device`."""
+        """Return how many bytes of outputs the cache may hold for inputs on `device`; 0: there is no cache."""
         return CAPACITY[device.type] if self.capacity is None else self.capacity
 
     def _computed(self, compute: Callable[..., Tensor], inputs: Tensor) -> Tensor:
         """Return compute(inputs), (b, …), for `inputs` of b rows, at most one block (16 rows on CPU, 256 on CUDA).
 
-        compute: the frozen part of a tower. It always gets a whole block: copies of the first row fill it up, and for
-        texts one row with a single token is added, because attention takes another code path when nothing is masked.
-        The outputs of the added rows are dropped.
+        compute: the frozen part of a tower, which always gets a whole block: copies of the first row fill it up, and
+        for texts one row with a single token is added, because attention takes another code path when nothing is
+        masked. The outputs of the added rows are dropped.
         """
         count = len(inputs)
         block = torch.cat([inputs, inputs[:1].expand(BLOCK[inputs.device.type] - count, *inputs.shape[1:])])

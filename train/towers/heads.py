@@ -1,4 +1,4 @@
-"""Projection heads that only training needs: what model.head names, and a model without it."""
+"""Projection heads for training alone: the heads that model.head names, and how to remove one from a model."""
 
 from dataclasses import replace
 from functools import cache
@@ -12,29 +12,29 @@ from dyad.train.towers.tower import Tower, TwoTower
 
 
 class Representation(nn.Identity):
-    """What comes before a ProjectionHead: features (b, C), of feature maps (b, C, H, W) the mean over their places."""
+    """Averages feature maps (b, C, H, W) over their places to (b, C), and returns features (b, C) unchanged."""
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return features.mean((2, 3)) if features.dim() == 4 else features
 
 
 class ProjectionHead(nn.Sequential):
-    """The projection of a tower that only training needs: exports and `dyad.load` give what comes before it.
+    """A projection of a tower for training alone: exports and `dyad.load` leave it out and give its input features.
 
     Each choice of model.head is that of its paper's own code, with a batch norm and a ReLU after every hidden layer:
 
     linear     Chen et al. 2020 (SimCLR), appendix; github.com/google-research/simclr, model_util.py projection_head
-    simclr     there, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
+    simclr     the same, num_proj_layers=2: as wide as the trunk; the output too has a batch norm, which adds no bias
     simclr_v2  Chen et al. 2020 (Big Self-Supervised Models), num_proj_layers=3
     byol       Grill et al. 2020, section 3.3 and appendix: 4096, the output without batch norm
-    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), as byol
+    vicreg     Bardes et al. 2022, the expander: three layers of 8192 (model.embed_dim=8192), output without batch norm
     """
 
     def forward(self, features: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return super().forward(Representation()(features))
 
 
-# Linear layers; width of all but the last, None: that of the trunk; whether the output has a batch norm
+# number of linear layers; width of all but the last (None: that of the trunk); whether the output has a batch norm
 HEADS: dict[Head, tuple[int, int | None, bool]] = {
     Head.linear: (1, None, True),
     Head.simclr: (2, None, True),
@@ -45,8 +45,10 @@ HEADS: dict[Head, tuple[int, int | None, bool]] = {
 
 
 def build_head(config: ModelConfig, width: int) -> ProjectionHead:
-    """Build the head model.head, from the `width` of the trunk to model.embed_dim. model.head_width replaces the hidden
-    width. Biases before batch norms would have no effect, and the papers' outputs have none: no linear layer has one.
+    """Build the projection head that model.head names, from `width` features of the trunk to model.embed_dim.
+
+    model.head_width, if set, replaces the published width of the hidden layers. No linear layer has a bias: before a
+    batch norm it would have no effect, and the papers' output layers have none.
     """
     count, published, is_normed = HEADS[config.head]
     assert config.embed_dim is not None
@@ -59,8 +61,11 @@ def build_head(config: ModelConfig, width: int) -> ProjectionHead:
 
 
 def representation(model: TwoTowerModel) -> TwoTowerModel:
-    """Return the model as it is used after training, with shared weights: towers with a ProjectionHead end before it,
-    and in the place of vectors of classes stands the tower of the samples."""
+    """Return the model as it is used after training, sharing the weights of `model`.
+
+    A ProjectionHead is replaced by Representation, so that the tower gives the head's input features. If the y tower is
+    vectors of classes, the x tower takes its place.
+    """
 
     @cache
     def ended(tower: nn.Module) -> nn.Module:

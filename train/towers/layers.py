@@ -1,4 +1,4 @@
-"""The layers of a tower: they are sharded, compiled, planned and frozen one by one, and recomputed in backward."""
+"""Find the layers of a tower, which are sharded one by one; freeze all but the last; recompute activations."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile
@@ -10,8 +10,11 @@ LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 def layers_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of a tower that are gathered one after the other: modules of one class, in a list or by names of
-    their own, that have most of the weights of what they are in."""
+    """Yield the repeated layers of `module`, such as transformer blocks, which sharding gathers one after the other.
+
+    Layers are children of one class that together have more than half of the weights of the module that contains them,
+    in a ModuleList or the like or as separate attributes. Modules without such children are searched recursively.
+    """
     children = list(module.children())
     for alike in _by_class(children, isinstance(module, LISTS)):
         if len(alike) > 1 and 2 * _size(alike) > _size([module]):
@@ -22,8 +25,11 @@ def layers_of(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _by_class(modules: Sequence[nn.Module], listed: bool) -> Iterator[list[nn.Module]]:
-    """Yield the modules of each class. listed: whether they are in a list; else lists, and modules without modules in
-    them, are no layers."""
+    """Yield the modules of each class as one list.
+
+    listed: whether `modules` are the items of a ModuleList or the like (LISTS); if not, the result leaves out lists and
+    modules without children, which are no layers.
+    """
     of_class: dict[type, list[nn.Module]] = {}
     for module in modules:
         if listed or (any(True for _ in module.children()) and not isinstance(module, LISTS)):
@@ -36,8 +42,10 @@ def _size(modules: Iterable[nn.Module]) -> int:
 
 
 def checkpoint_activations(model: Any) -> None:
-    """Make a model of open_clip, timm or transformers recompute its activations in backward, as
-    model.grad_checkpointing=true asks."""
+    """Make a model of open_clip, timm or transformers recompute its activations in backward, in place.
+
+    This is activation checkpointing, for model.grad_checkpointing=true.
+    """
     if hasattr(model, "set_grad_checkpointing"):  # open_clip and timm
         model.set_grad_checkpointing(True)
     else:
@@ -46,14 +54,16 @@ def checkpoint_activations(model: Any) -> None:
 
 
 def layer_stack(model: nn.Module) -> list[nn.Module]:
-    """Return the layers by which model.….unlocked_layers counts in a model of transformers: the longest list of modules
-    in it, which may be inside one of the layers of `layers_of`."""
+    """Return the layers of a model of transformers in order: its longest nn.ModuleList, or [model] if it has none.
+
+    The configuration keys unlocked_layers and unlocked_groups count these layers.
+    """
     lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=[model])
 
 
 def freeze(trunk: nn.Module, parts: Sequence[nn.Module], count: int) -> None:
-    """Freeze `trunk` except for the last `count` layers of `parts`, and what follows them in trunk.parameters().
+    """Freeze `trunk` except for the last `count` layers of `parts` and the parameters after them in trunk.parameters().
 
     parts: layers of the trunk, in the order in which trunk.parameters() yields their parameters. count=0 freezes all.
     """

@@ -1,4 +1,4 @@
-"""What a model is: its towers, and what prepares their inputs."""
+"""Dataclasses of the models of each task: the towers, and the tokenizer or image size to prepare their inputs with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from dyad.train.towers.tower import TwoTower
 class TwoTowerModel:
     """A model of two towers, which embed the two sides of a pair, and the tokenizer of their texts.
 
-    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens. calibration: what the weights of both
-    towers know of the logit of a pair; None: nothing.
+    tokenize: converts n texts to token ids, int64 (n, L), where L counts tokens; None if no tower takes texts.
+    calibration: the logit scale and bias with which pretrained weights of both towers were trained; None: not known.
     """
 
     towers: TwoTower
@@ -24,7 +24,7 @@ class TwoTowerModel:
 
 @dataclass(frozen=True)
 class ImageModel(TwoTowerModel):
-    """A model whose x_tower takes images. image: size and normalisation of its input. tokenize: None if no texts."""
+    """A model whose x_tower takes images. image: size and normalisation of the images that x_tower takes."""
 
     image: ImageSpec
 
@@ -41,28 +41,28 @@ class ImageTextModel(ImageModel):
 
 @dataclass(frozen=True)
 class TextPairModel(TwoTowerModel):
-    """A model whose x_tower takes questions and y_tower passages, or one tower that takes texts.
+    """A model whose x_tower takes questions and y_tower passages, or with one tower for the texts of both sides.
 
-    tokenize: a TextTokenizer; (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
+    tokenize: a TextTokenizer, (texts, length, pairs=None) → token ids, int64 (n, L), where L counts tokens.
     """
 
 
 @dataclass(frozen=True)
 class LanguageModel(TwoTowerModel):
-    """A model whose y_tower scores an answer to a prompt, (n, 1), and whose x_tower gives 1.
+    """A model whose y_tower scores answers to prompts, (n, 1), and whose x_tower gives 1 for every row.
 
-    tokenize: a PromptTokenizer; (prompts, answers, the longest prompt, the longest answer) → int64 (n, 1 + L).
-    Lengths and L count tokens. Column 0 is the number of tokens of the prompt; prompt and answer follow, padded on the
-    right.
+    tokenize: a PromptTokenizer, (prompts, answers, length of the longest prompt, of the longest answer) → int64 (n, 1 +
+    L). Lengths and L count tokens. Column 0 is the number of tokens of the prompt; the tokens of prompt and answer
+    follow, padded on the right.
     """
 
 
 @dataclass(frozen=True)
 class SequenceModel(TwoTowerModel):
-    """A model whose one tower embeds items, and steps of sequences as contexts.
+    """A model of task=sequence, whose one tower embeds items, and steps of sequences as contexts.
 
-    image: of items that are images. width: of the embedding of an item. names: the ids of the items, of an export;
-    else the log has them.
+    image: size and normalisation of items that are images; None for other items. width: width of an item's embedding.
+    names: the ids of the items, if the model comes from an export; else (), and the training data have the ids.
     """
 
     image: ImageSpec | None

@@ -1,8 +1,8 @@
-"""The tower of sequences: it embeds items one by one, and the steps of a sequence as their contexts.
+"""The tower of sequences, which embeds single items, and steps of sequences as contexts.
 
-Both sides of a pair have this one tower. Side y is an item; side x the items of a sequence up to a step, of which a
-recurrent or causal network makes the context: van den Oord et al. 2018 (CPC); Hidasi et al. 2016 (GRU4Rec); Kang &
-McAuley 2018 (SASRec).
+The context of a step is a vector computed from the items of its sequence up to this step, by a recurrent or causal
+network: van den Oord et al. 2018 (CPC); Hidasi et al. 2016 (GRU4Rec); Kang & McAuley 2018 (SASRec). Both sides of a
+pair use this one tower: side x is a context, side y a later item.
 
 Letters in shapes: S steps of all sequences; b sequences; T steps of the longest; H width of the network; D of contexts.
 """
@@ -23,9 +23,9 @@ LONGEST_WAVE = 10_000  # of positions, as Vaswani et al. 2017, section 3.5
 
 
 class ContextNetwork(nn.Module):
-    """Makes the context of each step of sequences from the embeddings of the items up to that step.
+    """Computes the context of each step of sequences, (S, D), from the embeddings of the items up to that step.
 
-    width: of an item's embedding.
+    config: the kind, layers and widths of the network. width: the width of an item's embedding.
     """
 
     def __init__(self, config: ContextConfig, width: int) -> None:
@@ -46,20 +46,24 @@ class ContextNetwork(nn.Module):
         self.leave = nn.Identity() if inside == outside else nn.Linear(inside, outside)
 
     def forward(self, items_SD: Tensor, places: Lengths) -> Tensor:
-        """Return the contexts of S steps, (S, D). places (S,): of each step in its sequence, from 0, in order."""
+        """Return the contexts of S steps of sequences, (S, D).
+
+        items_SD: the embeddings of the items of all sequences, one sequence after the other. places: the place of each
+        step in its sequence, int64 (S,), counted from 0.
+        """
         device = items_SD.device
         row, place = (index_on(device, each) for each in (np.cumsum(places == 0) - 1, places))
-        # The states of a recurrent network are sums over many steps, and its kernels have no autocast on CPUs
+        # float32: states of a recurrent network are sums over many steps, and its kernels have no autocast on CPUs
         with torch.autocast(device.type, enabled=False):
             wide_SD = items_SD.to(torch.promote_types(items_SD.dtype, torch.float32))
             entered = self.dropout(self.enter(wide_SD))
             shape = int((places == 0).sum()), int(places.max()) + 1, self.inside
-            padded = entered.new_zeros(shape).index_put((row, place), entered)  # behind the end, which nothing reads
+            padded = entered.new_zeros(shape).index_put((row, place), entered)  # zeros behind the ends are not read
             return self.leave(self._states(padded)[row, place])
 
     @torch.no_grad()
     def followed_by(self, w_DE: Tensor) -> "ContextNetwork":
-        """Return the network whose contexts are w_DE · c, (D,), for the contexts c, (E,), of this one."""
+        """Return a copy of this network that gives w_DE · c, (D,), where this network gives the context c, (E,)."""
         made, leave = copy.deepcopy(self), self.leave
         made.leave = nn.Linear(self.inside, len(w_DE), device=w_DE.device)
         inside, bias = (leave.weight, leave.bias) if isinstance(leave, nn.Linear) else (torch.eye(len(w_DE.T)), None)
@@ -76,7 +80,10 @@ class ContextNetwork(nn.Module):
 
 
 def positions(like_bTH: Tensor) -> Tensor:
-    """Return the sinusoids of T positions, (T, H) (Vaswani et al. 2017, section 3.5): no sequence is too long."""
+    """Return the sinusoidal position embeddings of T positions, (T, H) (Vaswani et al. 2017, section 3.5).
+
+    like_bTH: a tensor with T, H and the dtype and device of the result.
+    """
     _, steps, width = like_bTH.shape
     place_T = torch.arange(steps, device=like_bTH.device, dtype=like_bTH.dtype)
     wave_h = LONGEST_WAVE ** (-torch.arange(0, width, 2, device=like_bTH.device, dtype=like_bTH.dtype) / width)
@@ -85,7 +92,10 @@ def positions(like_bTH: Tensor) -> Tensor:
 
 
 class SequenceTower(Tower):
-    """Embeds items (b, …) as (b, D), as the tower `items` does; with places, the steps of sequences as contexts."""
+    """Embeds items (b, …) as (b, D), as the tower `items` does, or steps of sequences as contexts.
+
+    context: the network that computes contexts from the embeddings of items.
+    """
 
     def __init__(self, items: Tower, context: ContextNetwork) -> None:
         super().__init__(items.trunk, items.projection, prepare=items.prepare)
@@ -94,40 +104,53 @@ class SequenceTower(Tower):
         self._ahead: tuple[Tensor, ...] = ()
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None, places: Lengths | None = None) -> Tensor:
-        """Embed S items as (S, D). places (S,): then S steps of sequences as contexts, see ContextNetwork."""
+        """Embed S items as (S, D); with `places`, embed S steps of sequences as contexts, see ContextNetwork.
+
+        inputs: items (S, …). lengths: the number of tokens of each item that is a text; None: to be counted, or no
+        texts. places: the place of each item in its sequence, int64 (S,), from 0; None: embed single items.
+        """
         embedded = super().forward(inputs, lengths)
         return embedded if places is None else self.context(embedded, places)
 
     def predicts_by(self, w_HDD: Tensor) -> None:
-        """Take W_s of CPC, a matrix for s = 1, 2, … steps ahead, by which a context is compared with a later item."""
+        """Store the matrices W_s of CPC: a context c predicts the item s = 1, 2, … steps ahead by W_s c.
+
+        w_HDD: (H, D, E), one matrix for each s, or a single matrix for all.
+        """
         self._ahead = (w_HDD,)  # in a tuple, as it is a parameter of the objective, not of the tower
 
     @property
     def next_network(self) -> ContextNetwork:
-        """The network whose outputs are compared with the next items: that of the contexts c, or W_1 c of CPC."""
+        """The network whose outputs are compared with the next items: its outputs are contexts c, or W_1 c for CPC."""
         return self.context.followed_by(self._ahead[0][0]) if self._ahead else self.context
 
     def contexts(self, items_SD: Tensor, places: Lengths) -> Tensor:
-        """Return the contexts of S steps of sequences, (S, D), from the embeddings of their items."""
+        """Return the contexts of S steps of sequences, (S, D), from the embeddings of their items.
+
+        places: the place of each step in its sequence, int64 (S,), from 0.
+        """
         return self.context(items_SD, places)
 
     def compile(self, *args: object, **kwargs: object) -> None:
-        """Compile what embeds an item. The lengths of sequences would be further shapes to compile for."""
+        """Compile the trunk, which embeds items, with the arguments of torch.compile.
+
+        The context network is not compiled: each length of a sequence would be a further shape to compile for.
+        """
         self.trunk.compile(*args, **kwargs)
 
 
 class FrameEncoder(nn.Sequential):
-    """Embeds frames (b, F) as (b, H): two linear layers."""
+    """Embeds frames (b, F), vectors of F = `features` numbers, as (b, H), H = `width`: two linear layers with GELU."""
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__(nn.Linear(features, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
 
 
 class OfHistory(nn.Module):
-    """Embeds histories, numbers of items (b, T) filled up with −1, as (b, D), to be compared with the next items.
+    """Embeds histories as (b, D), to be compared with the embeddings of next items.
 
-    items_ND: embeddings of the items. ahead: whether CPC's W_1 is applied, by which they are compared; without it they
-    are the contexts themselves.
+    A history is a row of item numbers, int64 (b, T), in the order of time, padded with −1. items_ND: embeddings of the
+    N items. ahead: whether to return W_1 c for a model trained by CPC, in place of the context c.
     """
 
     def __init__(self, tower: SequenceTower, items_ND: Tensor, ahead: bool = True) -> None:

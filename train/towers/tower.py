@@ -1,4 +1,4 @@
-"""A tower (inputs of one kind → embeddings), a pair of towers, and functions that freeze parts of a tower."""
+"""A tower (inputs of one kind → embeddings), a pair of towers, and the precision in which towers compute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tower(nn.Module):
     """Embeds inputs: (b, …) → prepare → trunk → projection → (b, D), not normalised: objectives and evaluation do that.
 
     If no parameter of the trunk trains, the trunk's outputs are cached (FrozenCache) and have no autograd graph. Frozen
-    modules stay in eval() mode. cache_mb: size of that cache in MiB (model.frozen_cache_mb).
+    modules stay in eval() mode. cache_mb: size of this cache in MiB (model.frozen_cache_mb); None: a default by device.
     """
 
     def __init__(
@@ -35,17 +35,23 @@ class Tower(nn.Module):
         self._frozen_cache = FrozenCache(capacity, texts) if _is_frozen(trunk) else None
 
     def forward(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
-        """Embed inputs (b, …) as (b, D). lengths: tokens of each row of a text; None for images, or to count them."""
+        """Embed inputs (b, …) as (b, D).
+
+        lengths: the number of tokens of each row, for texts, as a NumPy array; None: no texts, or to be counted here.
+        """
         if self._frozen_cache is None:
             return self.projection(self._features(inputs, lengths))
         return self.projection(self._frozen_cache(self._features, inputs, partial(self._state, inputs.device), lengths))
 
     def without_cache(self) -> None:
-        """Compute the features of a frozen trunk in every forward pass from now on."""
+        """Drop the cache of a frozen trunk, whose features are then computed in every forward pass."""
         self._frozen_cache = None
 
     def features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
-        """Return the outputs of the tower's trunk for `inputs` (b, …), before the projection, without the cache."""
+        """Return the outputs of the trunk for `inputs` (b, …), before the projection, without use of the cache.
+
+        lengths: as in forward.
+        """
         return self._features(inputs, lengths)
 
     def _features(self, inputs: Tensor, lengths: Lengths | None = None) -> Tensor:
@@ -53,7 +59,10 @@ class Tower(nn.Module):
         return self.trunk(prepared) if lengths is None else self.trunk(prepared, lengths)
 
     def _state(self, device: torch.device) -> Hashable:
-        """Return what the trunk's outputs depend on besides the inputs: a change of any weight raises its version."""
+        """Return a key of all that the trunk's outputs depend on besides the inputs: precision, and version of weights.
+
+        torch raises the version of a tensor at each change in place.
+        """
         weights = [*self.trunk.parameters(), *self.trunk.buffers()]
         return (precision_of(device), *((t.data_ptr(), t._version) for t in weights))
 
@@ -65,17 +74,17 @@ class Tower(nn.Module):
         return self
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the whole tower as one, with the arguments of torch.compile.
+        """Compile the tower in place, as a whole, with the arguments of torch.compile.
 
-        The cache of a frozen trunk and the groups of Grouped are plain Python: there only the trunk is compiled.
+        Only the trunk is compiled if it is frozen or Grouped: the cache and the grouping of rows are plain Python.
         """
         whole = self._frozen_cache is None and not isinstance(self.trunk, Grouped)
         (super() if whole else self.trunk).compile(*args, **kwargs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Tower:
-        """Apply `fn` to every tensor, as .to() and .cuda() do; off the CPU, trunks that convolve become channels-last.
+        """Apply `fn` to every tensor, as .to() and .cuda() do; on GPUs, weights of convolutions become channels-last.
 
-        cuDNN is much faster with that memory format. On CPUs the pixels alone are channels-last, see NormalizePixels.
+        cuDNN is much faster with this memory format. On CPUs only the pixels are channels-last, see NormalizePixels.
         """
 
         def placed(tensor: Tensor) -> Tensor:
@@ -90,7 +99,7 @@ class Tower(nn.Module):
 class TwoTower(nn.Module):
     """Holds x_tower and y_tower, which each embed (b, …) inputs as (b, D), not normalised.
 
-    When the two towers share weights, both are the same module.
+    If the two towers share all weights, both are the same module.
     """
 
     def __init__(self, x_tower: nn.Module, y_tower: nn.Module) -> None:
@@ -98,11 +107,11 @@ class TwoTower(nn.Module):
         self.x_tower, self.y_tower = x_tower, y_tower
 
     def frozen_copy(self) -> TwoTower:
-        """Return a copy with its own values of the weights that train, which do not train in the copy.
+        """Return a copy of both towers, with copied values of the weights that train, and with all weights frozen.
 
-        All other tensors (frozen weights, buffers) and the caches of frozen trunks are those of this module. The copy
-        stays in the mode of this module, train() or eval(). Copy before torch.compile: compiled functions would go on
-        with the weights of this module.
+        The copy shares all other tensors (frozen weights, buffers) and the caches of frozen trunks with this module. It
+        has the mode of this module, train() or eval(). Call it before torch.compile: compiled functions of the copy
+        would use the weights of this module.
         """
         shared = [*self.buffers(), *(p for p in self.parameters() if not p.requires_grad)]
         shared += [module._frozen_cache for module in self.modules() if isinstance(module, Tower)]
@@ -118,9 +127,9 @@ def precision_of(device: torch.device) -> torch.dtype | None:
 
 @contextmanager
 def tf32_products(device: torch.device) -> Iterator[None]:
-    """In the block, a GPU multiplies float32 matrices as TF32: 10 bits of mantissa, sums in float32, much faster.
+    """In the `with` block, let a GPU multiply float32 matrices as TF32: 10 bits of mantissa, sums in float32, faster.
 
-    Only towers run in it, forward and backward: the products of scores and losses stay exact. Nothing changes on CPUs.
+    Use it around towers only, forward and backward: scores and losses need float32. Nothing changes on CPUs.
     """
     if device.type != "cuda":
         yield
@@ -134,7 +143,7 @@ def tf32_products(device: torch.device) -> Iterator[None]:
 
 
 def convolves(trunk: nn.Module) -> bool:
-    """Whether a trunk has convolutions of feature maps, and not just one that cuts the image into patches."""
+    """Whether a trunk has convolutions of feature maps: a convolution of the image itself alone, as in ViT, is none."""
     return any(isinstance(module, nn.Conv2d) and module.in_channels > COLOURS for module in trunk.modules())
 
 

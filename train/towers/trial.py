@@ -1,4 +1,4 @@
-"""Run a tower once, without memory if possible: the width of its embeddings, and which parameters they depend on."""
+"""Find the width of a tower's embeddings and the parameters that they depend on, by one run on the meta device."""
 
 import copy
 from typing import Any
@@ -21,15 +21,16 @@ def probe_images(tower: Tower, spec: ImageSpec) -> int:
 def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
     """Return the width D of a tower's embeddings, and freeze parameters that the embeddings do not depend on.
 
-    DDP (torch's DistributedDataParallel) would wait for the gradients of those. A copy of the tower without memory is
-    run once. When the tower cannot take `inputs`, raises ConfigError with a message that begins with `problem`.
+    DDP (torch's DistributedDataParallel) would wait for gradients of such parameters. A copy of the tower on the meta
+    device is run once; if that fails, the tower itself. The tower is left in eval() mode. inputs: one or more inputs of
+    the tower. Raises ConfigError, with a message that begins with `problem`, if the tower cannot take `inputs`.
     """
     tower.eval()
     try:
         width, used = _run_once(on_meta(tower), inputs.to("meta"))
         if inputs.dtype != torch.uint8 and _may_exceed_tables(tower, inputs):
             raise IndexError
-    except Exception:  # a trunk that reads values (.tolist(), `if`), or the real run has the reason
+    except Exception:  # the trunk reads values (.tolist(), `if`), or fails, and the run with values has the reason
         with explain_errors(problem):
             width, used = _run_once(tower, inputs)
     for parameter, is_used in zip(tower.parameters(), used, strict=True):
@@ -38,10 +39,10 @@ def probe(tower: Tower, inputs: Tensor, problem: str) -> int:
 
 
 def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
-    """Whether an id or a position of `tokens`, (b, L), may be beyond its table: on meta that goes unnoticed.
+    """Whether an id or a position of `tokens`, int64 (b, L), may be outside its nn.Embedding.
 
-    Ids belong to the largest table; the smallest may be of positions, which RoBERTa counts from behind its padding_idx.
-    Tables of at most two rows are of token types.
+    A run on the meta device does not notice this. The largest embedding is taken for that of ids; the smallest may be
+    that of positions, which RoBERTa counts from padding_idx + 1. Embeddings of at most two rows are of token types.
     """
     tables = [m for m in tower.modules() if isinstance(m, nn.Embedding) and m.num_embeddings > 2]
     if not tables:
@@ -56,13 +57,16 @@ def _may_exceed_tables(tower: Tower, tokens: Tensor) -> bool:
 def on_meta(tower: Tower) -> Tower:
     """Return a copy of a tower on the meta device: its tensors have shapes and no values, so they take no memory."""
     copies: dict[int, Any] = {id(b): b.detach().to("meta") for b in tower.buffers()}
-    copies[id(tower._frozen_cache)] = None  # what it holds may be large
+    copies[id(tower._frozen_cache)] = None  # the cached outputs may be large
     copies |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in tower.parameters()}
     return copy.deepcopy(tower, copies)
 
 
 def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
-    """Return the features of a tower on the meta device. Texts count as of full length: no token can be read there."""
+    """Return the features (before the projection) of a tower on the meta device for `inputs` on the meta device.
+
+    Texts are not grouped or cut by length, as tokens cannot be read on the meta device.
+    """
     if isinstance(tower.trunk, Pooled):
         return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
     return tower.trunk.encode_group(inputs) if isinstance(tower.trunk, Grouped) else tower.features(inputs)

@@ -15,9 +15,9 @@ def as_int64(name: str, values: Tensor, device: torch.device, *, pairs: bool = F
 @overload
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None: ...
 def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: bool = False) -> Tensor | None:
-    """Convert `values` (a tensor, list or array of integers, or None) to int64 (n,), or to (P, 2) if `pairs`.
+    """Convert `values`, a tensor, list or array of integers, to int64 (n,), or (P, 2) if `pairs`; None stays None.
 
-    Raises ValueError for other shapes and types; its message names the argument `name`.
+    Raises ValueError for other shapes and types; the message names the argument `name`.
     """
     if values is None:
         return None
@@ -29,10 +29,11 @@ def as_int64(name: str, values: Tensor | None, device: torch.device, *, pairs: b
 
 
 def as_relevance(name: str, values: Tensor | None, count: int, like: Tensor) -> Tensor | None:
-    """Convert the relevance of `count` positive pairs, or None, to float (count,) without gradient, float32 or better.
+    """Convert the relevance of `count` positive pairs to float32 or float64 (count,) without gradient; None stays None.
 
-    like: embeddings, of the device and precision wanted. Raises ValueError for another shape and for a relevance
-    outside (0, 1]; its message names the argument `name`.
+    values: the relevance of each pair, a weight in (0, 1]; a tensor, list or array. like: a tensor with the device of
+    the result; the result is float64 if it is float64. Raises ValueError for another shape and for a relevance outside
+    (0, 1]; the message names the argument `name`.
     """
     if values is None:
         return None

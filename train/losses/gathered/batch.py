@@ -26,19 +26,21 @@ Index = slice | Tensor
 
 
 def at(values: Tensor, index: Index) -> Tensor:
-    """Return values[index], or `values` itself if the slice covers it: backward of a slice fills a whole tensor."""
+    """Return values[index], or `values` itself if `index` is a slice of all of it, which saves a copy in backward."""
     whole = isinstance(index, slice) and index.indices(len(values)) == (0, len(values), 1)
     return values if whole else values[index]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Further y items of this rank, k ≥ 0 in total, any number per row. They are candidates of every row.
+    """y items of this rank beside those of the pairs, such as hard negatives: k ≥ 0 in total, any number per row.
 
-    embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
-    equal for equal items; positive_k: bool, whether the item is a further positive of its row. By default all are hard
-    negatives. importance_k: log q of each item, for the objectives that take it, with q the density it was drawn from.
-    relevance_k: of a further positive its relevance in (0, 1], by default 1; that of others is not read.
+    All rows of the batch are scored against each of them. embeddings_kD: (k, D). row_k (k,) int64: index of the local
+    row that each item belongs to. keys_k (k,) int64: content keys, equal for equal items; None: not compared.
+    positive_k (k,) bool: True for a further positive of the row, False for a hard negative; None: all are hard
+    negatives. importance_k (k,) float: log q of each item, for the objectives that take it, with q the density from
+    which the item was drawn. relevance_k (k,) float: weight in (0, 1] of each further positive, not read for negatives;
+    None: all 1.
     """
 
     embeddings_kD: Tensor
@@ -52,8 +54,8 @@ class Columns:
     def of(negatives: Tensor | Columns) -> Columns:
         """Return hard negatives as Columns: y items of this rank beside the pairs, each with the row it belongs to.
 
-        negatives: (b, k, D), k hard negatives for each of b rows; or Columns, which are only checked. Raises ValueError
-        for wrong shapes or types.
+        negatives: (b, k, D) embeddings of k hard negatives for each of b rows; or Columns, which are only checked.
+        Raises ValueError for wrong shapes or types.
         """
         if isinstance(negatives, Columns):
             return negatives._checked()
@@ -87,18 +89,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class GatheredBatch:
-    """This rank's rows x (b,) against all columns y (M,): y of rank 0, 1, …, then the further columns of rank 0, 1, ….
+    """The rows x (b, D) of this rank and the columns y (M, D) of all ranks, with the relations of rows and columns.
 
-    Further columns are y items beside the pairs, see Columns; further_rows: such x items of this rank, see XNegatives.
-    rows, columns: how x and y of the pairs are distributed over ranks.
-    Pairs are (local row, global column): positives, those of this rank's rows; excluded (P, 2) and known, which are
-    left out of all sums, known ones unless they are positives. relevance: w in (0, 1] of each positive pair, (P,) in
-    the order of `positives`, without gradient; None: all 1. keys: for x and for y, if given, (keys of this rank's
-    rows (b,), keys of the columns that have one (≤ M,)); equal keys mean the same item; y_keys_M: those of y, of all
-    columns. sample_ids_b: indices of per-sample state; sample_ids_B: those of all ranks, if they were asked for.
-    owners: the number of each row (b,) and the row to whose list each column belongs (M,), if a row's candidates are of
-    its own list. importance_m: log q or ζ (see OneSidedDPM) of this rank's m columns, as the caller gave it; log_q_M:
-    log q of all columns, if further ones have it, too.
+    The columns are the y of the pairs of rank 0, 1, …, then the further columns (y items beside the pairs, see Columns)
+    of rank 0, 1, …. A pair is (local row, global column), int64.
+    rows, columns: how the x and the y of the pairs are distributed over ranks. positives: the P positive pairs of this
+    rank's rows. excluded (P', 2): pairs that all sums leave out. keys: for x and for y, if given, (keys of this rank's
+    rows (b,), keys of the first columns (≤ M,)), int64; equal keys mean the same item. sample_ids_b: int64 (b,), the
+    index of each row's per-sample state. importance_m (m,): log q or ζ (see OneSidedDPM) of this rank's m columns, as
+    the caller gave it. sample_ids_B: the sample ids of all ranks; None unless asked for. known: pairs that all sums
+    leave out unless they are in `positives`. owners: (global index of each row (b,), global index of the row to whose
+    list each column belongs (M,)); None: sums do not depend on lists. log_q_M: log q of all columns, with q the density
+    from which a column was drawn; None unless further columns have it. y_keys_M: the content keys of all columns; None
+    unless given. relevance (P,): weight in (0, 1] of each positive pair, in the order of `positives`, without gradient;
+    None: all 1. further_rows: x items of this rank beside the pairs, see XNegatives.
     """
 
     x_bD: Tensor
@@ -119,11 +123,11 @@ class GatheredBatch:
     further_rows: FurtherRows | None = None
 
     def compared_keys(self, duplicates: Duplicates) -> tuple[tuple[Tensor, Tensor], ...]:
-        """Return the content keys by which equal items are found, or () with duplicates=keep.
+        """Return the content keys by which equal items are found: the field `keys`; () with duplicates=keep.
 
-        They are, for each kind of key, (keys of this rank's rows, keys of the columns). duplicates: what the objective
-        does with equal items; only with keep are they not compared. Raises ConfigError if they are to be compared and
-        the batch has no keys.
+        The result has, for each of x and y that has keys, (keys of this rank's rows (b,), keys of the columns (≤ M,)).
+        duplicates: what the objective does with equal items; keep compares none. Raises ConfigError if items are to be
+        compared and the batch has no keys.
         """
         if duplicates is Duplicates.keep:
             return ()
@@ -137,8 +141,8 @@ class GatheredBatch:
     def positive_indices(self) -> tuple[Index, Index]:
         """Return the row indices and the column indices of the batch's positive pairs, in the order of `positives`.
 
-        Both are slices, which index without a copy, if the positive of each row x_i is y_i alone; else tensors (P,) for
-        P pairs.
+        Both results are slices, which index without a copy, if the positive of each row x_i is y_i alone; else int64
+        tensors (P,) for P pairs.
         """
         first = self.positives.own
         if first is not None:
@@ -147,24 +151,21 @@ class GatheredBatch:
         return i, j
 
     def pair_scores(self) -> Tensor:
-        """Return the scores <x_i, y_j> of the batch's P positive pairs, (P,) in the order of `positives`.
-
-        They are float32 or better.
-        """
+        """Return the scores <x_i, y_j> of the P positive pairs in the order of `positives`: (P,) float32 or float64."""
         return self._pair_scores
 
     @cached_property
     def _pair_scores(self) -> Tensor:
         i, j = self.positive_indices()
         dtype = torch.promote_types(self.x_bD.dtype, torch.float32)
-        with torch.enable_grad():  # loss and metrics share them, whichever asks first
+        with torch.enable_grad():  # the loss and metrics share the scores: metrics may ask first, under no_grad
             return (at(self.x_bD, i).to(dtype) * at(self.y_MD, j).to(dtype)).sum(1)
 
     def counts(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Count the pairs of each row of this rank, (b,), and of each column over the rows of all ranks, (M,), int64.
 
-        pairs: this rank's list of (local row, global column). Every rank must call it, unless the list is the pairs
-        (x_i, y_i) of all rows i.
+        pairs: this rank's list of (local row, global column). Every rank must call this method, unless `pairs` lists
+        the pair (x_i, y_i) of each row i and nothing else.
         """
         columns_M = torch.zeros(len(self.y_MD), dtype=torch.int64, device=self.y_MD.device)
         if pairs.own is not None:
@@ -197,18 +198,19 @@ def gather_batch(
 
     x_bD, y_mD: the b embeddings of x and the m of y on this rank. The caller must normalise them first if the
     similarity is cosine. negatives: y items beside the pairs, such as hard negatives; None: none. positives: (P, 2)
-    pairs (local row, global column); None: row i of x with row i of y. excluded: (P, 2) pairs to leave out of all sums.
-    x_keys, y_keys: content keys (equal for equal items); None: items are not compared. sample_ids_b: the sample id of
-    each row, for objectives with per-sample state. importance: a float for each of the m columns, from which its
-    log-weight in the sums is computed: log q (weight 1/q, with q the density that it was drawn from) or ζ (log-weight
-    ζ/τ).
+    int64 pairs (local row, global column); None: row i of x with row i of y. excluded: (P, 2) int64 pairs to leave out
+    of all sums. x_keys, y_keys: content keys, int64 (b,), equal for equal items; None: items are not compared.
+    sample_ids_b: the sample id of each row, int64 (b,), for objectives with per-sample state. importance: (m,), a float
+    for each y, from which its log-weight in the sums is computed: log q (weight 1/q, with q the density from which it
+    was drawn) or ζ (log-weight ζ/τ).
 
-    known_positives: for a row, keys of items that are relevant to it. Columns with these keys are left out of the row's
-    sums, unless `positives` pairs them with the row. equal_is_positive: columns that share a content key with the row
-    are positives, so they are not left out either. gathers_ids: whether sample_ids_B is needed. own_lists: whether the
-    columns of other rows, own and further, are left out of a row's sums. relevance: that of each row's own pair, (b,),
-    or of each pair in `positives`, (P,). x_negatives: x items beside the pairs, which only columns have as candidates,
-    except those whose key is that of the column's own x, and with own_lists those of other rows.
+    known_positives: keys of y items that are relevant to a row. A row's sums leave out the columns with these keys,
+    unless `positives` pairs them with the row. equal_is_positive: whether columns that share a content key with the row
+    are positives, which are then not left out either. gathers_ids: whether to gather sample_ids_B. own_lists: whether a
+    row's sums leave out the columns of other rows: their y and their `negatives`. relevance: weights in (0, 1] of the
+    pairs (x_i, y_i), (b,), or of the pairs in `positives`, (P,). x_negatives: x items beside the pairs, candidates of
+    columns alone; a column's sum leaves out those with the key of the column's own x, and with own_lists those of
+    other rows.
 
     Every rank must call it, with `negatives` on all ranks or on none. Raises ValueError for shapes that do not fit each
     other and for pairs of a row or column that does not exist.
@@ -266,9 +268,10 @@ def gather_batch(
 
 
 def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tensor | None]:
-    """Join lists of pairs, (P, 2) each, without repetition; return them with the relevance of each, None if none has.
+    """Return the union of lists of pairs, without repetition, and the relevance of its pairs, (P,).
 
-    parts: lists, each with the relevance of its pairs, (P,), None: 1. A repeated pair has the largest of its own.
+    parts: (pairs (P, 2), relevance of each (P,); None: all 1). A pair that occurs more than once takes the largest of
+    its relevances. The relevance returned is None if no part has one.
     """
     united_P2, place_P = torch.cat([pairs_P2 for pairs_P2, _ in parts]).unique(dim=0, return_inverse=True)
     given = [weights for _, weights in parts if weights is not None]
@@ -279,9 +282,10 @@ def _united(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Pairs, Tenso
 
 
 def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | None) -> tuple[Layout, ...]:
-    """Return the layouts of x, of y, of the further y items and of the positives among these.
+    """Return the layouts over ranks of x, of y, of the further y items, and of the positives among the further items.
 
-    They are those that the caller's caller knows (see conditions.py), else exchanged. Every rank must call it.
+    The layouts given to collect_checks are returned, if any; else the ranks exchange their sizes. Every rank must call
+    it.
     """
     if (sizes := known_sizes()) is not None:
         return sizes.rows, sizes.columns, sizes.further, sizes.positives
@@ -292,11 +296,12 @@ def _layouts(x_bD: Tensor, y_mD: Tensor, further: Tensor, negatives: Columns | N
 def _gathered(
     columns: Layout, extra: Layout, y_mD: Tensor, negatives: Columns | None, numbers: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and numbers of the pairs.
+    """Gather, by one collective, the columns of all ranks, (M, D), further columns last, and the numbers of all pairs.
 
-    numbers: name → (b,): the content keys "x" and "y" and the sample ids "ids", int64, or "log_q". The result has them
-    of all ranks, (B,), and for "y" and "log_q" those of all columns, (M,). Raises ValueError if further columns have no
-    keys beside y_keys.
+    columns, extra: the layouts of the y of pairs and of further columns. numbers: name → (b,), for some of the names
+    "x" and "y" (content keys), "ids" (sample ids), all int64, and "log_q". Returns the columns and a dict with the same
+    names: (B,), of the pairs of all ranks, or for "y" and "log_q" (M,), of all columns. Raises ValueError if y has keys
+    and further columns have none.
     """
     own = y_mD, *numbers.values()
     if not extra.total:
@@ -307,7 +312,7 @@ def _gathered(
         raise ValueError("y_keys are given and further columns have none: give Columns(…, keys_k) too")
     known = {"y": negatives.keys_k, "log_q": negatives.importance_k}
     of_further = {name: values_k for name, values_k in known.items() if values_k is not None}
-    # the others are dropped for further columns, whatever they are
+    # of the other names, further columns send row_k as a filler, which is cut off below
     further = negatives.embeddings_kD, *(of_further.get(name, negatives.row_k) for name in numbers)
     sizes = list(zip(columns.sizes, extra.sizes, strict=True))
     both = Layout(tuple(map(sum, sizes)), columns.rank).gathered(*map(torch.cat, zip(own, further, strict=True)))

@@ -23,11 +23,12 @@ MOST_PAIRS = 64  # the largest average number of listed positives per column: a 
 
 @dataclass(frozen=True)
 class Anchors:
-    """The anchors of one direction: this rank's b rows, or all M columns. Tensors have one entry for each anchor.
+    """The anchors of one direction: this rank's b rows (x scored against all y), or all M columns (y against all x).
 
-    counts: the number m_i of candidates; positives: the number of positives; valid: whether the anchor has candidates
-    and a positive, never for further columns (y items beside the pairs). share: W / (number of valid anchors of all W
-    ranks), by which a rank multiplies the sum over its anchors, 0-d. own: the slice of this rank's anchors.
+    Tensors have one entry for each anchor. counts: number m_i of the anchor's candidates, int64; positives: number of
+    its positives, int64; valid: bool, whether it has candidates and a positive, False for further columns (y items
+    beside the pairs). share: W / (number of valid anchors of all W ranks), 0-d, by which a rank multiplies the sum over
+    its anchors; the average of the results over ranks is the mean over anchors. own: the slice of this rank's anchors.
     """
 
     counts: Tensor
@@ -37,21 +38,22 @@ class Anchors:
     own: slice
 
     def first(self, count: int) -> "Anchors":
-        """Return the first `count` anchors: of columns, those of the pairs, without the further ones."""
+        """Return a copy whose tensors have the first `count` anchors only, such as the columns of pairs."""
         return replace(self, **{n: getattr(self, n)[:count] for n in ("counts", "positives", "valid")})
 
     def weights(self, like: Tensor) -> Tensor:
-        """Return 1 / (number of positives) of each anchor (row or column) in the type of the tensor `like`.
+        """Return 1 / (number of positives) of each anchor (row or column), in the dtype of the tensor `like`.
 
-        It is 0 for an anchor without candidates or without positives, and for columns beside the pairs, such as hard
-        negatives.
+        The weight is 0 for an anchor without candidates or without positives, and for columns beside the pairs, such as
+        hard negatives.
         """
         return self.valid.to(like.dtype) / self.positives.clamp(min=1)
 
     def mean(self, values_P: Tensor, index: Index) -> Tensor:
-        """Return this rank's share of the mean over valid anchors of the mean over the positives of each, 0-d.
+        """Average values over the positives of each anchor, then over valid anchors; return this rank's share, 0-d.
 
-        values_P: a number for each of this rank's positive pairs. index: the anchor of each pair.
+        The average of the shares over ranks is the mean. values_P: a number for each of this rank's P positive pairs.
+        index: the index of each pair's anchor, a tensor (P,) or a slice.
         """
         return self.share * (self.weights(values_P)[index] @ values_P)
 
@@ -60,9 +62,10 @@ class Anchors:
 class Relations:
     """The candidates and positives of each row and column of a batch.
 
-    exclusion: the pairs that the sums leave out. same: with duplicates=positive, the relation of equal keys, which then
-    replaces the list batch.positives; None if batch.positives lists all positives. masked: the relation of equal keys
-    if pairs of equal keys are left out, else None.
+    options: the objective's choice of candidates and positives. exclusion: the pairs that the sums leave out; None: no
+    pair. same: the relation of equal content keys, if it defines the positives in place of the list batch.positives
+    (duplicates=positive); None if batch.positives lists all positives. masked: the relation of equal keys if the sums
+    leave out pairs of equal keys, else None.
     """
 
     batch: GatheredBatch
@@ -73,8 +76,10 @@ class Relations:
 
     @cached_property
     def positive_counts(self) -> tuple[Tensor, Tensor]:
-        """The number of positives of each of this rank's rows, (b,), and of all columns, (M,). Every rank must ask for
-        it."""
+        """The number of positives of each of this rank's rows, (b,), and of all columns, (M,), int64.
+
+        Every rank must read this property, which may sum over ranks when it is first read.
+        """
         batch = self.batch
         if self.same is None:
             return batch.counts(batch.positives)
@@ -82,7 +87,10 @@ class Relations:
 
     @cached_property
     def anchors(self) -> tuple[Anchors, Anchors]:
-        """The anchors of both directions: this rank's rows, and all columns. Every rank must ask for them."""
+        """The anchors of both directions: this rank's rows, and all columns.
+
+        Every rank must read this property, which may sum over ranks when it is first read.
+        """
         counts = _candidate_counts(self.batch, self.masked, self.exclusion)
         if (further := self.batch.further_rows) is not None:
             more_B = further.counts(self.batch.columns)
@@ -93,26 +101,31 @@ class Relations:
     def complete(self) -> bool:
         """Whether y_i is the one positive of row i, and all rows and columns of the batch are candidates.
 
-        No anchor then needs a number of its own: none is skipped, and all of a direction have the same counts.
+        If so, no anchor (row or column) is skipped, and all rows have the same counts, as have all columns.
         """
         alone = self.exclusion is None and self.same is None and self.batch.further_rows is None
         return alone and self.batch.positives.own is not None
 
     @property
     def plain(self) -> bool:
-        """Whether y_i is the one positive of row i, and scores are float32 or better: half precision has kernels."""
+        """Whether y_i is the one positive of row i, and embeddings are float32 or float64, not half precision.
+
+        A loss of rows alone then uses row_losses; half precision has faster kernels in log_partition.
+        """
         return self.batch.positives.own is not None and self.same is None and self.batch.x_bD.dtype.itemsize > 2
 
     def mean_relevance(self) -> tuple[Tensor | float, Tensor | float]:
-        """Return this rank's shares of the mean relevance of the positives of a row, and of a column, 0-d each.
+        """Return this rank's shares of the mean relevance of the positives, of rows and of columns, 0-d each.
 
-        The mean is over anchors, within each over its positives. Both are 1 if the batch has no relevance.
+        The relevance of a positive pair is its weight in (0, 1]. It is averaged over the positives of each row (or
+        column), then over rows (or columns). The average of the shares over ranks is the mean. Returns (1.0, 1.0) if
+        the batch has no relevance.
         """
         weights_P = self.batch.relevance
         if weights_P is None:
             return 1.0, 1.0
         sides = zip(self.anchors, self.batch.positive_indices(), strict=True)
-        row, column = (1 - anchors.mean(1 - weights_P, index) for anchors, index in sides)  # 1 to the bit if all are 1
+        row, column = (1 - anchors.mean(1 - weights_P, index) for anchors, index in sides)  # exactly 1 if all are 1
         return row, column
 
 
@@ -120,10 +133,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
     """Find the candidates and positives of each row and each column of a batch. Every rank must call it.
 
     Candidates of a row are all columns, or with candidates=negatives all columns that are no positives of the row. In
-    the same way, candidates of a column are rows; further rows are candidates of all columns of pairs. options: the
-    objective's choice of candidates and positives. Excluded pairs, and with duplicates=mask also pairs of equal keys,
-    are no candidates. Raises ConfigError for options that the batch does not fit: no keys, too few columns, too many
-    positives.
+    the same way, candidates of a column are rows; further rows (x items beside the pairs) are candidates of all columns
+    of pairs. Pairs in batch.excluded, and with duplicates=mask also pairs of equal keys, are no candidates of each
+    other. options: the objective's choice of candidates and positives. Raises ConfigError for options that the batch
+    does not fit: no keys, too few columns, too many positives.
     """
     by_key = bool(batch.compared_keys(options.duplicates))
     if options.candidates is CandidateSet.negatives and len(batch.y_MD) < 2:
@@ -154,10 +167,10 @@ def relations(batch: GatheredBatch, options: PairOptions) -> Relations:
 
 
 def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusion, Tensor]:
-    """Return the pairs to leave out of sums over negatives, and a mask (P,) bool of the P listed positive pairs.
+    """Return an Exclusion with which sums run over negatives alone, and a mask (P,) bool of the P positive pairs.
 
-    related: the candidates and positives of the batch, from `relations`. Without the pairs to leave out, each anchor
-    (row or column) keeps only its negatives. The mask is True for a positive pair that is itself a candidate.
+    The Exclusion leaves out all pairs that are no candidates, and all positives in batch.positives. The mask is True
+    for a positive pair that is itself a candidate. related: the result of `relations`, from the same `options`.
     """
     batch, exclusion = related.batch, related.exclusion or Exclusion()
     positives, dropped = batch.positives, exclusion.dropped
@@ -174,7 +187,7 @@ def without_positives(related: Relations, options: PairOptions) -> tuple[Exclusi
 def single_positive(options: PairOptions) -> bool:
     """Whether the softmax sum for a positive runs over this positive and the anchor's negatives only.
 
-    It does with positives=exclude and candidates=all: the sum for one positive leaves out the anchor's other positives.
+    True for positives=exclude, unless candidates=negatives: each sum then leaves out the anchor's other positives.
     """
     return options.positives is Positives.exclude and options.candidates is not CandidateSet.negatives
 
@@ -214,7 +227,7 @@ def _candidate_counts(
     if masked:
         row_counts_b = row_counts_b - masked.counts(len(batch.y_MD))[batch.columns.own]
         column_counts_M = column_counts_M - masked.counts(batch.columns.total)
-    # equal keys are subtracted already: kept own pairs, which have equal keys, come back, and dropped ones are gone
+    # with `masked`, pairs of equal keys, dropped ones among them, are subtracted above, and kept pairs are added back
     if pairs := kept if masked else dropped:
         (of_rows, of_columns), sign = batch.counts(pairs), 1 if masked else -1
         row_counts_b, column_counts_M = row_counts_b + sign * of_rows, column_counts_M + sign * of_columns
@@ -226,9 +239,10 @@ def _anchors(
 ) -> tuple[Anchors, Anchors]:
     """Return the Anchors of this rank's rows, and those of all columns. Every rank must call it.
 
-    Anchors hold, for each anchor, the numbers of its candidates and positives, and whether it has both and so counts in
-    the loss. counts, positives: these numbers for each row (b,) and each column (M,). options: the objective's; if its
-    sums hold one positive each (single_positive), this is counted as one more candidate.
+    Anchors hold, for each row or column, the numbers of its candidates and positives, and whether it has both and so
+    counts in the loss. counts: the numbers of candidates of rows (b,) and of columns (M,); positives: the numbers of
+    positives, alike. options: the objective's options; with single_positive(options), the one positive in each sum is
+    counted as one more candidate.
     """
     always = single_positive(options)
     valid = [((m > 0) | always) & (p > 0) for m, p in zip(counts, positives, strict=True)]

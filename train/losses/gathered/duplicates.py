@@ -1,7 +1,8 @@
 """Duplicate items in the global batch: samples whose content keys (hashes of the image or text) are equal.
 
 For each column (sample) of the batch, the number of its duplicates and the sum of a quantity over them are computed by
-groups of equal keys, so that no list of all pairs of duplicates is built. candidates.py decides what becomes of them.
+groups of equal keys, so that no list of all pairs of duplicates is built. candidates.py decides whether pairs of
+duplicates are negatives, positives or left out.
 """
 
 from collections.abc import Sequence
@@ -12,11 +13,12 @@ from torch import Tensor
 
 
 class SameItem:
-    """The relation i ~ j on M columns: one of their keys is equal. Every column is related to itself.
+    """The relation i ~ j of M columns that have an equal key of one kind or another. Every column is related to itself.
 
-    keys: one or more (≤ M,) int64; columns beyond the keys given share this key with no other column. total: M. The
-    relation is not transitive with two keys (i and j may share x, j and k share y). So a sum over {j : j ~ i} is found
-    by inclusion and exclusion: the columns that share key 1, plus those that share key 2, minus those that share both.
+    keys: for each kind of key (of x, of y), the keys of the first columns, int64 (≤ M,); later columns have no key of
+    this kind and equal no other column. total: M. With two kinds of keys the relation is not transitive (i and j may
+    share x, j and k share y). So a sum over {j : j ~ i} is found by inclusion and exclusion: the columns that share key
+    1, plus those that share key 2, minus those that share both.
     """
 
     def __init__(self, keys: Sequence[Tensor], total: int) -> None:
@@ -32,7 +34,7 @@ class SameItem:
         """Sum values_M, for each column i of the slice `columns`, over all columns j with a key equal to one of i's.
 
         values_M: (M, …), one entry for each of M columns. Column i itself is included. The result is (b, …) for a slice
-        of b columns. Differentiable; memory like values_M.
+        of b columns. Differentiable in values_M; takes as much memory as values_M.
         """
         total = torch.zeros_like(values_M[columns])
         for sign, class_M in self._groups:
@@ -41,9 +43,9 @@ class SameItem:
         return total
 
     def counts(self, first: int) -> Tensor:
-        """Count, for each of all M columns, how many of the first `first` columns share a key with it: (M,) int64.
+        """Count, for each of the M columns, how many of the first `first` columns share a key with it: (M,) int64.
 
-        A column counts itself too if it is among the first.
+        A column that is itself among the first is counted too.
         """
         ones_M = torch.zeros_like(self._groups[0][1])
         ones_M[:first] = 1
@@ -53,7 +55,7 @@ class SameItem:
 def class_indices(keys_k: Tensor) -> Tensor:
     """Return for each key its index among the distinct keys in ascending order: (k,) int64, equal for equal keys.
 
-    The same as the inverse of torch.unique, for which the host would wait.
+    It is the inverse that torch.unique(return_inverse=True) returns, found without making the host wait for a GPU.
     """
     sorted_k, order_k = keys_k.sort()
     index_k = torch.cat([order_k.new_zeros(min(len(keys_k), 1)), (sorted_k.diff() != 0).long()]).cumsum(0)
@@ -78,9 +80,9 @@ def equal_pairs(row_keys_b: Tensor, column_keys_M: Tensor) -> Tensor:
 
 
 def _all_equal(classes: Sequence[Tensor]) -> Tensor:
-    """Intersect partitions of M columns: return (M,) class indices, equal for two columns if equal in all of `classes`.
+    """Intersect partitions of M columns: return class indices (M,) that agree for two columns if all `classes` agree.
 
-    classes: tensors (M,), each with a class index for every column.
+    classes: tensors (M,) int64, each with a class index for every column. The result is int64.
     """
     joint_M = classes[0]
     for class_M in classes[1:]:

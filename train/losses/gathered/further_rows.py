@@ -1,8 +1,8 @@
 """Further rows: x items beside the pairs, such as wrong images, which are negatives of the y of all pairs.
 
-They have no positive and are no anchors, so only the sums of columns, y→x, run over them too: X̂_j, the sample of x for
-y_j, need not be the x of the pairs alone. One that is equal to the x of a pair is no negative of its y, unless
-duplicates=keep. A rank computes its own further rows against the y of all ranks.
+They have no positive and no term of their own in the loss: only the sums of columns (over the x for each y) run over
+them too. A further row that equals the x of a pair is no negative of the y of this pair, unless duplicates=keep. A rank
+computes the scores of its own further rows with the y of all ranks.
 
 Legend: k further rows of this rank, any number on other ranks; B columns of the pairs of all ranks, the first of M ≥ B
 columns; D width.
@@ -24,10 +24,10 @@ from dyad.train.losses.sums.tiles import Exclusion
 
 @dataclass(frozen=True)
 class XNegatives:
-    """Further x items of this rank, k ≥ 0 in total, any number per row. They are negatives of the y of every pair.
+    """x items of this rank beside those of the pairs, k ≥ 0 in total, any number per row: negatives of every pair's y.
 
-    embeddings_kD; row_k: the index of the local row that each item belongs to, int64; keys_k: content keys, int64,
-    equal for equal items.
+    embeddings_kD: (k, D). row_k (k,) int64: index of the local row that each item belongs to. keys_k (k,) int64:
+    content keys, equal for equal items; None: items are not compared.
     """
 
     embeddings_kD: Tensor
@@ -49,10 +49,11 @@ class XNegatives:
 
 @dataclass(frozen=True)
 class FurtherRows:
-    """The further rows of this rank. x_kD: embeddings; keys_k: their content keys; None: x items are not compared.
+    """Further rows of this rank: k x items beside the pairs, as negatives of the y of the B pairs of all ranks.
 
-    exclusion: the pairs with the B columns that the sums leave out: further rows equal to the x of the column's own
-    pair, and those of another column's list; None: no pair.
+    x_kD: their embeddings. keys_k (k,) int64: their content keys; None: x items are not compared. exclusion: the pairs
+    (further row, column) that the sums leave out, as the row equals the x of the column's pair, or belongs to another
+    pair's list; None: no pair.
     """
 
     x_kD: Tensor
@@ -61,11 +62,11 @@ class FurtherRows:
 
     @staticmethod
     def of(given: XNegatives, first_row: int, x_keys_B: Tensor | None, owner_B: Tensor | None) -> FurtherRows:
-        """Return the further rows of this rank with the pairs that their sums leave out.
+        """Return the further rows (x items beside the pairs) of this rank with the pairs that sums over them leave out.
 
-        first_row: number of this rank's first row among those of all ranks. x_keys_B: the content keys of the x of all
-        pairs; None: x items are not compared. owner_B: the row to whose list the column of each pair belongs; None:
-        there are no lists. Raises ValueError if there are keys of the pairs alone.
+        first_row: global index of this rank's first row. x_keys_B: the content keys of the x of all pairs, int64 (B,);
+        None: x items are not compared. owner_B: the global index of the row to whose list the column of each pair
+        belongs, int64 (B,); None: there are no lists. Raises ValueError if x_keys_B is given and `given` has no keys.
         """
         if x_keys_B is not None and given.keys_k is None:
             raise ValueError("x_keys are given and further rows have none: give XNegatives(…, keys_k) too")
@@ -75,9 +76,9 @@ class FurtherRows:
         return FurtherRows(given.embeddings_kD, keys_k, Exclusion(keys, owners=owners) if keys or owners else None)
 
     def counts(self, columns: Layout) -> Tensor:
-        """Count the further rows of all ranks that are candidates of each column, (B,) int64. Every rank must call it.
+        """Count the further rows of all ranks over which the sum of each column runs: (B,) int64.
 
-        columns: how the columns of the pairs are distributed over ranks.
+        columns: how the B columns of the pairs are distributed over ranks. Every rank must call it.
         """
         k, B, device = len(self.x_kD), columns.total, self.x_kD.device
         counts_B = torch.full((B,), k, device=device)
@@ -88,11 +89,12 @@ class FurtherRows:
     def joined(
         self, columns_M: Tensor, y_MD: Tensor, scale: Tensor | Scales, columns: Layout, whole_gradients: bool = False
     ) -> Tensor:
-        """Add the further rows of all ranks to the log-sums of the columns over the rows of the pairs, columns_M, (M,).
+        """Return the log-sums of all columns, (M,), with the further rows of all ranks added to the rows of the pairs.
 
-        Returns those of all columns; columns beside the pairs, which are no anchors, keep theirs. scale: as of
-        log_partition, the scales of rows are not read; columns: as of `counts`; whole_gradients: as of log_partition.
-        Every rank must call it, forward and backward.
+        columns_M: the log-sum-exp of each column over the rows of the pairs of all ranks. The columns after the B of
+        the pairs keep their value. y_MD: the embeddings of the columns. scale, whole_gradients: as in log_partition;
+        the scales of rows are not read. columns: how the B columns of the pairs are distributed over ranks. Every rank
+        must call it, forward and backward.
         """
         B = columns.total
         if isinstance(scale, Scales):
@@ -103,6 +105,6 @@ class FurtherRows:
 
 
 def _log_of_sum(a: Tensor, b: Tensor) -> Tensor:
-    """Return log(e^a + e^b), with gradient 0 where both are −inf."""
+    """Return log(e^a + e^b) elementwise, with gradient 0 where a and b are both −inf."""
     empty = (a == -math.inf) & (b == -math.inf)
     return torch.logaddexp(a.masked_fill(empty, 0.0), b.masked_fill(empty, 0.0)).masked_fill(empty, -math.inf)

@@ -18,17 +18,21 @@ from dyad.train.losses.sums.conditions import holds
 
 
 def column_numbers(options: ObjectiveOptions, name: str) -> "ItemTable | SampleTable | None":
-    """Open the file of numbers that the options name, None if they name none. name: what the numbers of a file by
-    content key must be, log_q or zeta. Raises ConfigError or DataError for a file that cannot be used."""
+    """Open the file of numbers that the options name (options.number_file); return None if they name none.
+
+    name: what the numbers of a file by content key must be, "log_q" or "zeta". The file is an ItemTable (by content
+    key) or a SampleTable (by sample id), whose constructors raise ConfigError or DataError if it cannot be used.
+    """
     if options.number_file is None:
         return None
     return ItemTable(options.number_file, name) if options.by_key else SampleTable(options.number_file)
 
 
 class ItemTable:
-    """One float for each item, read from the file `path` of data/log_weights.py and found by the item's content key.
+    """One float for each item, read from the file `path` (see data/log_weights.py) and found by the item's content key.
 
-    name: log_q or zeta. Memory: 16 bytes an item, on the host and on the device. Raises as `read_log_weights`.
+    name: what the floats must be, "log_q" or "zeta". Memory: 16 bytes an item, on the host and on the device. Raises
+    what `read_log_weights` raises for a file that cannot be used.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -36,9 +40,9 @@ class ItemTable:
         self._keys_n, self._values_n = (torch.from_numpy(a) for a in (self.weights.keys_n, self.weights.values_n))
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """Look up the value of every column, further ones too, by its content key: (M,).
+        """Return the value of every column (y item) of the global batch, found by its content key: (M,).
 
-        like: a tensor with the type and device of the result. Raises ConfigError if the batch has no keys of y,
+        like: a tensor with the dtype and device of the result. Raises ConfigError if the batch has no keys of y, and
         DataError, on all ranks, for a column whose key the file lacks.
         """
         if (keys_M := batch.y_keys_M) is None:
@@ -67,12 +71,12 @@ class SampleTable:
         self._values = values
 
     def of_columns(self, batch: GatheredBatch, like: Tensor) -> Tensor:
-        """Look up the value of every pair of the global batch by its sample id: (M,), M the pairs of all ranks.
+        """Return the value of every pair of the global batch, found by its sample id: (M,), M the pairs of all ranks.
 
-        The values are those of the user's .npy file: log q, q the density from which candidates are drawn, or ζ, where
-        ζ/τ is the log of a candidate's weight. like: a tensor with the type and device of the result. Every rank must
-        call it. Raises ConfigError if the batch has no sample ids, or further columns, which have none; and on all
-        ranks DataError for an id without a finite value.
+        The values are those of the user's .npy file: log q, with q the density from which candidates are drawn, or ζ,
+        where ζ/τ is the log of a candidate's weight. like: a tensor with the dtype and device of the result. Every rank
+        must call it. Raises ConfigError if the batch has no sample ids, or has y items beside the pairs, which have no
+        sample id; raises DataError, on all ranks, for an id without a finite value.
         """
         if batch.sample_ids_b is None:
             raise ConfigError(f"{self._path} holds values by sample id: give the objective sample_ids")

@@ -24,16 +24,16 @@ from dyad.train.losses.sums.all_gather import Layout
 from dyad.train.losses.sums.conditions import holds
 
 BLOCK = 1 << 20  # samples written or sent at a time
-COUNTERS = ("samples_seen", "never_visited")  # in a checkpoint beside the numbers
+COUNTERS = ("samples_seen", "never_visited")  # what a checkpoint has beside the floats of each sample
 
 
 @dataclass(frozen=True)
 class StateRead:
     """The samples of one global batch, in the order of ranks, and their per-sample state before this step.
 
-    ids_B: sample ids. old: name of a state (such as a running mean) → (B,), NaN where a sample has none yet. first_B:
-    whether an id is the first of the equal ones. If a sample occurs twice, inverse_B: for each of the B ids, its index
-    among the U distinct ids, and counts_U: how often each distinct id occurs; else None.
+    ids_B: sample ids, int64. old: name of a state (such as a running mean) → (B,) floats, NaN where a sample has none
+    yet. first_B: bool, whether an id is the first of the equal ones. inverse_B, counts_U: None if all ids differ, else
+    the index of each of the B ids among the U distinct ids, and how often each distinct id occurs.
     """
 
     ids_B: Tensor
@@ -48,7 +48,7 @@ class StateRead:
         return self.counts_U is not None
 
     def with_old(self, old_kB: Tensor) -> StateRead:
-        """Return a copy of this read whose `old` has the values of old_kB: row i for the i-th of its k names."""
+        """Return a copy whose `old` has the values of old_kB (k, B): row i for the i-th of its k names."""
         return replace(self, old=dict(zip(self.old, old_kB.unbind(), strict=True)))
 
     def mean(self, values_B: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class StateRead:
         return self._reduced(values_B, "mean") if self.repeated else values_B
 
     def log_mean(self, log_values_B: Tensor) -> Tensor:
-        """Replace each element by log(mean(exp)) of all elements of the same sample in the batch: (B,) → (B,)."""
+        """Replace each element by log(mean(exp)) over all elements of the same sample in the batch: (B,) → (B,)."""
         if not self.repeated:
             return log_values_B
         highest_B = self._reduced(log_values_B, "max")
@@ -68,7 +68,7 @@ class StateRead:
         return highest_B + self.mean((log_values_B - highest_B).exp()).log()
 
     def _reduced(self, values_B: Tensor, how: str) -> Tensor:
-        """Replace each element by the mean or maximum of all elements of the same sample. how: "mean" or "max"."""
+        """Replace each element of (B,) by the mean or maximum (how: "mean" or "max") of all elements of its sample."""
         assert self.inverse_B is not None
         order_B = values_B.argsort()
         # by sample, then by value: the order of summation does not depend on the order of the batch
@@ -110,10 +110,11 @@ class SampleState:
     ) -> StateRead:
         """Return the stored state of each sample of the global batch, on every rank. Every rank must call it.
 
-        The state is one float per name, such as a running mean. sample_ids_b: the sample ids of this rank. layout: how
-        the batch is distributed over ranks. dtype: the type of the result. ids_B: those of all ranks, if the caller has
-        gathered them. summed=False: the caller sums the old state over ranks, with with_old. Raises ConfigError without
-        ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
+        The state is one float per name, such as a running mean. sample_ids_b: the sample ids of this rank, int64.
+        layout: how the batch is distributed over ranks. dtype: the type of the floats returned. ids_B: the sample ids
+        of all ranks, if the caller has gathered them; None: they are gathered here. summed=False: `old` of the result
+        is this rank's share, which the caller sums over ranks and sets by StateRead.with_old. Raises ConfigError
+        without ids and, on all ranks, for ids outside 0 … n−1; ValueError for a wrong number of ids.
         """
         if sample_ids_b is None:
             raise ConfigError("this objective keeps state for every sample: give it sample_ids")
@@ -230,7 +231,10 @@ class SampleState:
         return slice(min(rank * each, n), min((rank + 1) * each, n))
 
     def _rows(self, ids_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the table and, for each of the samples ids_B, its row in it: the last one if another rank owns it."""
+        """Return the table of this rank's samples and the row in it of each sample of ids_B, (B,) int64.
+
+        A sample that another rank owns gets the last row, which no sample of this rank has.
+        """
         table, own = self._numbers(dtype, ids_B.device), self._own(*_rank_and_world())
         row_B = torch.where((ids_B >= own.start) & (ids_B < own.stop), ids_B - own.start, own.stop - own.start)
         return table, row_B.to(table.device)
@@ -238,8 +242,8 @@ class SampleState:
     def _numbers(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """Return the table of k floats for each of this rank's samples, (n/W + 1, k) for n samples and W ranks.
 
-        It is made on first use, and has the widest of its present type and `dtype`. device: where it is used; None:
-        anywhere. A table that exceeds the budget stays on the CPU.
+        The first call makes the table. It is converted to `dtype` if that is wider than its type. device: the device to
+        which it is moved, unless it exceeds the memory budget, which keeps it on the CPU; None: it stays where it is.
         """
         before, own = self._table, self._own(*_rank_and_world())
         if before is None:
@@ -260,10 +264,10 @@ def _rank_and_world() -> tuple[int, int]:
 
 
 def _table(rows: int, initial_k: Tensor, budget: int) -> Tensor:
-    """Make a (rows, k) table whose rows all equal `initial_k`; in a scratch file if it exceeds `budget` bytes.
+    """Make a (rows, k) table whose rows all equal `initial_k`, in memory, or in a scratch file if over `budget` bytes.
 
-    Else it is in memory. The file is written, not only extended, so that a full disk raises HardwareError here instead
-    of a crash later.
+    The file is written, not only extended, so that a full disk raises HardwareError here and does not crash the process
+    later.
     """
     size = rows * initial_k.nbytes
     if size <= budget:

@@ -40,12 +40,12 @@ class Objective(nn.Module):
 
     Subclasses implement `of_batch` (from the batch gathered over ranks), or `of_embeddings` if they need no gathered
     columns. options: the ObjectiveOptions that configure the objective; subclasses narrow the type. takes: the names of
-    the optional arguments of forward that the objective accepts, from options. sample_state: its per-sample
-    state, None if it has none.
+    the optional arguments of forward that the objective accepts, from options. sample_state: the objective's numbers
+    for every training sample; None if it keeps none. gathers_ids: whether of_batch needs the sample ids of all ranks.
     """
 
     sample_state: SampleState | None = None
-    gathers_ids = False  # whether of_batch needs the sample ids of all ranks
+    gathers_ids = False
     options: Any
 
     def __init__(self, options: ObjectiveOptions) -> None:
@@ -80,15 +80,15 @@ class Objective(nn.Module):
         row, global column); without positives, column i is the positive of row i; excluded pairs are in no sum. x_keys,
         y_keys: (b,), equal for the same item; x_keys or y_keys is needed unless duplicates=keep. known_positives: keys
         of items that are relevant to a row: columns with these keys are not among the row's negatives. x_target,
-        y_target: (b, D), embeddings of the same x and y by a target network; None: there is none. x_negatives: x items
-        of no pair, which are negatives of the y of all pairs and no anchors. more: arguments that only single
-        objectives take, for example lengths.
+        y_target: (b, D), embeddings of the same x and y by a target network. x_negatives: x items of no pair, negatives
+        of the y of all pairs; they have no term of their own in the loss. more: arguments that only some objectives
+        take, such as lengths.
 
         relevance: a weight w in (0, 1] for each positive pair: (b,), of row i and column i; with `positives` (P,), in
-        their order; those of further positives are in Columns. It multiplies the pair's term f in each direction, and
-        the mean stays one over anchors: L = (1/B) Σ_i (1/|P_i|) Σ_{p∈P_i} w_ip f_ip, with P_i the positives of anchor
-        i. So L is the empirical risk under weights w of the pairs (Shimodaira 2000), and w = 1 changes no bit.
-        A term of an objective that is of no positive pair has no weight.
+        their order; Columns holds the weights of further positives. The weight multiplies the pair's term f in each
+        direction, and the mean stays one over anchors: L = (1/B) Σ_i (1/|P_i|) Σ_{p∈P_i} w_ip f_ip, with P_i the
+        positives of anchor i. So L is the empirical risk under weights w of the pairs (Shimodaira 2000); w = 1 gives
+        the bits of the loss without weights. Terms that belong to no positive pair have no weight.
 
         Every rank must call it and give arguments of the same names, empty if it has none (k = 0). Per-sample state and
         running means change in training mode with gradients enabled, not under no_grad or inference_mode. Raises
@@ -123,7 +123,7 @@ class Objective(nn.Module):
         further = None if x_negatives is None else x_negatives.checked()
         device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]
         x_type, y_type = x_bD.dtype, x_bD.dtype if y_mD is None else y_mD.dtype
-        if (x_type is torch.float64) != (y_type is torch.float64):  # half precision mixes with float32: it is widened
+        if (x_type is torch.float64) != (y_type is torch.float64):  # other types may differ: products widen them
             raise ValueError(f"x is {dtype_name(x_type)} and y {dtype_name(y_type)}: convert one of them")
         enabled = torch.is_grad_enabled()  # inference_mode(False) enables it
         with torch.inference_mode(False), torch.set_grad_enabled(enabled), torch.autocast(device.type, enabled=False):
@@ -179,11 +179,12 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
-        """Start at what weights know of the logit of a pair with cosine s, exp(logit_scale) · s + logit_bias.
+        """Set the temperature 1/exp(logit_scale) and the bias logit_bias that pretrained weights bring.
 
-        Bounds of the options hold. names: what may be taken, of temperature and init_bias. logit_bias: None for a
-        softmax. Returns name → value of what was taken; {} for an objective without a temperature. To be called before
-        the first step, on every rank.
+        With these weights, the logit of a pair with cosine s is exp(logit_scale) · s + logit_bias. names: which of
+        "temperature" and "init_bias" may be set. logit_bias: None if the weights were trained with a softmax. τ is
+        clamped to the bounds of the options. Returns name → value of what was set; {} for an objective without a
+        temperature. To be called before the first step, on every rank.
         """
         return {}
 
@@ -202,10 +203,10 @@ class Objective(nn.Module):
             self.sample_state.undo()
 
     def _comparable(self, e_bD: Tensor) -> Tensor:
-        """Convert x or y embeddings for the score computation: normalised in float32 if the similarity is cosine.
+        """Convert x or y embeddings for the computation of scores: normalised in float32 if the similarity is cosine.
 
-        On a GPU the result has the type of the input, as a GPU multiplies half precision into float32. On a CPU half
-        precision gains nothing and becomes float32.
+        On a GPU the result has the dtype of the input, as a GPU multiplies half precision into float32. On a CPU half
+        precision is converted to float32.
         """
         e_bD = e_bD.clone() if e_bD.is_inference() else e_bD  # autograd refuses inference tensors
         wide = e_bD.to(torch.promote_types(e_bD.dtype, torch.float32))

@@ -41,8 +41,9 @@ from dyad.train.losses.sums.tiles import Exclusion, Pairs
 class Sequences:
     """The contexts x and encodings y of a batch of sequences, as one tensor for each of T steps.
 
-    x: (b, D) per step, of this rank. y: (B, D) per step, of all ranks. lengths_b, lengths_B: the number of steps of
-    each sequence of this rank and of all ranks.
+    x_TbD: (b, Dx) per step, the contexts of this rank. y_TbD: (b, D) per step, the encodings of this rank. y_TBD: (B,
+    D) per step, those of all ranks. lengths_b, lengths_B: the number of steps of each sequence of this rank and of all
+    ranks, int64. layout: how the sequences are distributed over ranks.
     """
 
     x_TbD: tuple[Tensor, ...]
@@ -73,10 +74,11 @@ class Sequences:
 
 
 def padded(x_SD: Tensor, y_SD: Tensor, lengths_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x and y of the steps of b sequences, one after the other, as (b, T, D) with zeros behind the ends.
+    """Convert contexts x (S, Dx) and encodings y (S, D) of b sequences, one after the other, to (b, T, Dx), (b, T, D).
 
-    T: the steps of the longest sequence on all ranks, at least 1. Raises ValueError if `lengths_b` are not those of S
-    steps. Every rank must call it.
+    lengths_b: the number of steps of each sequence, int64, with sum S. T: the steps of the longest sequence on all
+    ranks, at least 1; shorter sequences are padded with zeros. Raises ValueError if the sum of lengths_b is not S.
+    Every rank must call it.
     """
     lengths = lengths_b.tolist()
     if sum(lengths) != len(x_SD):
@@ -138,11 +140,11 @@ class Cpc(TemperatureObjective):
         return ObjectiveResult(loss, {"positive_score": positive, "mi_bound": log_k - loss, "log_k": log_k})
 
     def _step(self, sequences: Sequences, u: int, candidates: int) -> Tensor:
-        """Return two sums over this rank's predictions of step u, (2,): of their losses, and of their scores.
+        """Return the sum of the losses of this rank's predictions of step u, and the sum of their scores, as one (2,).
 
-        A prediction of step u is made from the context of one earlier step. Its loss is log(1 + Σ_{j≠i} e^{a_ij −
-        a_ii}), with i its own sequence, j the others and a the logits; its score is that with the encoding of its own
-        sequence. sequences: the batch. candidates: how many sequences of all ranks reach step u. Every rank must call
+        A prediction of step u is made from the context of one earlier step of a sequence i. Its loss is log(1 +
+        Σ_{j≠i} e^{a_ij − a_ii}), with j the other sequences and a the logits; its score is that with the encoding of
+        sequence i. sequences: the batch. candidates: how many sequences of all ranks reach step u. Every rank must call
         it.
         """
         layout, lengths_B, y_BD = sequences.layout, sequences.lengths_B, sequences.y_TBD[u]

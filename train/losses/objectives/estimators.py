@@ -54,8 +54,8 @@ QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
 def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
     """Return zeros, (b,), with gradient ∇ĝ_i / u_i: the estimate of ∇ log g_i for the mean g_i over the whole data set.
 
-    Computed as e^(log ĝ_i − log u_i) minus the same value, detached. log_g_b: log ĝ_i, with ĝ_i the mean over the
-    batch, not detached. log_u_b: log u_i, with u_i the running mean of ĝ_i.
+    Computed as e^(log ĝ_i − log u_i) minus the same value, detached. log_g_b: log ĝ_i with its graph, ĝ_i the mean over
+    the batch. log_u_b: log u_i, u_i the running mean of ĝ_i.
     """
     weight_b = (log_g_b - log_u_b).exp()
     return weight_b - weight_b.detach()
@@ -64,7 +64,8 @@ def zero_with_gradient(log_g_b: Tensor, log_u_b: Tensor) -> Tensor:
 class SogCLR(TemperatureObjective):
     """SogCLR: L = mean_i τ log u_i in each direction, with a fixed τ (Yuan et al. 2022, arXiv:2202.12387, alg. 1).
 
-    u_i is the running mean of e^(d_ij/τ) over the negatives of anchor i; symbols as in the module docstring.
+    u_i: the running mean of e^(d_ij/τ) over the negatives j of anchor i; d_ij: the score of (i, j) minus that of the
+    pair (i, i); τ: the temperature.
     """
 
     gathers_ids = True
@@ -86,11 +87,14 @@ class SogCLR(TemperatureObjective):
         return state.result(state.mean(terms, estimates), updated, {}, lambda _: ({}, {}))
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
-        """Return each anchor's loss, (b,), from log u, of which it is a linear function. tau: τ."""
+        """Return the loss of each anchor, (b,), a linear function of log u_i.
+
+        log_u_b: the log of each anchor's running mean u_i, or zero_with_gradient of it, (b,). tau: τ, 0-d.
+        """
         return tau * log_u_b
 
     def in_g(self, scale: Tensor) -> Tensor:
-        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ): scale = 1/τ.
+        """Return the factor of the scores in ĝ, the batch mean of e^(d_ij/τ), 0-d: `scale`, which is 1/τ.
 
         FastClipV0 returns the same value with twice the gradient if options.temperature_gradient=fastclip.
         """
@@ -101,8 +105,8 @@ class FastClipV0(SogCLR):
     """FastCLIP-v0: L = mean_i log u_i in each direction, with a learning τ (Wei et al. 2024, arXiv:2407.01445, sec. 4).
 
     ∂L/∂τ = −mean_i Ê_j[e^(d_ij/τ) d_ij] / (τ² u_i), where Ê_j is the mean over the negatives j of anchor i in the
-    batch. The authors' code counts the part of the gradient that goes through ĝ twice; temperature_gradient=fastclip
-    reproduces this. Symbols as in the module docstring.
+    batch, and u_i and d_ij are as in SogCLR. The authors' code counts the part of the gradient that goes through ĝ_i =
+    Ê_j e^(d_ij/τ) twice; temperature_gradient=fastclip reproduces this.
     """
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
@@ -117,8 +121,8 @@ class FastClipV3(FastClipV0):
     """FastCLIP-v3: L = mean_i τ log u_i + ρτ in each direction, with a learning τ (Wei et al. 2024, sec. 4).
 
     ∂L/∂τ = mean_i [log u_i + ρ − Ê_j[e^(d_ij/τ) d_ij] / (τ u_i)] in each direction, where Ê_j is the mean over the
-    negatives j of anchor i in the batch; the last term is the gradient through ĝ. ρ: options.rho, the radius of the KL
-    ball.
+    negatives j of anchor i in the batch, and u_i and d_ij are as in SogCLR. The last term is the gradient through ĝ_i =
+    Ê_j e^(d_ij/τ). ρ: options.rho, the radius of the KL ball.
     """
 
     def of_anchors(self, log_u_b: Tensor, tau: Tensor) -> Tensor:
@@ -134,10 +138,11 @@ def kl_robust(log_u_b: Tensor, tau: Tensor, rho: float) -> Tensor:
 
 
 class Leaves:
-    """Copies of embeddings and per-sample parameters, from which forward computes a loss and differentiates it at once.
+    """Detached copies of embeddings and per-sample parameters, for a loss that is differentiated within forward.
 
     iSogCLR and NUCLR update per-sample parameters (τ_i, ζ_i) in forward and need their gradients there. The pass over
-    the scores that computes these gradients also computes those of the embeddings, stored for the caller's backward.
+    the scores that computes these gradients also computes the gradients of the embeddings, which are stored for the
+    caller's backward. batch: the GatheredBatch with the copies. numbers: side → the copied parameters (B,).
     """
 
     def __init__(self, batch: GatheredBatch, numbers: Numbers) -> None:
@@ -150,10 +155,10 @@ class Leaves:
         self.numbers = {side: values_B.detach().requires_grad_() for side, values_B in numbers.items()}
 
     def differentiated(self, loss: Tensor) -> tuple[Tensor, Numbers]:
-        """Return the loss, connected to the caller's embeddings, and its gradient in the per-sample parameters.
+        """Return the loss with a graph to the caller's embeddings, and its gradient in the per-sample parameters.
 
-        The gradient is side → (B,), to be summed over ranks. loss: this rank's share, computed from the leaves (the
-        copies of embeddings and parameters).
+        The gradient is side → (B,), to be summed over ranks. loss: this rank's share of the loss, 0-d, computed from
+        the copies of embeddings and parameters.
         """
         total = self._rows.total
         # the gradient of a mean could underflow in float16, so that of the sum over anchors is taken and divided after
@@ -198,10 +203,11 @@ def momentum_step(
 class ISogCLR(Objective):
     """iSogCLR: L = mean_i τ_i log u_i + ρ τ_i, with a τ_i for each sample and direction (Qiu et al. 2023, alg. 1).
 
-    ∂τ_i = log u_i + ρ − Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i), where Ê_j is the mean over the negatives j in the batch and
-    ρ is options.rho. Where u_i = ĝ_i this equals ρ − KL(π_i | uniform), with π_i the softmax over these negatives.
-    After each batch with the sample, the running mean of this gradient moves τ_i; the loss is computed with the old τ_i
-    (arXiv:2305.11965). Symbols as in the module docstring.
+    u_i: the running mean of ĝ_i = Ê_j e^(d_ij/τ_i), where Ê_j is the mean over the negatives j of anchor i in the
+    batch; d_ij: the score of (i, j) minus that of the pair (i, i); ρ: options.rho. The gradient in τ_i is log u_i + ρ −
+    Ê_j[e^(d_ij/τ_i) d_ij] / (τ_i u_i). Where u_i = ĝ_i this equals ρ − KL(π_i | uniform), with π_i the softmax over
+    these negatives. Each batch with the sample moves τ_i by the running mean of this gradient; the loss is computed
+    with the old τ_i (arXiv:2305.11965).
     """
 
     gathers_ids = True
@@ -239,12 +245,13 @@ class Nuclr(TemperatureObjective):
     """NUCLR: candidate j has weight e^(ζ_j/τ), with a learned ζ_j for every sample (Wang et al. 2024).
 
     arXiv:2410.09156. In each direction L = mean_i τ log Σ_j e^((d_ij + ζ_j)/τ) − mean_j ζ_j, where i and j run over all
-    n samples and the own pair is a candidate. The term of anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i +
-    e^(ζ_i/τ)/(n−1), where u_i is the running mean of the batch mean Ê_j e^((d_ij + ζ_j)/τ) over negatives (alg. 1).
+    n samples, j = i included; d_ij is the score of (i, j) minus that of the pair (i, i), τ the temperature. The term of
+    anchor i is τ log((n−1) D_i) − ζ_i with D_i = u_i + e^(ζ_i/τ)/(n−1), where u_i is the running mean of the mean of
+    e^((d_ij + ζ_j)/τ) over the m_i negatives j in the batch (alg. 1).
 
     n ∂L/∂ζ_j = Σ_i e^((d_ij + ζ_j)/τ) / (m_i D_i) + e^(ζ_j/τ) / ((n−1) D_j) − 1. It is 0 if the weights that all
-    anchors give to candidate j sum to 1. After each batch with sample j the running mean of this gradient moves ζ_j,
-    from epoch zeta_warmup on. Symbols as in the module docstring.
+    anchors give to candidate j sum to 1. From epoch zeta_warmup on, each batch with sample j moves ζ_j by the running
+    mean of this gradient.
     """
 
     gathers_ids = True

@@ -55,7 +55,7 @@ class LabelledPairs:
     Data are the positives of the batch and, with duplicates=positive, all pairs with an equal key. Noise are all other
     pairs, also those of a further row and the y of a pair, except those that the batch excludes. exclusion: the pairs
     that the sum over tiles of the score matrix skips: the excluded pairs, and the listed positives, which are summed
-    one by one. equal: keys of rows (b,) and columns (M,); pairs with an equal key are data.
+    one by one. equal: for each kind of key, keys of rows (b,) and columns (M,); pairs with an equal key are data.
     """
 
     batch: GatheredBatch
@@ -71,7 +71,7 @@ class LabelledPairs:
         b, M = len(batch.x_bD), len(batch.y_MD)
         no_noise = replace(self.exclusion, keys=self.exclusion.keys or self.equal)
         left_out, others = (e.counts(b, M, batch.x_bD.device)[0].sum() for e in (self.exclusion, no_noise))
-        data = others - left_out + len(batch.positives.pairs_P2)  # of the pairs that are not left out, those by key
+        data = others - left_out + len(batch.positives.pairs_P2)  # pairs of equal keys, and listed positives
         k_d, k_n = batch.rows.sum_(torch.stack([data, b * M - others]))
         return k_d, k_n if batch.further_rows is None else k_n + batch.further_rows.counts(batch.columns).sum()
 
@@ -91,7 +91,7 @@ class LogisticFormula:
     offsets_M: Tensor | None = None
 
     def pair_logits(self, batch: GatheredBatch, scale: Tensor) -> Tensor:
-        """Return the logits of the batch's positive pairs, (P,), in list order. scale: 1/τ (τ: temperature)."""
+        """Return the logits of the P positive pairs of `batch`, (P,), in list order. scale: 1/τ, 0-d."""
         a_P = scale * batch.pair_scores() + self.shift
         return a_P if self.offsets_M is None else a_P + self.offsets_M[batch.positive_indices()[1]]
 
@@ -122,12 +122,12 @@ class LogisticFormula:
 
 
 def _noise(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is the score s plus all tensors in `added`."""
+    """Return the loss sp(a) = log(1 + e^a) of noise pairs, whose logit a is s plus all tensors in `added`."""
     return softplus(sum(added, start=s))
 
 
 def _noise_probability(s: Tensor, *added: Tensor) -> Tensor:
-    """Return the probability σ(a) that pairs with these logits, the sum of all arguments, are data."""
+    """Return the probability σ(a) that a pair is data, for logits a, which are s plus all tensors in `added`."""
     return sum(added, start=s).sigmoid()
 
 
@@ -169,13 +169,13 @@ class LogisticObjective(TemperatureObjective, ABC):
         return ObjectiveResult(loss, metrics)
 
     def calibrate(self, logit_scale: float, logit_bias: float | None, names: Collection[str]) -> dict[str, float]:
-        return {}  # the scale of a softmax would leave the bias, and the log Z of NCE, far from where they belong
+        return {}  # with the scale of a softmax, the initial bias (for NCE: log Z) would be far from its optimum
 
     @abstractmethod
     def formula(self, labelled: LabelledPairs) -> LogisticFormula:
         """Return the loss of this batch as a LogisticFormula.
 
-        It holds the weights of data and of noise pairs, and what is added to score / τ: a shift for all pairs and an
+        It holds the weights of data and of noise pairs, and the terms to add to score/τ: a shift for all pairs and an
         offset for each column. labelled: the pairs of the batch, labelled as data or noise. Every rank must call it.
         """
 
@@ -240,10 +240,11 @@ class Nce(LogisticObjective):
         return self._of_drawn(batch) if self.options.draws else super().of_batch(batch)
 
     def _of_drawn(self, batch: GatheredBatch) -> ObjectiveResult:
-        """Return the loss of a batch whose further columns are drawn from q, and metrics.
+        """Return the loss of a batch whose K further columns are noise drawn from q, and metrics.
 
-        noise_probability: mean σ(a) of noise. log_z: the mean over rows of log (1/K) Σ_j u_ij/q_j, the estimate of
-        their log Σ_y u by importance sampling, which tends to 0. Both are left out where costly metrics are not wanted.
+        Two metrics are left out if costly metrics are not wanted: noise_probability, the mean σ(a) of noise; and log_z,
+        the mean over rows i of log (1/K) Σ_j u_ij/q_j, an estimate by importance sampling of log Σ_y u, which is 0 for
+        a normalised model.
         """
         total, log_q_M = batch.columns.total, batch.log_q_M
         drawn = len(batch.y_MD) - total
@@ -359,9 +360,10 @@ def nce_from_log_u(
 
 
 def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
-    """Label the pairs of `batch` as data or noise. Raises ConfigError if keys are to be compared and there are none.
+    """Label the pairs of `batch` as data or noise.
 
-    duplicates: whether pairs with equal keys are noise (keep), excluded from both (mask), or data (positive).
+    duplicates: whether pairs with equal keys are noise (keep), neither noise nor data (mask), or data (positive).
+    Raises ConfigError if keys are to be compared and the batch has none.
     """
     keys, dropped = _class_numbers(batch, duplicates), batch.positives
     if batch.excluded is not None:
@@ -374,8 +376,9 @@ def label_pairs(batch: GatheredBatch, duplicates: Duplicates) -> LabelledPairs:
 def _class_numbers(batch: GatheredBatch, duplicates: Duplicates) -> Keys:
     """Replace the keys of a batch by class indices, equal where the keys are equal.
 
-    Returns, for each kind of key, the indices of the rows (b,) and of all columns (M,); () with duplicates=keep. A
-    column without a key gets −1, which no row has. Raises ConfigError if the batch has no keys.
+    Returns, for each kind of key, the indices of the rows (b,) and of all columns (M,), int64; () with duplicates=keep.
+    A column without a key gets −1, which no row has. Raises ConfigError if keys are to be compared and the batch has
+    none.
     """
     numbered = []
     for row_keys, column_keys in batch.compared_keys(duplicates):

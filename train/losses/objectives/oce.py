@@ -51,15 +51,16 @@ from dyad.train.losses.sums.row_losses import row_losses
 from dyad.train.losses.sums.row_select import row_threshold
 from dyad.train.losses.sums.tiles import slices, tile_size
 
-STEEPEST = 30.0  # KL's conjugate is linear beyond it: m e^30 does not overflow, and at the minimum over ν u ≤ log m
+STEEPEST = 30.0  # above it KL's conjugate is continued linearly: m e^30 does not overflow; at the minimum u ≤ log m
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The ν_r that minimises the OCE of each row r, and metrics of the worst-case weights w (see the module docstring).
+    """The scalar ν that minimises the OCE (see the class OCE) of each of R rows, and metrics of the worst-case weights.
 
-    ν_r = base_r + τ offset_r: two tensors keep the digits that would be lost if a small offset were added to a large
-    base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), zero_weights = the share of weights that are 0.
+    ν = base + τ offset, with τ the temperature: two tensors keep the digits that would be lost if a small offset were
+    added to a large base. of_weights: metrics (R,) by name: weights_kl = KL(w‖uniform), with w the weights, and
+    zero_weights = the share of weights that are 0.
     """
 
     base_R: Tensor
@@ -72,30 +73,32 @@ class Solution:
 
 
 class OCE(ABC):
-    """The optimised certainty equivalent (OCE) for one divergence: its conjugate φ*, and how to solve for ν.
+    """The optimised certainty equivalent (OCE) of a row's m losses ℓ_j for one divergence φ with conjugate φ*.
 
-    ν is the scalar per row at which the OCE is minimal; symbols as in the module docstring.
+    OCE = min_ν τ/m Σ_j φ*((ℓ_j − ν)/τ) + ν = max_w Σ_j w_j ℓ_j − τ/m Σ_j φ(m w_j), over weights w_j ≥ 0 with sum 1
+    (Ben-Tal & Teboulle 2007), with a scalar ν per row and the temperature τ.
     """
 
     @abstractmethod
     def conjugate(self, u: Tensor) -> Tensor:
         """Return the conjugate φ*(u) of the divergence, elementwise.
 
-        It is finite, with a finite slope, for every u, since u may be large, and pair_sum evaluates excluded pairs too.
+        The result must be finite, with a finite slope, for every u: u may be large, and pair_sum evaluates excluded
+        pairs too.
         """
 
     @abstractmethod
     def solve(self, losses: Losses, tau: Tensor) -> Solution:
-        """Return the ν that minimises the OCE of each row, and a metric of the worst-case weights, without gradient.
+        """Return the ν that minimises the OCE of each row, and metrics of the worst-case weights, without gradient.
 
         OCE: the optimised certainty equivalent of a row's losses, the worst case over weights of its columns. tau: the
-        temperature τ.
+        temperature τ, 0-d.
         """
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
-        """Return the weighted sum of the rows' OCE, 0-d, and the ν at which the OCE of each row is minimal.
+        """Return the weighted sum of the rows' OCE, 0-d, and the Solution, the ν at which each row's OCE is minimal.
 
-        The sum is differentiable in the embeddings, the positives' scores and τ.
+        The sum is differentiable in the embeddings, the positives' scores and τ. tau: the temperature τ, 0-d.
         """
         solution = self.solve(losses, tau.detach())
         return self.at(losses, tau, solution.base_R, solution.offset_R), solution
@@ -103,8 +106,8 @@ class OCE(ABC):
     def at(self, losses: Losses, tau: Tensor, base_R: Tensor, offset_R: Tensor) -> Tensor:
         """Return the weighted sum over rows of τ/m_r Σ_j φ*((ℓ_rj − ν)/τ) + ν at the given ν = base + τ offset, 0-d.
 
-        ℓ_rj: the m_r losses of row r; φ*: conjugate. Differentiable in base and offset, in the embeddings, the
-        positives' scores and τ.
+        ℓ_rj: the m_r losses of row r; φ*: conjugate; tau: the temperature τ, 0-d. Differentiable in base and offset, in
+        the embeddings, the positives' scores and τ.
         """
 
         def f(s: Tensor, p: Tensor, base: Tensor, offset: Tensor, tau: Tensor) -> Tensor:
@@ -115,9 +118,9 @@ class OCE(ABC):
 
 
 class RowOCE(OCE):
-    """An OCE whose ν is computed for a block of rows at a time, so that memory stays bounded.
+    """An OCE (optimised certainty equivalent) whose minimising ν is computed for a block of rows at a time.
 
-    metric: the name of the metric of the worst-case weights that `solve_rows` returns.
+    So memory stays bounded. metric: the name of the metric of the worst-case weights that `solve_rows` returns.
     """
 
     metric: ClassVar[str]
@@ -138,20 +141,21 @@ class RowOCE(OCE):
 
 
 class KL(RowOCE):
-    """The OCE for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1; symbols as in the module docstring.
+    """The optimised certainty equivalent (OCE) for the KL divergence: φ(t) = t log t − t + 1, φ*(u) = e^u − 1.
 
     The minimising ν of a row is the OCE itself, τ (log Σ_j e^(ℓ_j/τ) − log m), with m the number of its losses ℓ_j.
+    in_one_pass: whether closed_form uses row_losses for the identity as pair loss, with an error of τ · 1e-7.
     """
 
     metric = "weights_kl"
 
     def __init__(self, in_one_pass: bool) -> None:
-        self._in_one_pass = in_one_pass  # with an error of τ · 1e-7
+        self._in_one_pass = in_one_pass
 
     def conjugate(self, u: Tensor) -> Tensor:
         at = u.detach().clamp(max=STEEPEST)
         value = at.expm1()
-        return value + (value + 1) * (u - at)  # the tangent at the point itself: its backward is one product
+        return value + (value + 1) * (u - at)  # the tangent at `at`, so that backward is one product
 
     def closed_form(self, losses: Losses, tau: Tensor) -> tuple[Tensor, Solution]:
         if losses.pair_loss is not identity or not self._in_one_pass:
@@ -183,10 +187,10 @@ class KL(RowOCE):
 
 
 class ChiSquare(RowOCE):
-    """The OCE for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
+    """The optimised certainty equivalent for the χ² divergence: φ(t) = ½(t − 1)², φ*(u) = ½ max(u + 1, 0)² − ½.
 
     The minimising ν of a row is t + τ, where the threshold t solves Σ_j max(ℓ_j − t, 0) = mτ for the m losses ℓ_j of
-    the row. Symbols as in the module docstring.
+    the row, and τ is the temperature.
     """
 
     metric = "zero_weights"
@@ -213,12 +217,11 @@ class ChiSquare(RowOCE):
 
 
 class CVaR(OCE):
-    """The OCE for conditional value at risk (CVaR): the mean of the αm largest of a row's m losses.
+    """The optimised certainty equivalent for conditional value at risk: the mean of the αm largest of a row's m losses.
 
-    φ(t) = 0 for t up to 1/α, φ*(u) = max(u, 0)/α; symbols as in the module docstring. The temperature has no effect. If
-    αm is no whole number, the last loss counts in part. The pair loss is non-decreasing, so the largest losses have the
-    largest scores. Scores equal to the threshold share the rest of αm equally, so that the result does not depend on
-    the order of columns.
+    φ(t) = 0 for t up to 1/α, else ∞; φ*(u) = max(u, 0)/α. The temperature has no effect. If αm is no whole number, the
+    last loss counts in part. The pair loss is non-decreasing, so the largest losses have the largest scores. Scores
+    equal to the threshold share the rest of αm equally, so that the result does not depend on the order of columns.
     """
 
     def __init__(self, alpha: float) -> None:
@@ -246,7 +249,8 @@ class CVaR(OCE):
     def _selected(self, losses: Losses) -> list[Tensor]:
         """Select the αm largest of each row's m scores.
 
-        Returns four (R,): the threshold; the share of each score equal to it; how many are above it, and equal to it.
+        Returns four tensors (R,): the threshold score; the share with which each score equal to the threshold counts;
+        how many scores are above the threshold; how many equal the threshold.
         """
 
         def of_rows(rows: slice) -> tuple[Tensor, ...]:
@@ -278,7 +282,7 @@ class CVaR(OCE):
 def build_oce(options: RobustOptions) -> OCE:
     """Create the OCE (optimised certainty equivalent) for options.divergence.
 
-    This is KL, ChiSquare, or CVaR with options.alpha.
+    Its class is KL, ChiSquare, or CVaR (with options.alpha).
     """
     if options.divergence is Divergence.cvar:
         return CVaR(options.alpha)
@@ -288,7 +292,8 @@ def build_oce(options: RobustOptions) -> OCE:
 def _by_rows(losses: Losses, of_rows: Callable[[slice], tuple[Tensor, ...]], number: int) -> list[Tensor]:
     """Call `of_rows` for one slice of rows after the other, and join the results of all slices.
 
-    of_rows: slice of r rows → `number` tensors, (r,) each. Returns `number` tensors, (R,) each.
+    losses: the losses, which define the R rows. of_rows: slice of r rows → `number` tensors, (r,) each. Returns
+    `number` tensors, (R,) each.
     """
     values = losses.p_R.new_zeros(number, len(losses.p_R))
     for rows in slices(len(losses.p_R), tile_size(losses.p_R.device)):

@@ -1,4 +1,4 @@
-"""The losses of candidates against positives, ℓ(s_rj − p_r), from which optimised certainty equivalents are computed.
+"""The losses ℓ(s_rj − p_r) of candidates and positives, from which optimised certainty equivalents are computed.
 
 The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
 
@@ -59,8 +59,8 @@ def pair_loss_of(options: RobustOptions) -> Elementwise:
 class RepeatedRows(Exclusion):
     """The excluded pairs of R rows, each of which is a copy of a row of the batch.
 
-    base: the excluded pairs of the batch. base_rows: the number of rows of the batch. row_R: for each of the R rows,
-    the index of the batch row that it copies, ascending.
+    base: the excluded pairs of the batch. base_rows: the number of rows of the batch. row_R (R,) int64: for each of the
+    R rows, the index of the batch row that it copies, ascending.
     """
 
     base: Exclusion
@@ -84,7 +84,8 @@ class Losses:
 
     ℓ: pair_loss. s_rj = <x_r, y_j>: scores. p_R: the score of each row's positive. counts_R: the number m_r of columns
     that each row does not exclude. weights_R: the weight of each row in a mean over rows, 0 for a row that is skipped.
-    exclusion: the excluded pairs. relevance_R: a further factor of each row in the sum of its OCE; None: 1.
+    exclusion: the excluded pairs; None: no pair. relevance_R: a further factor of each row's OCE (optimised certainty
+    equivalent); None: all 1.
     """
 
     pair_loss: Elementwise
@@ -98,12 +99,15 @@ class Losses:
 
     @property
     def factors_R(self) -> Tensor:
-        """The factor of each row in the weighted sum of the rows' OCE, (R,)."""
+        """The factor of each row in the weighted sum of the rows' OCE (optimised certainty equivalent), (R,)."""
         return weighted(self.weights_R, self.relevance_R)
 
     @property
     def mean_relevance(self) -> Tensor | float:
-        """The mean factor of the rows' OCE, 0-d, whose mean over ranks is that over the rows that are not skipped."""
+        """This rank's share of the mean relevance of the rows, 0-d or 1.0 without relevance.
+
+        The mean of the shares over ranks is the mean relevance of the rows that are not skipped.
+        """
         return 1.0 if self.relevance_R is None else 1 - self.mean(1 - self.relevance_R)
 
     @property
@@ -127,7 +131,7 @@ class Losses:
 
     @cached_property
     def _kept(self) -> list[Block]:
-        """The tiles of scores, row after row, if all of them fit into memory to be kept, else none."""
+        """All tiles of the score matrix, row after row, if they are small enough to be kept in memory; else []."""
         tiles = Tiles(self.x_RD, self.y_MD)
         return list(tiles.scores(kept=True)) if tiles.fit else []
 

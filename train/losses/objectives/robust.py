@@ -1,4 +1,4 @@
-"""The robust family: for every positive pair, the worst case of a pair loss over distributions near the uniform.
+"""The robust family: for every positive pair, the worst-case mean of a pair loss over weights of the candidates.
 
 The formula on whole matrices, in one process; tests/train/losses/objectives/test_dense_formulas.py runs it:
 
@@ -20,8 +20,8 @@ optimised certainty equivalent of oce.py, which minimises over a scalar ν per r
 See Zhu et al. 2022, arXiv:2203.00176, for partial AUC, and Qiu et al. 2023, arXiv:2305.11965, for contrastive learning.
 KL with the identity as pair loss is one direction of GCL. The relevance w_ip of a positive pair multiplies its OCE.
 
-The rank that holds an anchor computes its OCE. Sent between ranks are y and its gradient for anchors x, and x and its
-gradient for anchors y.
+The rank that holds an anchor computes its OCE. Ranks send y and the gradient of y for anchors x, and x and the gradient
+of x for anchors y.
 """
 
 import math
@@ -89,7 +89,7 @@ class RobustObjective(TemperatureObjective):
             of_sides = [self._with_solution(of_side, tau) for of_side in losses.values()]
         values, metrics = zip(*of_sides, strict=True)
         means = {name: torch.stack([m[name] for m in metrics]).mean() for name in metrics[0]}
-        radius = (self.options.rho or 0.0) * tau  # a part of each row's term, with its factor
+        radius = (self.options.rho or 0.0) * tau  # part of each row's term, so the row's relevance multiplies it too
         shares = [of_side.mean_relevance for of_side in losses.values()]
         return torch.stack([value + radius * share for value, share in zip(values, shares, strict=True)]), means
 
@@ -187,7 +187,7 @@ class RobustObjective(TemperatureObjective):
 def _forget_nu(objective: RobustObjective, _: object) -> None:
     """Make the next call of `objective` test again whether its parameter ν is NaN, that is, without a value.
 
-    Called after load_state_dict, which may have loaded a NaN. The second argument, from torch, is not used.
+    torch calls this hook after load_state_dict, which may have loaded a NaN. The second argument is not used.
     """
     objective._nu_began = objective._nu_is_known = False
 
@@ -198,8 +198,8 @@ class Coce(RobustObjective):
     options.setting names the candidates of an anchor. self and supervised: all columns except the positives of the row.
     With one positive per row (self) these are the columns of the B − 1 other pairs; supervised means that positives are
     labelled, by lists or keys. semi: all columns, so that unlabelled positives may be among the candidates. With
-    options.candidates=list only those of the row's own list: its own column and its further ones. With supervised these
-    are its labelled negatives, the supervised form of the source.
+    options.candidates=list, candidates are further limited to the row's own list: the column of its pair and its
+    further columns. With setting=supervised these are the labelled negatives of the row (Zhu et al. 2022).
     """
 
     options: CoceOptions
@@ -224,10 +224,10 @@ class Coce(RobustObjective):
             return ObjectiveResult(loss, {**score_means(batch), **metrics})
 
     def _losses(self, batch: GatheredBatch) -> Losses:
-        """Return the losses with one row for every positive pair (i, p): anchor i, its positive p.
+        """Return the losses with one row for every positive pair (i, p) of an anchor i and a positive p.
 
         With the identity as pair loss there is one row for every anchor i, as the identity commutes with the mean over
-        positives p. Every rank must call it if positive pairs are listed.
+        positives p. Every rank must call it if the batch lists positive pairs.
         """
         options = self.options
         if options.duplicates is Duplicates.positive:  # the own pair is one of several positives
@@ -261,8 +261,8 @@ class PartialAUC(RobustObjective):
     """One-way partial AUC: mean over positives i of the OCE over negatives j of ℓ(h_j⁻ − h_i⁺) (Zhu et al. 2022).
 
     OCE: the optimised certainty equivalent, a robust mean. ℓ: the pair loss. x (b, 1): scores h⁺ of this rank's
-    positives; y (m, 1): scores h⁻ of this rank's m negatives; each positive meets the negatives of all ranks. CVaR with
-    α as the largest false-positive rate is the exact top-α form, KL the smooth form.
+    positives; y (m, 1): scores h⁻ of this rank's m negatives; each positive is compared with the negatives of all
+    ranks. CVaR with α as the largest false-positive rate is the exact top-α form, KL the smooth form.
     """
 
     options: PartialAUCOptions
@@ -283,8 +283,8 @@ class PartialAUC(RobustObjective):
 def transposed(batch: GatheredBatch) -> GatheredBatch:
     """Exchange x and y of a batch: return a batch with this rank's y as rows and x of all ranks as columns.
 
-    Further columns (y items that belong to no pair) are dropped, as they are no anchors; further rows become further
-    columns. Every rank must call it.
+    Further columns (y items that belong to no pair) are dropped, as they are no anchors; further rows (x items that
+    belong to no pair) become further columns. Every rank must call it.
     """
     own, further = batch.columns.own, batch.further_rows
     pairs, relevance = batch.positives, batch.relevance
@@ -315,8 +315,8 @@ def _of_columns(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the listed pairs of all ranks whose column belongs to this rank, as (local column, global row).
 
-    pairs_P2: this rank's pairs (local row, global column). relevance_P: of each; the second result is that of the pairs
-    returned. Every rank must call it.
+    pairs_P2: this rank's pairs (local row, global column). relevance_P: the relevance of each of these pairs; None: all
+    1. The second result is the relevance of the pairs returned, or None. Every rank must call it.
     """
     whole_P2, *weights = _of_all_ranks(batch, pairs_P2, *(() if relevance_P is None else (relevance_P,)))
     (i, j), own = whole_P2.unbind(1), batch.columns.own
@@ -325,9 +325,10 @@ def _of_columns(
 
 
 def _of_all_ranks(batch: GatheredBatch, pairs_P2: Tensor, *more: Tensor) -> tuple[Tensor, ...]:
-    """Gather lists of (local row, anything) from all ranks, (P, 2), with global rows, and `more` numbers, (P,) each.
+    """Gather lists of (local row, another index), (P, 2), from all ranks, and convert local to global rows.
 
-    Every rank must call it.
+    more: tensors (P,), one number for each pair, which are gathered too. Returns the list and these tensors of all
+    ranks. Every rank must call it.
     """
     (layout,) = Layout.of(pairs_P2)
     return layout.gathered(pairs_P2 + pairs_P2.new_tensor([batch.rows.own.start, 0]), *more)

@@ -85,7 +85,7 @@ def symmetric_dpm(
 
 
 class SoftmaxObjective(TemperatureObjective):
-    """An objective of the softmax family: symmetric_dpm of the log-sums over the negatives of each anchor."""
+    """An objective of the softmax family, such as CLIP: symmetric_dpm of the means over anchors from core_terms."""
 
     options: SoftmaxOptions
 
@@ -240,7 +240,7 @@ def core_terms(
 
     d_ij = s_ij − s_ip is the score of candidate j minus that of the positive p, and C_i holds the m_i candidates of
     anchor i. c_i is 0 (options.partition=sum) or log m_i (mean). The results are this rank's shares: their means over
-    ranks are the means over the anchors of the global batch. Further symbols as in the module docstring.
+    ranks are the means over the anchors of the global batch. s: scores; a = s/τ: logits; P_i: positives of anchor i.
 
     related: the candidates and positives of the batch. in_sum_P: whether each listed positive is in C_i. sums: N_i =
     LSE_{j∈C_i∖P_i} a_ij (over the negatives alone) for rows (b,) and columns (M,). scale: 1/τ. options: see the last
@@ -275,8 +275,9 @@ def core_terms(
 
 
 def _of_own_positives(count: int, partition: Partition, difference_b: Tensor, w_b: Tensor | None = None) -> Tensor:
-    """Return w_i f_i/τ, (b,), f as in core_terms, of anchors with `count` candidates whose one positive is their own
-    partner. difference_b: N_i − a_ii. w_b: the relevance of the pairs; None: all 1."""
+    """Return w_i f_i/τ, (b,), with f as in core_terms, of anchors whose one positive is the item of their pair.
+
+    count: candidates of an anchor. difference_b: N_i − a_ii. w_b: the relevance of the pairs; None: all 1."""
     return weighted(softplus(difference_b) - (math.log(count) if partition is Partition.mean else 0.0), w_b)
 
 
@@ -286,8 +287,8 @@ class DirectionSums:
 
     log_sums: N_i, the log-sum-exp of the logits over the negatives of each anchor. index: the anchor of each pair.
     omega_P: the log-weight of each pair's positive in the sum of its anchor i, −inf if the positive is no candidate of
-    i. single: whether the sum for each positive contains no other positive. relevance_P: of each pair; None: 1. layout:
-    given if pairs of one anchor lie on several ranks.
+    i. single: whether the sum for each positive contains no other positive. relevance_P: weight of each pair; None: 1.
+    layout: how anchors are distributed over ranks, if pairs of one anchor lie on several ranks; else None.
     """
 
     anchors: Anchors
@@ -314,8 +315,7 @@ class DirectionSums:
         """Return the log-sum-exp of values_P over the positives of each anchor (row or column), one entry per anchor.
 
         values_P: one exponent (such as the logit) for each of the P listed positive pairs. An anchor without positives
-        gets −inf. If the attribute `layout` is set, since the pairs of one anchor lie on several ranks, every rank must
-        call it.
+        gets −inf. If self.layout is given (pairs of one anchor lie on several ranks), every rank must call this method.
         """
         anchor_P = torch.arange(len(self.log_sums), device=values_P.device)[self.index]
         highest = torch.full_like(self.log_sums.detach(), -math.inf)
@@ -329,7 +329,7 @@ class DirectionSums:
 
 
 def _each(side: DirectionSums, a_P: Tensor) -> Tensor:
-    """Return this rank's share of the mean over anchors of f/τ with positives=each, averaged over their positives.
+    """Return this rank's share of the mean over anchors of the mean of f/τ over their positives (positives=each).
 
     f: as in core_terms. a_P: the logits of the P listed positive pairs.
     """

@@ -75,10 +75,11 @@ class MomentObjective(Objective, ABC):
 
     @abstractmethod
     def of_pairs(self, x_bD: Tensor, y_bD: Tensor, layout: Layout) -> ObjectiveResult:
-        """Return the loss and metrics. x_bD, y_bD: this rank's pairs (x_i, y_i), float32 or float64.
+        """Return the loss and metrics. x_bD, y_bD: the embeddings of this rank's pairs (x_i, y_i), float32 or float64.
 
-        layout: which rank holds which pairs. An objective that takes "targets" also has the parameters x_target and
-        y_target, one that takes "relevance" relevance_b, (b,) float, None if not given. Every rank must call it.
+        layout: which rank holds which pairs. A subclass whose options take "targets" has the further parameters
+        x_target and y_target, (b, D); one whose options take "relevance" has relevance_b, (b,) float, None if not
+        given. Every rank must call it.
         """
 
 
@@ -235,7 +236,7 @@ def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor, relevance_b
     """Return Σ_i φ_iᵀ Λ φ_i − 2 w_i <φ_i, ν_i>, 0-d. Its gradient in φ_i is 2 (Λ φ_i − w_i ν_i).
 
     phi_bD: φ, the side that learns. nu_bD: ν, the side without gradient. lambda_DD: Λ, the second moment of ν.
-    relevance_b: w; None: 1.
+    relevance_b: the weights w_i; None: all 1.
     """
     return ((product(phi_bD, lambda_DD) - 2 * weighted(nu_bD, relevance_b)) * phi_bD).sum()
 
@@ -243,7 +244,7 @@ def against_frozen(phi_bD: Tensor, nu_bD: Tensor, lambda_DD: Tensor, relevance_b
 def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
     """Return two metrics, 0-d each: the distance ‖M − I‖_F of the second moment M from the identity, for x and for y.
 
-    moments_2DD: M of x and of y.
+    moments_2DD: M of x and M of y, stacked.
     """
     eye_DD = torch.eye(moments_2DD.shape[-1], dtype=moments_2DD.dtype, device=moments_2DD.device)
     errors = (moments_2DD - eye_DD).square().sum((1, 2)).sqrt()
@@ -251,9 +252,9 @@ def moment_errors(moments_2DD: Tensor) -> dict[str, Tensor]:
 
 
 def effective_rank(c_DD: Tensor) -> Tensor:
-    """Return the effective rank (Σ σ²)² / (Σ σ⁴) of the matrix c_DD with the singular values σ.
+    """Return the effective rank (Σ σ²)² / (Σ σ⁴) of the matrix c_DD with the singular values σ, 0-d.
 
-    It is D if all σ are equal, 1 if one dominates, and 0 for a zero matrix.
+    It is D if all σ are equal, near 1 if one σ dominates, and 0 for a zero matrix.
     """
     c_DD = c_DD / c_DD.abs().max().clamp(min=torch.finfo(c_DD.dtype).tiny)
     fourth = (c_DD.T @ c_DD).square().sum()

@@ -1,4 +1,4 @@
-"""The global batch of one step as an estimator with state for every sample sees it.
+"""The global batch of one step with the stored state of its samples, for the objectives of estimators.py.
 
 Symbols as in estimators.py.
 """
@@ -36,8 +36,8 @@ def build_sample_state(options: EstimatorOptions, **initial: float) -> SampleSta
     """Create the per-sample state of an objective: log u and the entries of `initial`, for each side of its anchors.
 
     u: the running mean of a sample's exponentials. initial: name → the initial value of a per-sample parameter. A
-    stored name ends in its side, _x or _y: "log_u_x". Raises ConfigError if options.num_samples is not set, or
-    options.gamma_epochs for gamma=auto.
+    stored name ends in the side of the anchors, _x or _y, as in "log_u_x". Raises ConfigError if options.num_samples is
+    not set, or options.gamma_epochs is not set for gamma=auto.
     """
     if options.num_samples is None:
         raise ConfigError(
@@ -58,8 +58,9 @@ class StateBatch:
     """The global batch of one step, its anchors by side ("x", "y") and the stored state of its samples before the step.
 
     exclusion: the pairs that no sum over negatives contains, such as the positives. read: the state of the batch's
-    samples. complete: whether it is that of all ranks. sample_state: of all samples. epoch: counted by the samples
-    seen. training: whether the step changes the state. relevance_B: of the pairs of all ranks; None: all 1.
+    samples. complete: whether `read` has the state stored on all ranks, or only that of this rank. sample_state: the
+    state of all samples. epoch: the current epoch from 0, by the number of samples seen. training: whether the step
+    changes the state. relevance_B: weights in (0, 1] of the pairs of all ranks, (B,); None: all 1.
     """
 
     batch: GatheredBatch
@@ -75,15 +76,13 @@ class StateBatch:
 
     @staticmethod
     def of(objective: Objective, batch: GatheredBatch, complete: bool = True) -> StateBatch:
-        """Return the samples of `batch` with their stored state, anchors and negatives. Every rank must call it.
+        """Return `batch` with the stored state, the anchors and the negatives of its samples. Every rank must call it.
 
-        complete=False: each rank has the state that it stores only, until `summed`.
-
-        If a sample occurs twice in the batch, its pairs with its own copy are masked: it is no negative of itself.
-        Further columns are candidates of all anchors x, further rows of all anchors y; neither are anchors, nor have
-        state.
-
-        Raises ConfigError for a further positive.
+        complete: whether to sum the state over ranks now; False: each rank has only the state that it stores, until
+        `summed`. If a sample occurs twice in the batch, pairs of the sample with its copy are left out: a sample is no
+        negative of itself. Further columns (y items of no pair) are candidates of all anchors x, and further rows (x
+        items of no pair) of all anchors y; they are no anchors and have no state. Raises ConfigError if the batch lists
+        positives other than the pairs (x_i, y_i).
         """
         if batch.positives.own is None:
             raise ConfigError(f"objective={objective.options.name}: a sample has one positive. {ONE_POSITIVE}")
@@ -127,9 +126,9 @@ class StateBatch:
         log ĝ_i, of the anchors i of `seen`: the log of the mean of e^(d_ij/τ) over the negatives j of anchor i, side →
         (b,) for x and (B,) for y, −inf for an anchor without negatives. d_ij: the score of j minus that of the
         positive. batch: the embeddings. scale, weights: as in log_partition. own_logits(): the logits of the pairs
-        (x_i, y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y, and each must
-        give the gradient of all, as `mean` does, so that it need not be summed over ranks. One collective brings the
-        column sums, and what each rank needs to know of the samples of others. Every rank must call it.
+        (x_i, y_i), for anchors x and for anchors y, side → (b,). All ranks know log ĝ of all anchors y. Each rank must
+        compute the loss of all of them, as `mean` does, since backward does not sum their gradients over ranks. One
+        collective sends the column sums and the state of the samples of the batch. Every rank must call it.
         """
         read, dtype = self.read, torch.promote_types(batch.x_bD.dtype, torch.float32)
         counts = {side: anchors.counts.clamp(min=1).to(dtype).log() for side, anchors in self.anchors.items()}
@@ -160,7 +159,7 @@ class StateBatch:
         return state, log_g, state.updated_means(every)
 
     def _of_columns(self, values_B: Tensor, other: float) -> Tensor:
-        """Return numbers of all columns, (M,): those of the pairs, and `other` for further columns."""
+        """Return values_B extended to all M columns, (M,), with `other` for the further columns."""
         further = len(self.batch.y_MD) - self.batch.columns.total
         return F.pad(values_B, (0, further), value=other) if further else values_B
 
@@ -184,9 +183,10 @@ class StateBatch:
         """Return this rank's share of the loss, 0-d, from the losses of this rank's anchors: side → (b,).
 
         The mean of the shares over ranks is the mean over all anchors with negatives of each side, summed or averaged
-        over the sides by options.directions. estimates: what has the gradient of the estimator, for all anchors of
-        `seen`; its value counts for nothing. The relevance of an anchor's pair multiplies both, so that the gradient is
-        that of the weighted loss, also in a temperature or ζ per sample.
+        over the sides by options.directions. estimates: side → terms for all anchors of `seen`, of which only the
+        gradient is used, that of the estimator; their values are subtracted. The relevance of an anchor's pair
+        multiplies its loss and its estimate, so that the gradient is that of the weighted loss, also in a temperature
+        or ζ per sample.
         """
         valid = {side: anchors.valid[anchors.own] for side, anchors in self.anchors.items()}
         of_anchors = {side: weighted(values, self._relevance(self.own)) for side, values in of_anchors.items()}
@@ -200,16 +200,20 @@ class StateBatch:
         return None if self.relevance_B is None else self.relevance_B[part]
 
     def share(self, side: str) -> Tensor:
-        """Return the factor, 0-d, from the sum of losses of this rank's anchors of `side` to its share of the loss."""
+        """Return the factor, 0-d, from the sum of losses of this rank's anchors to this rank's share of the loss.
+
+        side: the side of the anchors, "x" or "y".
+        """
         return self.anchors[side].share * (0.5 if self.options.directions is Directions.mean else 1.0)
 
     def result(self, loss: Tensor, updated: dict[str, UpdatedMeans], gradients: Numbers, step: Step) -> ObjectiveResult:
-        """Store the new log u and what `step` returns if the step is training; return the loss with its metrics.
+        """Return the loss with its metrics, and store the new log u and per-sample parameters if self.training.
 
-        loss: this rank's share. updated: log ĝ and the new running means log u, by side. gradients: this rank's share
-        of those in per-sample parameters, (B,) by side, maybe {}. step(their sums over ranks): the new parameters, (B,)
-        by "<name>_<side>", and further metrics, 0-d. A trainer forms the sums and calls it later, see summed_later. The
-        metric staleness is the mean |log u − log ĝ| over the anchors of the batch that have negatives.
+        loss: this rank's share of the loss. updated: log ĝ and the new running means log u, by side. gradients: this
+        rank's share of the gradients in per-sample parameters, (B,) by side, maybe {}. step: a function from the sums
+        of `gradients` over ranks to the new parameters, (B,) by "<name>_<side>", and further metrics, 0-d; a trainer
+        sums and calls it later, see summed_later. The metric staleness is the mean |log u − log ĝ| over the anchors of
+        the batch that have negatives.
         """
 
         def stored(sums: Tensor) -> Numbers:
@@ -242,5 +246,5 @@ class UpdatedMeans:
         return self.log_g_B > -math.inf
 
     def log_u(self, own: slice) -> Tensor:
-        """Return log u of the samples in the slice `own` of the batch, (b,); 0 for samples without negatives."""
+        """Return log u of the samples in the slice `own` of the global batch; 0 for samples without negatives."""
         return torch.where(self.has_negatives_B, self.log_u_B, 0.0)[own]

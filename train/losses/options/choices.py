@@ -1,4 +1,4 @@
-"""The choices of the options of objectives: what each means stands in the help text of the option."""
+"""Enumerations of the allowed values of objectives' options; the help text of an option explains its values."""
 
 from enum import StrEnum
 

@@ -16,11 +16,11 @@ from dyad.train.losses.options.choices import CandidateSet, Directions, Duplicat
 
 SIMILARITY = "score of two embeddings; a SentenceTransformer brings its own"
 DIRECTIONS = "x→y and y→x: their mean, their sum, or one of them"
-RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # beside pairs, see ObjectiveOptions.takes
+RELATED = frozenset({"negatives", "positives", "excluded", "relevance"})  # values of ObjectiveOptions.takes
 WEIGHED = frozenset({"relevance"})
 X_NEGATIVES = frozenset({"x_negatives"})
 TAKE_BOTH = "For wrong x take a loss of both directions, such as clip, symmetric_dpm or siglip"
-BY_KEY = ".safetensors"  # ends the name of a file of numbers by content key; that of numbers by sample id: .npy
+BY_KEY = ".safetensors"  # suffix of a file of numbers by content key; a file of numbers by sample id ends in .npy
 RANGES: dict[str, Callable[[float], bool]] = {
     "above 0": lambda value: value > 0,
     "above 0 and at most 1": lambda value: 0 < value <= 1,
@@ -34,7 +34,7 @@ RANGES: dict[str, Callable[[float], bool]] = {
 def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
     """Make a dataclass field for a numeric option, with the text that `--help` prints and its allowed range.
 
-    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further ones, as of `described`. The
+    meaning: the text for `--help`. allowed: the range, a key of RANGES. limits: further limits, as for `described`. The
     value None is legal in every range.
     """
     return field(default=default, metadata={"help": meaning, "range": allowed, **limits})
@@ -42,13 +42,13 @@ def number(default: Any, meaning: str, allowed: str, **limits: float) -> Any:
 
 @dataclass(frozen=True)
 class ExpectedBatch:
-    """The global batches that a run is going to have.
+    """Properties of the global batches of a run, which ObjectiveOptions.broken_by compares with an objective.
 
     pairs: the number of pairs of all processes together. further: whether rows have y items beside that of their pair,
     such as hard negatives. several: whether any of these further y items are positives. classes: whether the columns
     are classes, not the items of pairs. inputs: as ObjectiveOptions.inputs. catalogue: whether further y items can be
-    drawn from all y items of the data. relevance: whether positive pairs have one. further_x: whether rows have x items
-    beside that of their pair, which are wrong for its y.
+    drawn from all y items of the data. relevance: whether positive pairs have a relevance (a weight in (0, 1]).
+    further_x: whether rows have x items beside that of their pair, which are wrong for its y.
     """
 
     pairs: int
@@ -59,7 +59,7 @@ class ExpectedBatch:
     catalogue: bool = True
     relevance: bool = False
     further_x: bool = False
-    # How messages on batches end
+    # the ends of error messages about batches
     no_further: ClassVar[str] = "takes pairs only. Set data.negatives.per_row=0 and data.passage.positives=one"
     none_in_one: ClassVar[str] = "global_batch_size=1 has no negatives. Set it to 2 or more"
     no_lists: ClassVar[str] = (
@@ -69,7 +69,7 @@ class ExpectedBatch:
 
     @property
     def has_lists(self) -> bool:
-        """Whether rows have further y items of their own."""
+        """Whether rows have lists of further y items, such as hard negatives, and columns are not classes."""
         return self.further and not self.classes
 
     @property
@@ -84,10 +84,10 @@ class ObjectiveOptions:
 
     formula: "module:Class" of the objective in train.losses.objectives, which is imported when the objective is built;
     of a plugin, "module:Class" with any module, or the class. takes: the arguments that Objective.forward accepts
-    beside pairs, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y: pairs,
-    scores of positives and of negatives, sequences, or log-likelihoods. exact: whether the loss and its gradients are
-    those of the global batch on any number of ranks, as a run checks for a plugin; False for a loss that means to
-    differ.
+    beside embeddings, keys and sample ids; "targets" stands for x_target and y_target. inputs: the kind of x and y:
+    "pairs", "scores" (of positives and of negatives), "sequences" or "log-likelihoods". exact: whether the loss and its
+    gradients are those of the global batch on any number of ranks, which a run checks for a plugin; False for a loss
+    that is meant to depend on the number of ranks.
     """
 
     formula: ClassVar[Any]
@@ -100,41 +100,42 @@ class ObjectiveOptions:
 
     @property
     def has_logit_bias(self) -> bool:
-        """Whether its bias is that of the logit of a pair, as SigLIP's, and not counted from another number."""
+        """Whether the logit of a pair with score s is s/τ + b with a learned bias b and no other term, as in SigLIP."""
         return False
 
     @property
     def number_file(self) -> str | None:
-        """The file from which the objective reads a number for each column, by sample id or by content key."""
+        """The path of a file with a number for each column, by sample id or by content key; None: no such file."""
         return None
 
     @property
     def by_key(self) -> bool:
-        """Whether that file has numbers by content key."""
+        """Whether `number_file` is given and has numbers by content key, that is, ends in .safetensors."""
         return self.number_file is not None and self.number_file.endswith(BY_KEY)
 
     @property
     def by_sample_id(self) -> bool:
-        """Whether the objective needs sample ids: it keeps state for every sample, or reads numbers by them."""
+        """Whether the objective needs sample ids, for per-sample state or for a `number_file` by sample id."""
         return self.number_file is not None and not self.by_key
 
     @property
     def draws(self) -> str | None:
-        """The density from which a run draws further y items for every batch, which are the noise; None: it draws none.
+        """The density from which a run draws y items as noise for every batch; None: the run draws no items.
 
-        A row of DENSITIES in data/loading/drawn_items.py; its file, if it has one, is the option noise_file.
+        The density is a key of DENSITIES in data/loading/drawn_items.py; if it is read from a file, the option
+        noise_file names the file.
         """
         return None
 
     def drawn_items(self, pairs: int) -> int:
-        """Return how many y items a run draws for each global batch of so many pairs."""
+        """Return how many y items a run draws as noise for each global batch of `pairs` pairs."""
         return 0
 
     @property
     def without_relevance(self) -> str:
-        """Why a positive pair cannot have a relevance with these options, as an error message; "" if it can.
+        """Why positive pairs cannot have a relevance (a weight in (0, 1]) here, as an error message; "" if they can.
 
-        It can where the loss has one term for each positive pair.
+        They can if the loss has one term for each positive pair.
         """
         if "relevance" not in self.takes:
             return f"objective={self.name}: its loss has no term for each positive pair. Leave data.relevance out"
@@ -146,7 +147,7 @@ class ObjectiveOptions:
     def without_x_negatives(self) -> str:
         """Why further x items cannot be negatives of y with these options, as an error message; "" if they can.
 
-        They can where the loss has a sum over x for each y, or over all pairs of an x and a y.
+        They can if the loss has a sum over x for each y, or over all pairs of an x and a y.
         """
         if "x_negatives" not in self.takes:
             return f"objective={self.name}: has no sum over the x of a y. {TAKE_BOTH}"
@@ -194,8 +195,10 @@ class ObjectiveOptions:
                 raise ConfigError(f"objective.{f.name}={value}: must be a finite number")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle these options as their family, the class that its preset was made from, and the values: classes that
-        `preset` makes are in no module, so pickle could not find them."""
+        """Pickle these options as the class given to `preset` and the values.
+
+        A class that `preset` makes is in no module, so pickle could not find it by name.
+        """
         return _restored, (type(self).__base__, vars(self))
 
 
@@ -203,16 +206,16 @@ def _restored(family: type[ObjectiveOptions], values: dict[str, Any]) -> Objecti
     return _presets[family, values["name"]](**values)
 
 
-_presets: dict[tuple[type[ObjectiveOptions], str], type[ObjectiveOptions]] = {}  # by their family and name
+_presets: dict[tuple[type[ObjectiveOptions], str], type[ObjectiveOptions]] = {}  # (family, name) → class of `preset`
 
 
 def preset(
     name: str, family: type[ObjectiveOptions], summary: str | None = None, **defaults: Any
 ) -> type[ObjectiveOptions]:
-    """Make the options class of the objective `name`: the class `family` with other defaults.
+    """Make the options class of the objective `name`: a subclass of `family` with other defaults.
 
-    summary: one line for `--help`, by default the docstring of `family`. defaults: option → its new default, or a field
-    with a new default and meaning.
+    summary: one line for `--help`; None: the docstring of `family`. defaults: option → its new default, or a dataclass
+    field with a new default and help text.
     """
     inherited, types = {f.name: f for f in fields(family)}, get_type_hints(family)
     changed = {

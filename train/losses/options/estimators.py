@@ -22,19 +22,19 @@ ONE_POSITIVE = "Set data.passage.positives=one, or take clip or info_nce"
 
 @dataclass
 class EstimatorOptions(TemperatureOptions):
-    """SogCLR: the contrastive loss over the whole data set, τ given (Yuan et al. 2022).
+    """SogCLR: an estimate of the contrastive loss over the whole data set, with a fixed τ (Yuan et al. 2022).
 
-    Options of the class SogCLR in objectives/estimators.py, and of its relatives. They keep, for every sample, a
-    running mean of e^((score difference)/τ) over negatives. γ is the share of the new batch in that mean.
+    Options of the classes in objectives/estimators.py, such as SogCLR, which keep, for every sample, a running mean of
+    e^((score difference)/τ) over negatives. γ is the share of the new batch in that mean.
 
     gamma=auto is the schedule that DRRho-CLIP's authors recommend for FastCLIP: a cosine from 1 to min(1, 4.177·
     E^−0.7265) over all E epochs of the run (README of Optimization-AI/DRRho-CLIP; Wei et al. 2025, arXiv:2505.06699).
-    γ = 1 keeps no memory: the objective is one of the batch alone. So a run of up to 7 epochs loses nothing to old
-    means, and gains nothing by them; at E = 30, γ ends at 0.353. gamma_min and gamma_epochs replace the end and the
-    length: LibAUC's schedule is gamma_min=0.2 with half of the run's epochs.
+    With γ = 1 old means are not used: the loss is one of the batch alone. This is so in runs of up to 7 epochs; at E =
+    30, γ ends at 0.353. gamma_min and gamma_epochs replace the end and the length: LibAUC's schedule is gamma_min=0.2
+    with half of the run's epochs.
 
-    A run gives the objective its own epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs.
-    γ is a function of the epoch and of E alone. A run that goes on with more steps takes, from there, the γ of the
+    A run sets E to its number of epochs, which may be a fraction; in your own loop gamma=auto needs gamma_epochs. γ is
+    a function of the epoch and of E alone. A run that is continued with more steps takes, from then on, the γ of the
     longer run, as its learning rate does.
 
     learnable_refused: the error message for learnable=true, empty if τ may learn.
@@ -95,9 +95,9 @@ class EstimatorOptions(TemperatureOptions):
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """Where γ starts, where it ends, and the epochs between. A constant starts at its end.
+        """(γ at the start, γ at the end, the number of epochs between them). For a constant γ, start and end are equal.
 
-        gamma=auto without gamma_epochs has no schedule yet: only the start counts.
+        For gamma=auto without gamma_epochs, which a run sets later, only the first value has a meaning.
         """
         gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:
@@ -107,10 +107,10 @@ class EstimatorOptions(TemperatureOptions):
         return 1.0 if gamma is None else gamma, last, epochs
 
     def gamma_at(self, epoch: int) -> float:
-        """Return γ in an epoch e: the share of the new batch in the running mean that is kept for each sample.
+        """Return γ in the epoch `epoch`, from 0: the share of the new batch in the running mean of each sample.
 
         γ_e = γ_min + (γ − γ_min) (1 + cos(π e/E))/2, and γ_min from epoch E on (Wei et al. 2024, arXiv:2407.01445, sec.
-        4), with γ, γ_min and E of `schedule`.
+        4), with (γ, γ_min, E) = `schedule`.
         """
         first, last, epochs = self.schedule
         cosine = (1 + math.cos(math.pi * min(epoch / epochs, 1.0))) / 2
@@ -131,7 +131,7 @@ class EstimatorOptions(TemperatureOptions):
 
 @dataclass
 class FastClipV0Options(EstimatorOptions):
-    """FastCLIP-v0: SogCLR not multiplied by τ, so that τ can learn (Wei et al. 2024).
+    """FastCLIP-v0: the loss of SogCLR without its factor τ, so that τ can learn (Wei et al. 2024).
 
     Options of the class FastClipV0 in objectives/estimators.py. learnable_refused: see EstimatorOptions.
     """
@@ -148,7 +148,7 @@ class FastClipV0Options(EstimatorOptions):
 
 @dataclass
 class FastClipV3Options(FastClipV0Options):
-    """FastCLIP-v3: multiplied by τ, which learns towards a KL radius ρ (Wei et al. 2024).
+    """FastCLIP-v3: the loss of SogCLR plus ρτ, with a learning τ and the radius ρ of a KL ball (Wei et al. 2024).
 
     Options of the class FastClipV3 in objectives/estimators.py, whose loss is mean_i τ log u_i + ρτ.
     """
@@ -160,7 +160,7 @@ class FastClipV3Options(FastClipV0Options):
 
 @dataclass
 class ISogCLROptions(EstimatorOptions):
-    """iSogCLR: a temperature of its own for every sample and direction (Qiu et al. 2023).
+    """iSogCLR: SogCLR with a learned temperature τ for each sample and direction (Qiu et al. 2023).
 
     Options of the class ISogCLR in objectives/estimators.py. The temperatures τ are kept as per-sample state.
     """
@@ -190,7 +190,7 @@ class ISogCLROptions(EstimatorOptions):
 
 @dataclass
 class NuclrOptions(EstimatorOptions):
-    """NUCLR: candidates weigh e^(ζ/τ), ζ learned for every sample; popular items weigh less (Wang et al. 2024).
+    """NUCLR: a candidate has weight e^(ζ/τ), with ζ learned for each sample; popular items get less (Wang et al. 2024).
 
     Options of the class Nuclr in objectives/estimators.py. τ is the temperature; ζ is kept as per-sample state.
     """

@@ -10,7 +10,7 @@ from dyad.train.losses.options.common import SIMILARITY, ObjectiveOptions, prese
 
 @dataclass
 class NllOptions(ObjectiveOptions):
-    """Negative log-likelihood of the right answers: −mean s(x_i, y_i), the fine-tuning that DPM is compared with.
+    """Negative log-likelihood of the right answers, −mean s(x_i, y_i): the baseline of fine-tuning by DPM.
 
     Options of the class NegativeLogLikelihood in objectives/likelihood.py.
     """

@@ -40,7 +40,7 @@ class LogisticOptions(TemperatureOptions):
 
 @dataclass
 class NceOptions(LogisticOptions):
-    """Noise-contrastive estimation, noise drawn or the batch: logit log u − log q − log k (Gutmann & Hyvärinen 2012).
+    """Noise-contrastive estimation, noise from the batch or drawn: logit log(u/(q k)) (Gutmann & Hyvärinen 2012).
 
     Options of the class Nce in objectives/logistic.py. u: the model, log u = s/τ + bias for a score s; q: the density
     of the noise; k: noise points per data point. Noise is the batch, or k items that a run draws for each global batch.
@@ -122,7 +122,7 @@ class NceOptions(LogisticOptions):
 
 @dataclass
 class BinaryNceOptions(LogisticOptions):
-    """NCE with equal priors: half data, half noise; noise from the batch, all of it or r columns per row.
+    """NCE with equal priors of data and noise; noise is all other columns of the batch, or r of them per row.
 
     Options of the class BinaryNce in objectives/logistic.py; r is negatives_per_positive.
     """

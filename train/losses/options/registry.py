@@ -22,10 +22,11 @@ OBJECTIVES: dict[str, type[ObjectiveOptions]] = {
 
 
 def configure(name: str, **options: Any) -> ObjectiveOptions:
-    """Build and check the options of the objective `name`. Members of an enum may be given as text.
+    """Build and check the options of the objective `name`, a key of OBJECTIVES.
 
-    options: name of an option → its value. Raises ConfigError for an unknown name or option (with the nearest one), a
-    value of the wrong type or out of range, and options that exclude each other.
+    options: name of an option → its value; a member of an enum may be given as text. Raises ConfigError for an unknown
+    name or option (the message has the nearest known one), a value of the wrong type or out of range, and options that
+    exclude each other.
     """
     if name not in OBJECTIVES:
         choices = ", ".join(OBJECTIVES)

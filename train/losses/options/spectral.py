@@ -32,10 +32,10 @@ class SpectralOptions(SpectralFamilyOptions):
 
 @dataclass
 class SpectralAlternatingOptions(SpectralFamilyOptions):
-    """Spectral loss against a frozen target: one side learns at a time.
+    """Spectral loss of one side (x or y) against the other side, whose embeddings get no gradient.
 
-    Options of the class SpectralAlternating in objectives/spectral.py. A side is x or y. With target.kind=ema the
-    target is that of BYOL (Grill et al. 2020), without a predictor.
+    Options of the class SpectralAlternating in objectives/spectral.py. With target.kind=ema the other side is embedded
+    by an average of the weights, as in BYOL (Grill et al. 2020), without a predictor.
     """
 
     formula: ClassVar[str] = "spectral:SpectralAlternating"

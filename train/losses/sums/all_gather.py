@@ -19,7 +19,7 @@ from dyad.train.losses.sums.functions import first_order_only
 class Layout:
     """How the rows of a global batch are distributed: rank r holds sizes[r] rows, and global rows are in rank order.
 
-    Sizes may differ and may be 0. rank: the index of this process.
+    The sizes may differ and may be 0. rank: the index of this process.
     """
 
     sizes: tuple[int, ...]
@@ -29,8 +29,8 @@ class Layout:
     def of(*groups: Tensor) -> tuple[Layout, ...]:
         """Return one Layout (how many rows each rank holds) for each tensor of `groups`.
 
-        The tensors hold the rows of this rank; only their numbers are sent. Every rank must call it, with equally many
-        tensors.
+        The tensors hold rows of this rank; only their numbers of rows are sent. Every rank must call it, with equally
+        many tensors.
         """
         here = [len(rows) for rows in groups]
         if not (dist.is_available() and dist.is_initialized()):
@@ -50,7 +50,10 @@ class Layout:
 
     @property
     def share(self) -> float:
-        """W / (number of rows). The mean over ranks of share · (sum over the rank's rows) is the mean over all rows."""
+        """W / (number of rows of all W ranks).
+
+        The mean over ranks of share · (sum over this rank's rows) is the mean over all rows.
+        """
         return self.world_size / self.total
 
     @property
@@ -71,7 +74,7 @@ class Layout:
         return _Gather.apply(self, rows, *more) if self.world_size > 1 else (rows, *more)  # pyright: ignore[reportReturnType]
 
     def placed(self, values: Tensor) -> Tensor:
-        """Return (…, B) with `values` (…, b) at this rank's rows and 0 elsewhere: its share of a sum over ranks."""
+        """Return (…, B) with `values` (…, b) at this rank's rows and 0 elsewhere; a sum over ranks then joins them."""
         whole = values.new_zeros(*values.shape[:-1], self.total)
         whole[..., self.own] = values
         return whole
@@ -87,7 +90,7 @@ class Layout:
         return values
 
     def max_(self, values: Tensor) -> Tensor:
-        """Take the elementwise maximum of `values` over ranks, in place and without gradient; every rank gets it."""
+        """Take the elementwise maximum of `values` over ranks, in place and without gradient, on every rank."""
         if self.world_size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values

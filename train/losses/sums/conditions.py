@@ -1,11 +1,11 @@
-"""Conditions on a batch that nearly always hold, and the sizes of the batch: known to a trainer ahead of the device.
+"""Conditions on a batch that nearly always hold, and sizes of the batch, for which the host need not wait for a GPU.
 
 An objective that reads a condition from a GPU makes the host wait. A trainer computes the objective within
-`collect_checks`: conditions are then assumed and read later, with the other numbers of the step. If one of them did not
-hold, the trainer drops the result and computes it again with speculative=False. Outside of `collect_checks` every
-condition is read at once.
+`collect_checks`: conditions are then assumed and read later, with the other numbers of the step. If a condition did not
+hold, the trainer drops the result and computes the objective again with speculative=False. Outside of `collect_checks`
+every condition is read at once.
 
-Sums over ranks that nothing waits for are left to the trainer in the same way: it sends them with its scalars.
+Sums over ranks that only metrics need are left to the trainer in the same way, which sends them with its scalars.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ Finish = Callable[[Tensor], dict[str, Tensor]]  # from a sum over ranks to metri
 
 @dataclass(frozen=True)
 class Sizes:
-    """The layouts of a global batch: of its x rows, of its y columns, of further y items, of the positives of these."""
+    """The layouts of a global batch: of x rows, of y columns, of further y items, and of the positives among these."""
 
     rows: Layout
     columns: Layout
@@ -33,12 +33,12 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Checks:
-    """What one computation of an objective is told, and what it leaves to the trainer to read and to sum.
+    """Settings of one computation of an objective by a trainer, and what it leaves to the trainer to read and to sum.
 
-    Told: speculative: whether conditions are assumed to hold; sizes: of the global batch, None if they are not known;
-    logged: whether costly metrics are wanted; all three the same on all ranks.
-    Left: conditions: those that were assumed or read, 0-d bool tensors of this rank; later: values to sum over ranks,
-    1-d, each with the function that makes metrics of the sum (`summed_later`).
+    Settings, the same on all ranks: speculative: whether conditions are assumed to hold, not read from the device;
+    sizes: of the global batch, None if not known; logged: whether costly metrics are wanted.
+    Filled by the computation: conditions: the 0-d bool tensors of this rank that were assumed or read; later: (values
+    to sum over ranks, 1-d, function that makes metrics of the sum), see `summed_later`.
     """
 
     speculative: bool
@@ -59,7 +59,12 @@ _CHECKS: ContextVar[Checks | None] = ContextVar("checks", default=None)
 
 @contextmanager
 def collect_checks(speculative: bool, sizes: Sizes | None = None, logged: bool = True) -> Iterator[Checks]:
-    """Collect the conditions of the block; see the module docstring."""
+    """Give objectives in the `with` block these settings of Checks, and yield the Checks that the block fills.
+
+    speculative: whether conditions such as "no sum underflows" are assumed to hold; the caller must then read
+    Checks.violated, and compute again with speculative=False if it is not 0. sizes: the layouts of the global batch;
+    None: the ranks exchange sizes. logged: whether costly metrics are wanted. All three must be equal on all ranks.
+    """
     checks = Checks(speculative, sizes, logged)
     token = _CHECKS.set(checks)
     try:
@@ -87,23 +92,22 @@ def holds(condition: Tensor) -> bool:
 
 
 def logged() -> bool:
-    """Whether metrics are wanted that cost as much as the loss: the same on all ranks; True outside of
-    `collect_checks`."""
+    """Whether metrics are wanted that cost as much as the loss: `logged` of `collect_checks`, True outside of it."""
     checks = _CHECKS.get()
     return checks is None or checks.logged
 
 
 def known_sizes() -> Sizes | None:
-    """Return the sizes of the batch that the caller of `collect_checks` knows; None outside."""
+    """Return the `sizes` given to the enclosing `collect_checks`: the layouts of the batch; None if there are none."""
     checks = _CHECKS.get()
     return checks and checks.sizes
 
 
 def summed_later(values: Tensor, layout: Layout, finish: Finish) -> dict[str, Tensor]:
-    """Return the metrics finish(sum of `values` over ranks), 0-d each, the same on all ranks. values: 1-d.
+    """Return the metrics finish(sum of `values` over ranks), name → 0-d, the same on all ranks.
 
-    Within `collect_checks` the caller of `collect_checks` sums and calls `finish`, and the result is {}. Every rank
-    must call it.
+    Within `collect_checks` return {} and append (values, finish) to Checks.later: the trainer sums over ranks and calls
+    `finish`. values: 1-d. layout: the ranks of the sum. Every rank must call it.
     """
     if (checks := _CHECKS.get()) is None:
         return finish(layout.sum_(values) if len(values) else values)

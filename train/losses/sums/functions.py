@@ -12,7 +12,7 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate `backward` of an autograd function so that it raises RuntimeError under create_graph=True.
 
     The decorated backward computes its gradient without a graph, so a second derivative would silently miss a part.
-    torch's once_differentiable does not notice this if the incoming gradient needs no gradient itself.
+    torch's once_differentiable raises only if the incoming gradient itself needs a gradient.
     """
 
     @wraps(backward)
@@ -28,9 +28,9 @@ def first_order_only(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_gradients(value: Tensor, inputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """Return `value` (0-d) as a function of `inputs` whose gradients are known: gradients[k] is that of inputs[k].
+    """Return a copy of `value` (0-d) whose gradient in inputs[k] is gradients[k], for gradients computed beforehand.
 
-    Backward returns them times the upstream gradient. The graph that `value` had is not used.
+    Backward returns the gradients times the upstream gradient, in the dtypes of the inputs. `value` is detached.
     """
     return _WithGradients.apply(value.detach(), gradients, *inputs)  # pyright: ignore[reportReturnType]
 
@@ -76,20 +76,23 @@ class _Product(torch.autograd.Function):
 
 
 def weighted(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Multiply each row of `values`, (n, …), by its weight, (n,). Without weights return the values themselves."""
+    """Multiply each row of `values`, (n, …), by its weight, (n,). If `weights` is None return `values` itself."""
     return values if weights is None else values * weights.view(-1, *[1] * (values.ndim - 1))
 
 
 def normalized(vectors: Tensor) -> Tensor:
     """Return the vectors (…, D) divided by their lengths, as F.normalize does, with a backward of a third of its cost.
 
-    It has derivatives of any order.
+    The result has derivatives of any order.
     """
     return _Normalized.apply(vectors)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
 
 
 class _Normalized(torch.autograd.Function):
-    """The autograd function of `normalized`. It returns the lengths (…, 1) too, so that they have a derivative."""
+    """The autograd function of `normalized`.
+
+    The lengths (…, 1) are a second result, so that second derivatives include the path through the lengths.
+    """
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:

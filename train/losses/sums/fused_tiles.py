@@ -1,9 +1,9 @@
-"""Arithmetic on a tile of scores in one pass over its memory: on GPUs torch.compile makes a kernel of a function.
+"""Functions of a tile (a block of the score matrix), each fused by torch.compile to one kernel on GPUs.
 
-On CPUs, and where nothing can be compiled, the function runs as it stands. The functions here are those of the
-log-sum-exp of rows and columns where Tiles.half; they have the formulas of lse_one_shift.py, lse_online.py and
-row_losses.py. Legend: a tile has r rows and c columns; s (r, c) are its products, float32; left_out is a bool mask
-(r, c) of pairs that sums leave out, None for no pair.
+On CPUs, and where nothing can be compiled, a function runs uncompiled. The functions of this file compute log-sum-exps
+of rows and columns for bf16 embeddings (Tiles.half), by the formulas of lse_one_shift.py, lse_online.py and
+row_losses.py. Legend: a tile has r rows and c columns; s (r, c) are its scores, float32; left_out is a bool mask (r, c)
+of pairs that sums leave out, None for no pair.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def fuses(device: torch.device) -> bool:
 
 
 def fused(function: F) -> F:
-    """Decorate a function of tensors of one device, the first of which is a tile, so that GPUs run it as one kernel.
+    """Decorate a function of tensors, the first of which is a tile of scores, so that torch.compile fuses it on GPUs.
 
-    It must not branch on numbers of its tensors, nor change them. One that cannot be compiled runs as it stands, and a
-    line says so.
+    All tensors are on one device. The function must not branch on values of its tensors, nor change them in place. On
+    other devices, and with a line on stderr where compilation fails, it runs uncompiled.
     """
 
     compiled: Callable[..., Any] | None = None  # made at the first call: torch.compile imports for seconds
@@ -71,7 +71,8 @@ def exp_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_j E_ij w_j of the tile's rows, (r,), and Σ_i E_ij w'_i of its columns, (c,), E = exp(scale · s − shift).
 
-    scale, shift: 0-d. row_factors_r, column_factors_c: w' and w; None: all 1.
+    s: the tile's scores (r, c), float32. scale, shift: 0-d. left_out: bool (r, c), True where E is 0; None: nowhere.
+    row_factors_r, column_factors_c: w' and w; None: all 1.
     """
     e = _exponentials(s, scale, shift, left_out)
     of_rows = e if column_factors_c is None else e * column_factors_c
@@ -91,9 +92,10 @@ def exp_gradients(
     column_factors_c: Tensor | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return G, (r, c) in `dtype`, and the gradients in the log-weights of the rows, (r,), and of the columns, (c,).
+    """Return G, the gradient in a tile's logits, (r, c) in `dtype`, and those in the log-weights of rows and columns.
 
-    Arguments and formulas as in exp_sums and lse_one_shift.one_shift_gradients; without factors: None.
+    The latter are (r,) and (c,), None without factors. G_ij = E_ij (u_i w_j + v_j w'_i), with E and the first arguments
+    as in exp_sums, and u, v as in lse_one_shift.one_shift_gradients.
     """
     e = _exponentials(s, scale, shift, left_out)
     by_row, by_column = u_r[:, None], v_c
@@ -113,7 +115,11 @@ def _exponentials(s: Tensor, scale: Tensor, shift: Tensor, left_out: Tensor | No
 
 
 class TileLogits(NamedTuple):
-    """The scales and log-weights of a tile, as in Logits: row_scale (r, 1) or 0-d, column_scale (c,) or 0-d."""
+    """The part of Logits (scales and log-weights) of a tile of r rows and c columns.
+
+    row_scale: (r, 1) or 0-d, of the row sums. column_scale: (c,) or 0-d, of the column sums. row_weights_r: log-weights
+    in the column sums; column_weights_c: log-weights in the row sums; None: all 0.
+    """
 
     row_scale: Tensor
     column_scale: Tensor
@@ -121,7 +127,10 @@ class TileLogits(NamedTuple):
     column_weights_c: Tensor | None
 
     def both(self, s: Tensor, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the logits of the row sums and those of the column sums, (r, c) each; −inf where left out."""
+        """Return the logits of the row sums and of the column sums, (r, c) each, −inf where `left_out` is True.
+
+        s: the tile's scores (r, c). left_out: bool (r, c); None: no pair is left out.
+        """
         of_rows, of_columns = s * self.row_scale, s * self.column_scale
         of_rows = of_rows if self.column_weights_c is None else of_rows + self.column_weights_c
         of_columns = of_columns if self.row_weights_r is None else of_columns + self.row_weights_r[:, None]
@@ -132,7 +141,10 @@ class TileLogits(NamedTuple):
 
 @fused
 def log_sums(s: Tensor, logits: TileLogits, left_out: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the log-sum-exp of the logits of the tile's rows, (r,), and of its columns, (c,)."""
+    """Return the log-sum-exp of the logits of each row of a tile, (r,), and of each column, (c,).
+
+    s: the tile's scores (r, c), float32. left_out: a bool mask (r, c) of pairs that sums leave out; None: no pair.
+    """
     of_rows, of_columns = logits.both(s, left_out)
     return of_rows.logsumexp(1), of_columns.logsumexp(0)
 
@@ -146,10 +158,11 @@ def log_sum_gradients(
     upstream: tuple[Tensor, Tensor],
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradient in s, (r, c) in `dtype`, and those of row and column scales and log-weights: (r,) or (c,).
+    """Return the gradients in s, (r, c) in `dtype`, in row and column scales, and in row and column log-weights.
 
-    sums: the log-sums of the rows, (r,), and columns, (c,); upstream: the gradients of the loss in them. The formulas
-    are those of lse_online.online_gradients.
+    The four last are (r,) or (c,). s: the tile's scores (r, c). left_out: bool (r, c), pairs that sums leave out; None:
+    no pair. sums: the log-sums of the whole rows, (r,), and columns, (c,); upstream: the gradients of the loss in these
+    log-sums. The formulas are those of lse_online.online_gradients.
     """
     of_rows, of_columns = logits.both(s, left_out)
     p = (of_rows - sums[0][:, None]).exp() * upstream[0][:, None]
@@ -160,9 +173,10 @@ def log_sum_gradients(
 
 @fused
 def row_exponentials(s: Tensor, scale: Tensor, lowest: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the largest logit of each row, (r,), and of E = exp(logit − largest) the row sums, (r,), and E in `dtype`.
+    """Return the largest logit of each row, (r,), the row sums of E = exp(logit − largest), (r,), and E in `dtype`.
 
-    The logits are scale · s; `lowest` and less stand for pairs that are left out.
+    The logits are scale · s, raised to `lowest` where they are below. s: scores (r, c), float32; the caller has set
+    those of pairs that sums leave out to `lowest`. scale: 0-d.
     """
     a = (s * scale).clamp(min=lowest)
     top = a.amax(1)

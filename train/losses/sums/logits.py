@@ -18,7 +18,7 @@ Shares = Callable[[Tensor], Tensor]  # the log-sums of this rank's rows (b,) →
 
 
 def nothing(rows_b: Tensor) -> Tensor:
-    """Return no numbers, as the Shares of a caller that has none."""
+    """Return an empty tensor: the function `shares` of a caller of log_partition that has no further numbers to sum."""
     return rows_b.new_empty(0)
 
 
@@ -38,19 +38,16 @@ class Logits:
 
     @staticmethod
     def detached(*inputs: Tensor | None) -> Logits:
-        """Make them of tensors that may need gradients, for an autograd function that forms these itself."""
+        """Make Logits of the detached tensors, given in the order of the fields, for use in an autograd function."""
         return Logits(*(None if v is None else v.detach() for v in inputs))  # pyright: ignore[reportArgumentType]
 
     @property
     def shared(self) -> bool:
-        """Whether the logits of the row sums are those of the column sums too.
-
-        They are if there is one scale for all pairs, and there are no log-weights.
-        """
+        """Whether row sums and column sums have the same logits: one scale for all pairs, and no log-weights."""
         return self.column_scale_M is None and self.row_weights_b is None and self.column_weights_M is None
 
     def of_tile(self, rows: slice, columns: slice) -> TileLogits:
-        """Return the part of a tile. rows, columns: the slices of the matrix that the tile covers."""
+        """Return the scales and log-weights of a tile. rows, columns: the slices of the matrix that the tile covers."""
         row_scale = self.row_scale if self.row_scale.ndim == 0 else self.row_scale[rows, None]
         column_scale = self.row_scale if self.column_scale_M is None else self.column_scale_M[columns]
         weights = part_of(self.row_weights_b, rows), part_of(self.column_weights_M, columns)

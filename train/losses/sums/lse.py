@@ -3,9 +3,9 @@
 Legend: b rows of this rank, M columns of all ranks, D width; scores s_ij = <x_i, y_j>, logits a_ij = scale · s_ij.
 
 Schedule: a rank computes its own rows against all columns, so that all ranks together compute each score once per pass:
-2 matmuls of 2·b·M·D flops for the scores, forward and backward, and 2 for the gradients; 1 and 2 where all exponentials
-fit into KEPT bytes of memory. Sent are the gathered y and
-its gradient (by Layout.gather), the M column sums, and the gradients of the M columns.
+2 matmuls of 2·b·M·D flops for the scores (one in forward, one in backward) and 2 for the gradients. If all exponentials
+fit into KEPT bytes of memory, 1 matmul for the scores suffices. Ranks send y and its gradient (by Layout.gather), the M
+column sums, and the gradients of these sums.
 
 There are two ways to sum. lse_one_shift.py: |a_ij| ≤ scale·max|x|·max|y| gives one shift that every rank knows, so that
 one exp per score and plain sums over tiles and ranks suffice. lse_online.py: an online softmax keeps a running maximum
@@ -58,16 +58,18 @@ def log_partition(
     scale · <x_i, y_j>; column sums run over the rows i of all ranks. x_bD: the row embeddings of this rank; y_MD: the
     column embeddings gathered from all ranks; both bf16, fp16, float32 or float64, of one type. scale: 0-d, the same on
     every rank, or Scales (a scale for each row and column). layout: how the columns are distributed over ranks; None:
-    only row sums are used, and what stands for the column sums is finite. exclusion: pairs to leave out; None: no pair.
-    row_weights_B (those of all ranks, distributed as the columns), column_weights_M: log-weights; None: all 0. shares:
-    from the log-sums of this rank's rows, further numbers, which are summed over ranks by the collective of the column
-    sums; the third result is their sum, without gradient. The first two results are float32 or better. A row or column
-    whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and log-weights.
+    the caller uses row sums only, and the column results are finite without a meaning. exclusion: pairs to leave out;
+    None: no pair. row_weights_B (of all ranks, distributed as the columns), column_weights_M: log-weights; None: all 0.
+    shares: a function from the log-sums of this rank's rows to further numbers, which the collective of the column sums
+    sums over ranks too; their sum, without gradient, is a third result. The first two results are float32 or float64. A
+    row or column whose pairs are all left out gets −inf, with gradient zero. Differentiable in x, y, scale and
+    log-weights.
 
     The column results are the same on every rank, and a rank may use any column: backward sums the gradients of columns
-    over ranks. With whole_gradients each rank knows that sum and gives it, so that none is formed. Gradients of inputs
-    that all ranks share (y, scale, column weights) are this rank's share, to be summed over ranks, as Layout.gather
-    does for y. Every rank must call it, forward and backward, with any number of rows.
+    over ranks. whole_gradients: whether the gradients that reach each rank's column results are that sum already, so
+    that backward does not sum. Gradients of inputs that all ranks share (y, scale, column weights) are this rank's
+    share, to be summed over ranks, as Layout.gather does for y. Every rank must call it, forward and backward, with any
+    number of rows.
     """
     row_scale, column_scale = (scale.rows_b, scale.columns_M) if isinstance(scale, Scales) else (scale, None)
     row_weights_b = row_weights_B

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dyad.train.losses.sums.lse_triton import KernelExclusion
 
 
-ROUNDED = 1.01  # largest |x| of unit vectors in half precision, and some room
+ROUNDED = 1.01  # no unit vector rounded to half precision is longer than this
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Bound:
     """One shift c for all logits a_ij, and the largest log-weights of the rows and of the columns: 0-d float64 tensors.
 
     No sum of exp(a_ij − c) over a row or column overflows. Sums use the weights exp(log-weight − largest), at most 1;
-    the largest log-weight is added to the log of the sum. None: there are no log-weights.
+    the largest log-weight is added to the log of the sum. row_weight, column_weight: None without log-weights.
     """
 
     shift: Tensor
@@ -45,12 +45,12 @@ class Bound:
 
     @property
     def of_rows(self) -> Tensor:
-        """What the log of a row's sum lacks: the shift, and the largest log-weight of the columns."""
+        """The shift plus the largest log-weight of columns, 0-d: what to add to the log of a row's sum."""
         return self.shift if self.column_weight is None else self.shift + self.column_weight
 
     @property
     def of_columns(self) -> Tensor:
-        """What the log of a column's sum lacks: the shift, and the largest log-weight of the rows."""
+        """The shift plus the largest log-weight of rows, 0-d: what to add to the log of a column's sum."""
         return self.shift if self.row_weight is None else self.shift + self.row_weight
 
 
@@ -59,8 +59,8 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
 
     max is the largest finite float of the type of the sums. The limit is below max because backward divides by the
     sums, and gradient / sum must not underflow. tiles: the embeddings x of this rank's rows and y of all columns.
-    logits: the scales and log-weights that turn their scores into logits. row_weights_B: the log-weights of the rows of
-    all ranks. Returns a Bound: the shift, the same on every
+    logits: the scales and log-weights that turn scores into logits. layout: how the columns are distributed over ranks.
+    row_weights_B: the log-weights of the rows of all ranks; None: all 0. Returns a Bound: the shift, the same on every
     rank, and the largest log-weight of the rows and of the columns. Returns None if each row and column has its own
     scale, or if the limit scale · max|x| · max|y| of |logit| is infinite or too large for one shift. Every rank must
     call it.
@@ -70,12 +70,12 @@ def find_bound(tiles: Tiles, logits: Logits, layout: Layout, row_weights_B: Tens
     x_bD, y_MD = tiles.x_bD, tiles.y_MD
     room = 0.72 * math.log(torch.finfo(tiles.dtype).max)
     longest_x, longest_y = (_largest(torch.linalg.vector_norm(e, dim=1, dtype=tiles.dtype), 0.0) for e in (x_bD, y_MD))
-    # Ranks may hold different numbers of rows, so W · (most rows on a rank) bounds the rows of all
+    # ranks may hold different numbers of rows: W · (most rows of a rank) is at least the number of rows of all ranks
     rows = torch.full_like(longest_x, len(x_bD))
     if layout.world_size > 1:
         longest, most = ROUNDED * longest_y, max(layout.sizes)
         if may_assume((longest_x <= longest) & (rows <= most)):
-            longest_x, rows = longest, torch.full_like(rows, most)  # what all ranks know spares a collective
+            longest_x, rows = longest, torch.full_like(rows, most)  # known to all ranks, so no collective is needed
         else:  # one maximum over ranks serves both numbers, in float64, in which row counts are exact
             longest_x, rows = layout.max_(torch.stack([longest_x, rows])).unbind()
     bound = logits.row_scale.detach().abs().double() * longest_x * longest_y
@@ -98,12 +98,12 @@ def one_shift_sums(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), from sums of exp(logit − shift).
 
-    The third result are the summed shares, as in log_partition.
-
-    tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the shift, and
-    the largest log-weights. Column sums run over the rows of all ranks. rows_alone: whether the column sums are not
-    used, so that they may underflow. kept: a list that takes the exponentials, for one_shift_gradients; None: they are
-    not kept. Returns None, on all ranks, if one of the sums underflows on any rank. Every rank must call it.
+    A third result is the sum over ranks of shares(row log-sums), as in log_partition. Column sums run over the rows of
+    all ranks. tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. bound: the
+    shift, and the largest log-weights. layout: how the columns are distributed over ranks. rows_alone: whether the
+    caller does not use the column sums, so that they may underflow. kept: a list to which the exponentials are
+    appended, for one_shift_gradients; None: they are not kept. Returns None, on all ranks, if one of the sums
+    underflows on any rank. Every rank must call it.
     """
     info = torch.finfo(tiles.dtype)
     least = info.tiny / info.eps  # a sum above it has lost no digit to subnormal terms
@@ -126,9 +126,9 @@ def one_shift_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, y, the scale, None, the row log-weights and the column log-weights, in this order.
 
-    The fourth stands for a scale per column, which these sums do not allow; absent log-weights get None too. tiles: the
+    The None stands for a scale per column, which these sums do not allow; absent log-weights get None too. tiles: the
     score matrix <x_i, y_j>. logits: the scale and log-weights. bound: the shift, and the largest log-weights. upstream:
-    the log-sums of rows and columns, and the gradients of the loss L in them. kept: the exponentials that
+    the log-sums of rows and columns, and the gradients of the loss L in these log-sums. kept: the exponentials that
     one_shift_sums kept, which are overwritten; None or empty: they are computed again.
 
     G_ij = ∂L/∂a_ij = E_ij (u_i w_j + v_j w'_i), with a_ij the logits, E_ij = exp(a_ij − shift), or 0 for pairs that are
@@ -155,10 +155,10 @@ def one_shift_gradients(
 
 
 def _exponentials(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None = None) -> Iterator[Block]:
-    """Yield (row slice, column slice, E) of each tile (block) of the score matrix, and append it to `kept`.
+    """Yield (row slice, column slice, E) of each tile (block) of the score matrix, and append each to `kept`.
 
     E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
-    shift that of `bound`. The caller may overwrite E, unless it is kept.
+    shift that of `bound`. kept: None: the tiles are not kept, and the caller may overwrite E.
     """
     for rows, columns, a in tiles.scores(logits.row_scale, bound.shift, kept=kept is not None):
         e = a.exp_()
@@ -173,7 +173,7 @@ def _sums(tiles: Tiles, logits: Logits, bound: Bound, kept: list[Block] | None) 
 
     E_ij = exp(scale · <x_i, y_j> − shift), 0 for pairs that the sums leave out. The scale is that of `logits`, the
     shift that of `bound`. w_j and w'_i are the weights of columns and rows from _factors, 1 without log-weights. kept:
-    takes the exponentials; the Triton kernels give none.
+    a list to which the tiles of E are appended, unless GPU kernels compute the sums; None: they are not kept.
     """
     if fused := _fused(tiles, logits):
         kernels, exclusion = fused
@@ -198,9 +198,10 @@ def _tile_gradients(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield (row slice, column slice, G, gradients of log-weights of rows, of log-weights of columns) of each tile.
 
-    The last two are (r,) and (c,), each None if `logits` has no such weights. kept: the exponentials, overwritten; None
-    or empty: they are computed again. u_b, v_M: the upstream gradient of each row and each column, divided by its sum
-    of exponentials. bound: the shift of the exponents, and the largest log-weights.
+    G (r, c) is the gradient of the loss in the logits of a tile of r rows and c columns. The last two are (r,) and
+    (c,), None if `logits` has no such weights. kept: the exponentials, which are overwritten; None or empty: they are
+    computed again. u_b, v_M: the upstream gradient of each row and each column, divided by its sum of exponentials.
+    bound: the shift of the exponents, and the largest log-weights.
     """
     row_factors_b, column_factors_M = _factors(logits, bound)
     if tiles.half:
@@ -233,16 +234,16 @@ def _factors(logits: Logits, bound: Bound) -> tuple[Tensor | None, Tensor | None
 
 
 def _largest(values: Tensor, least: float) -> Tensor:
-    """Return the largest element of `values`, or `least` if there is none: 0-d, float64."""
+    """Return the largest element of `values`, or `least` if `values` is empty: 0-d, float64, without gradient."""
     return (values.detach().max() if len(values) else values.new_full((), least)).double()
 
 
 def _fused(tiles: Tiles, logits: Logits) -> tuple[ModuleType, KernelExclusion] | None:
-    """Return the module of the Triton kernels, and the pairs to leave out in its format; None if it cannot be used.
+    """Return the module of the Triton kernels, and the pairs to leave out as KernelExclusion; None if it is not usable.
 
-    The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. They can leave out
-    pairs of equal keys, and the pairs (i, first + i) for all rows i with some number `first`, but no other list of
-    pairs.
+    The kernels need bf16 or fp16, a GPU that Triton supports, and one scale without log-weights. The pairs that they
+    leave out may be those of equal keys, and the pairs (i, first + i) of all rows i, with `first` a constant, but no
+    other list of pairs.
     """
     if not logits.shared or tiles.x_bD.dtype not in (torch.bfloat16, torch.float16):
         return None

@@ -1,6 +1,6 @@
 """log-sum-exp of rows and columns for logits of any size: an online softmax with a running maximum, two exp per score.
 
-It allows a scale for each row and each column, which lse_one_shift.py does not.
+Each row and each column may have a scale of its own, which lse_one_shift.py does not allow.
 """
 
 import math
@@ -16,10 +16,11 @@ from dyad.train.losses.sums.tiles import Gradients, Tiles, shaped
 
 
 def online_sums(tiles: Tiles, logits: Logits, layout: Layout, shares: Shares) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size; and the shares.
+    """Return the log-sum-exp of this rank's rows (b,) and of all columns (M,), for logits of any size.
 
-    tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. Column sums run over the
-    rows of all ranks. shares: as in log_partition. Every rank must call it.
+    A third result is the sum over ranks of shares(row log-sums), as in log_partition. Column sums run over the rows of
+    all ranks. tiles: the score matrix. logits: the scales and log-weights that make logits of the scores. layout: the
+    ranks over which to sum. Every rank must call it.
     """
     rows_b = tiles.x_bD.new_full((len(tiles.x_bD),), -math.inf, dtype=tiles.dtype)
     columns_M = tiles.y_MD.new_full((len(tiles.y_MD),), -math.inf, dtype=tiles.dtype)
@@ -34,7 +35,7 @@ def online_sums(tiles: Tiles, logits: Logits, layout: Layout, shares: Shares) ->
 
 
 def _log_sums(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tensor, Tensor]]:
-    """Yield (row slice, column slice, log-sums of the tile's rows, log-sums of its columns) of each tile."""
+    """Yield (row slice, column slice, log-sum-exp of the tile's rows (r,), of its columns (c,)) of each tile."""
     if tiles.half:
         for rows, columns, s in tiles.scores():
             yield rows, columns, *log_sums(s, logits.of_tile(rows, columns), tiles.left_out(rows, columns))
@@ -46,9 +47,9 @@ def _log_sums(tiles: Tiles, logits: Logits) -> Iterator[tuple[slice, slice, Tens
 def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
     """Return the gradients of x, y, row scale, column scale, row log-weights and column log-weights, in this order.
 
-    What `logits` does not have (None) gets None. tiles: the score matrix. upstream: the log-sums of rows and columns,
-    and the gradients of the loss in them. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i
-    and LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
+    A gradient is None where `logits` has None. tiles: the score matrix. upstream: the log-sums of rows and columns, and
+    the gradients of the loss in these log-sums. With g_i, h_j the upstream gradients of the log-sums LSE_i of row i and
+    LSE_j of column j, P_ij = g_i e^(row logit − LSE_i) and Q_ij = h_j e^(column logit − LSE_j), the gradient in the
     score s_ij = <x_i, y_j> is scale_i P_ij + scale_j Q_ij.
     """
     if tiles.half:
@@ -82,7 +83,7 @@ def online_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) 
 
 
 def _fused_gradients(tiles: Tiles, logits: Logits, upstream: UpstreamGradients) -> tuple[Tensor | None, ...]:
-    """Return what online_gradients does, for products of half precision."""
+    """Return the same gradients as online_gradients, for bf16 products (Tiles.half), by fused kernels."""
     gradients = Gradients(tiles)
     x_bD, y_MD = tiles.x_bD, tiles.y_MD
     of_scales, of_weights = ([e.new_zeros(len(e), dtype=tiles.dtype) for e in (x_bD, y_MD)] for _ in range(2))

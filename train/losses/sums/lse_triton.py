@@ -29,10 +29,10 @@ from dyad.train.losses.sums.triton_setup import INSTALLED, INTERPRETED, compiled
 
 STRIP = 8192  # rows and columns of a strip of G: 128 MB in bf16; with its operands it leaves room in the device's cache
 WIDEST = 4096  # the largest D
-KEYS = 2  # how many keys are compared, at most
+KEYS = 2  # how many kinds of keys are compared, at most
 BLOCK_ROWS = 128  # rows of a block, the same for all shapes that are tried: each block has one partial sum per column
-WIDEST_BLOCK = 256
-PROGRAMS = 1024  # enough to keep every processor of a device busy, few enough for partial sums of rows to be small
+WIDEST_BLOCK = 256  # most columns of a block in triton_setup.BLOCKS
+PROGRAMS = 1024  # enough to keep every multiprocessor busy, few enough for partial sums of rows to be small
 LOG2_E = 1.4426950408889634
 Number = float | Tensor  # a tensor is 0-d, on the device of the embeddings: a kernel reads it there
 
@@ -65,7 +65,7 @@ NOTHING = KernelExclusion((), 0)
 def available(x_bD: Tensor, y_MD: Tensor) -> bool:
     """Whether the kernels can take x and y: bf16 or fp16 on a CUDA device that Triton supports, D ≤ 4096.
 
-    Not float32: on tensor cores its products would be rounded to tf32, and without them cuBLAS is as fast as a kernel.
+    float32 is excluded: tensor cores would round its products to tf32, and without them cuBLAS is as fast as a kernel.
     With TRITON_INTERPRET=1 Triton interprets the kernels on any device, very slowly.
     """
     if not INSTALLED or x_bD.dtype not in (torch.bfloat16, torch.float16) or y_MD.dtype != x_bD.dtype:
@@ -291,7 +291,7 @@ def _sums_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """Sum E_ij (see _exponentials) over the columns of a group, into of_rows, and the rows of a block, into of_columns.
+    """Sum E_ij (see _exponentials) over a group of columns, into of_rows, and over a block of rows, into of_columns.
 
     x, y: pointers to the embeddings of the rows and of the columns; other arguments as in _exponentials. group: the
     number of columns of a group. Each program handles one (block of rows, group of columns): of_rows[group, i] is its
@@ -321,10 +321,10 @@ def _gradient_kernel(
     D: tl.constexpr, KEYS: tl.constexpr, OWN_DROPPED: tl.constexpr, INTERPRETED: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr = BLOCK_ROWS,
 ):  # fmt: skip
-    """Compute G_ij = E_ij (u_i + v_j) and write it to `g`, whose rows are `stride` elements apart; a block per program.
+    """Compute G_ij = E_ij (u_i + v_j), one block per program, and write it to `g`.
 
-    u, v: pointers to the upstream gradient of each row and column, divided by its sum of E. E_ij and the other
-    arguments are those of _exponentials.
+    g: pointer to a matrix whose rows are `stride` elements apart. u, v: pointers to the upstream gradient of each row
+    and column, divided by its sum of E. E_ij and the other arguments are those of _exponentials.
     """
     first_row, first_column = tl.program_id(0) * BLOCK_ROWS, tl.program_id(1) * BLOCK_COLUMNS
     e = _exponentials(
@@ -338,7 +338,7 @@ def _gradient_kernel(
     e *= u_rows[:, None] + v_columns[None, :]
     if INTERPRETED and g.dtype.element_ty == tl.bfloat16:
         e = _rounded_to_bf16(e)
-    # columns up to the stride are written: a limit that is a multiple of 16 lets threads write 16 bytes at once
+    # columns up to the stride are written: with a limit that is a multiple of 16, a thread can write 16 bytes at once
     within = (rows < row_count)[:, None] & (columns < stride)[None, :]
     tl.store(g + rows[:, None] * stride + columns[None, :], e.to(g.dtype.element_ty), mask=within)
 

@@ -36,12 +36,12 @@ def pair_sum(
 
     The result is this rank's share of the sum. f: differentiable, elementwise on a tile (r, c) of scores s = scale ·
     <x_i, y_j>, with rows as (r, 1), columns as (1, c) and parameters 0-d; it must be finite, with a finite derivative,
-    also for pairs that are left out, and must not branch on numbers. scale: 0-d; None: 1. rows, columns, parameters:
-    further inputs of f, tensors (b,), (M,) and 0-d. exclusion: pairs to leave out; None: no pair. row_factors_b: the
-    factors w_i; None: all 1. scores: the tiles of scores where they are known; None: they are computed. x_bD: the row
-    embeddings of this rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or float64. Scores are
-    float32 or better. Differentiable in all tensors except w; gradients of inputs that all ranks share (y, scale,
-    columns, parameters) are this rank's share, to be summed over ranks.
+    also for pairs that are left out, and must not branch on values of tensors. scale: 0-d; None: 1. rows, columns,
+    parameters: further inputs of f, tensors (b,), (M,) and 0-d. exclusion: pairs to leave out; None: no pair.
+    row_factors_b: the factors w_i; None: all 1. scores: the tiles of scores, if the caller has them; None: they are
+    computed. x_bD: the row embeddings of this rank; y_MD: the column embeddings of all ranks; bf16, fp16, float32 or
+    float64. Scores are float32, or float64 for float64 embeddings. Differentiable in all tensors except w; gradients of
+    inputs that all ranks share (y, scale, columns, parameters) are this rank's share, to be summed over ranks.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _PairSum.apply(  # pyright: ignore[reportReturnType]
@@ -122,13 +122,15 @@ def _terms(
     wanted: Sequence[int],
     dtype: torch.dtype | None,
 ) -> tuple[Tensor, ...]:
-    """Return the sum over a tile, 0-d, and its gradients in scale · s, (r, c) in `dtype`, and in the wanted inputs.
+    """Return the sum of f over a tile, 0-d, and its gradients in scale · s, (r, c) in `dtype`, and in some inputs of f.
 
-    s: the tile's products (r, c). scale: None if s has it already. left_out: a bool mask (r, c). factors_r: the factors
-    w of the rows. inputs: the tile's parts of the inputs of f. wanted: which inputs need a gradient. dtype: None: no
-    gradients are needed, and the result is the sum alone, twice.
+    s: the tile's products <x_i, y_j>, (r, c). scale: 0-d; None if s is multiplied by it already. left_out: bool mask
+    (r, c) of pairs that do not count; None: no pair. factors_r: factors of the rows; None: all 1. inputs: the tile's
+    parts of the further inputs of f. wanted: the positions of the inputs that need a gradient. dtype: None if no
+    gradients are needed; the result is then the sum alone, twice.
     """
-    inputs = [v if v.ndim else v.expand(len(s), 1) for v in inputs]  # sums over rows, as all others: one kernel
+    # 0-d inputs are expanded to (r, 1), so that their gradients too are sums over rows: one kernel
+    inputs = [v if v.ndim else v.expand(len(s), 1) for v in inputs]
 
     def total(scores: Tensor, *changing: Tensor) -> Tensor:
         given = dict(zip(wanted, changing, strict=True))
@@ -145,7 +147,7 @@ def _terms(
 
 
 def _part_of_tile(index: int, counts: tuple[int, int], rows: slice, columns: slice) -> Any:
-    """Return the tensor index that takes the part of one input of f (see pair_sum) that belongs to a tile (r, c).
+    """Return the index that selects the part of one input of f (see pair_sum) that belongs to a tile (r, c).
 
     The part has the shape (r, 1), (1, c) or 0-d. index: the position of the input; the first counts[0] inputs have one
     element per row, the next counts[1] one element per column, the rest are 0-d. rows, columns: the slices of the tile.

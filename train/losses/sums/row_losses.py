@@ -3,10 +3,10 @@
 Legend: b rows of this rank, M columns of all ranks, D width; scores s_ij = <x_i, y_j>, p_i that of row i's positive,
 d_ij = scale · (s_ij − p_i), N_i = log Σ_j exp(d_ij).
 
-A row needs nothing of other rows. So as soon as a strip of rows has its N_i, the loss of these rows and its gradient in
-them are known, and the gradient is computed from the exponentials that are still there: 6·b·M·D flops, where sums of
-rows and columns (lse.py) need 8, and no shift but the largest logit of each row. A strip takes TILE · M numbers,
-more on GPUs.
+The loss of a row depends on no other row. So for each strip (some rows against all columns) the loss and its gradient
+are computed from the same exponentials, before the next strip: 6·b·M·D flops in all, where sums of rows and columns
+(lse.py) need 8. The exponents are shifted by the largest logit of each row. A strip takes TILE · M floats, and more on
+GPUs.
 """
 
 import math
@@ -34,19 +34,21 @@ def row_losses(
     rows: Sequence[Tensor] = (),
     parameters: Sequence[Tensor] = (),
 ) -> Rows:
-    """Return Σ_i f(N_i, *rows_i, *parameters) over this rank's rows, 0-d; N, (b,); and the mean differences, (b,).
+    """Return Σ_i f(N_i, *rows_i, *parameters) over this rank's rows i, 0-d; N, (b,); and the mean differences, (b,).
 
-    f: differentiable, of vectors (r,) for r rows and of parameters, 0-d. It must be finite with slope 0 at N_i = −inf,
-    a row whose pairs are all left out. scale: 0-d. exclusion: pairs to leave out. rows, parameters: further
-    inputs of f, (b,) and 0-d each. The mean difference of a row is that of its softmax, Σ_j exp(d_ij − N_i) d_ij. The
-    sum is differentiable in all tensors, N and the means are not. Gradients of what ranks share are this rank's share.
+    N_i = log Σ_j exp(d_ij), d_ij = scale · (<x_i, y_j> − p_i). The mean difference of a row is Σ_j exp(d_ij − N_i)
+    d_ij. x_bD, y_MD: the embeddings of this rank's rows and of all columns. p_b: the score of each row's positive.
+    scale: 0-d. exclusion: pairs to leave out; None: no pair. f: differentiable, from vectors (r,) of r rows and 0-d
+    parameters to (r,); it must be finite with slope 0 at N_i = −inf, the value of a row whose pairs are all left out.
+    rows, parameters: further inputs of f, (b,) and 0-d each. The sum is differentiable in all tensors; N and the means
+    are not. Gradients of inputs that all ranks share (y, scale, parameters) are this rank's share.
     """
     with torch.autocast(x_bD.device.type, enabled=False):
         return _RowLosses.apply(f, exclusion, len(rows), x_bD, y_MD, p_b, scale, *rows, *parameters)  # pyright: ignore[reportReturnType]
 
 
 class _RowLosses(torch.autograd.Function):
-    """The autograd function of row_losses. Forward computes the gradient too; backward multiplies it."""
+    """The autograd function of row_losses. Forward computes the gradient too; backward scales it by that of the sum."""
 
     @staticmethod
     def forward(

@@ -25,7 +25,8 @@ class RowThreshold:
     """The result of row_threshold: for each of r rows, a threshold, and counts and a sum in float64.
 
     threshold_r: in the type of the values, 0 in a row where the condition holds nowhere. above_r, at_r: how many values
-    are above the threshold and equal to it. sum_above_r: the sum of the values above it, 0 if sums were not asked for.
+    of the row are above the threshold, and equal to it. sum_above_r: the sum of the values above the threshold, 0 if
+    sums were not asked for.
     """
 
     threshold_r: Tensor
@@ -97,13 +98,13 @@ def _at_or_above(tiles: Iterable[Tensor], first_r1: Tensor, shift: int, summed: 
 
 
 def _keys(values: Tensor) -> Tensor:
-    """Convert floats to integers that sort in the same order; −0 counts as 0."""
+    """Convert float32 to int32, or float64 to int64, that sort in the same order as the floats; −0 is taken as 0."""
     integer = INTEGERS[values.dtype]
     return _flipped((values + 0.0).view(integer), integer)
 
 
 def _floats(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert integers of _keys back to floats of type `dtype`."""
+    """Convert integers that _keys returned back to floats of type `dtype`."""
     integer = INTEGERS[dtype]
     return _flipped(keys.to(integer), integer).view(dtype)
 

@@ -18,17 +18,17 @@ from torch import Tensor
 from dyad.train.losses.sums.fused_tiles import fuses
 
 TILE = 1024  # rows and columns of a tile: a tile of scores and its operands stay in cache
-LARGE_TILE = 8192  # on GPUs, which take long to begin each of the operations on a tile; 0.27 GB in float32
-KEPT = 1 << 27  # bytes: if all scores of a call fit, they are kept instead of computed again
-ROOM = 40e9  # least bytes of a GPU for that: up to six are alive at once
-MANY = 1 << 28  # pairs of a call whose products in float32 a GPU notices: 16384 rows and columns
+LARGE_TILE = 8192  # on GPUs, where fewer and larger operations are faster; 0.27 GB in float32
+KEPT = 1 << 27  # bytes: if all scores of a call fit, they are kept for backward instead of computed again
+ROOM = 40e9  # least bytes of a GPU for LARGE_TILE: up to six such tiles are in memory at once
+MANY = 1 << 28  # pairs of a call from which float32 products on a GPU print a warning: 16384 rows and columns
 
 
 Block = tuple[slice, slice, Tensor]  # rows and columns of a tile, and its scores or a function of them
 
 
 def tile_size(device: torch.device) -> int:
-    """Return how many rows and columns a tile has at most on `device`."""
+    """Return the largest number of rows, and of columns, of a tile (block of the score matrix) on `device`."""
     if device.type != "cuda":
         return TILE
     return LARGE_TILE if torch.cuda.get_device_properties(device).total_memory >= ROOM else TILE
@@ -47,8 +47,7 @@ class Pairs:
     def own_columns(rows: int, first: int, device: torch.device) -> Pairs:
         """Return the list of the pairs (i, first + i) for i = 0 … rows − 1, on `device`.
 
-        It pairs each row of this rank with its own column, the y item at the same place; `first` is the column of row
-        0.
+        With `first` the global column of this rank's first y, the list pairs each row of this rank with its own y.
         """
         i = torch.arange(rows, device=device)
         return Pairs(torch.stack([i, i + first], 1), first)
@@ -66,10 +65,10 @@ class Pairs:
         return torch.isin(number, listed)
 
     def within(self, rows: slice, columns: slice) -> tuple[Tensor, Tensor] | None:
-        """Return this list's pairs within a tile of the score matrix: (row indices, column indices).
+        """Return this list's pairs within a tile of the score matrix: (row indices, column indices), int64.
 
         rows, columns: the slices of the tile, which begin at multiples of TILE. Indices count from the tile's first row
-        and column. None if no pair of the list is within the tile.
+        and column. Returns None if no pair of the list is within the tile.
         """
         if self.own is not None:
             first, end = max(rows.start, columns.start - self.own), min(rows.stop, columns.stop - self.own)
@@ -86,10 +85,10 @@ class Pairs:
 
     @cached_property
     def _by_tile(self) -> tuple[Tensor, dict[tuple[int, int], slice]]:
-        """Return this list of P pairs sorted by tile, (P, 2), and where each tile's pairs are in the sorted list.
+        """This list of P pairs sorted by tile, (P, 2), and where each tile's pairs are in the sorted list.
 
-        A tile is here a block of TILE × TILE scores. The second result is a dict: (tile row, tile column) → slice of
-        the sorted list. A tile without pairs has no entry.
+        Here a tile is a block of TILE × TILE scores. The second value is a dict: (tile row, tile column) → slice of the
+        sorted list. A tile without pairs has no entry.
         """
         tile_row, tile_column = (self.pairs_P2 // TILE).unbind(1)
         width = int(tile_column.max()) + 1 if len(tile_column) else 1
@@ -102,11 +101,11 @@ class Pairs:
 
 @dataclass(frozen=True)
 class KnownPairs:
-    """The pairs (row i, column j) whose ids are listed: (id of i, id of j) is in the list. All tensors are int64.
+    """The pairs (row i, column j) for which (id of i, id of j) is in a list of id pairs. All tensors are int64.
 
-    rows_b, columns_M: the ids, equal for equal items; listed_P2: P pairs (row id, column id), of which some may be of
-    no row or no column. spared: for each kind of key, (keys of the rows, keys of the first columns); a pair with equal
-    keys of any kind does not belong to the known pairs.
+    rows_b: the ids of rows; columns_M: the ids of columns, equal for equal items; listed_P2: P pairs (row id, column
+    id); a pair whose ids no row or no column has is ignored. spared: for each kind of key, (keys of the rows, keys of
+    the first columns); a pair with equal keys of any kind does not belong to the known pairs.
     """
 
     rows_b: Tensor
@@ -115,15 +114,16 @@ class KnownPairs:
     spared: tuple[tuple[Tensor, Tensor], ...] = ()
 
     def mask(self, rows: slice, columns: slice) -> Tensor:
-        """Mark the known pairs of a tile of r rows and c columns: (r, c) bool. No host read, as no list is cut.
+        """Mark the known pairs of a tile of r rows and c columns: (r, c) bool. The host does not wait for a GPU.
 
-        rows, columns: the slices of the tile.
+        rows, columns: the slices of the score matrix that the tile covers.
         """
         ids = self.rows_b[rows], self.columns_M[columns]
         (i_r, i_P), (j_c, j_P) = (_places(of, listed) for of, listed in zip(ids, self.listed_P2.unbind(1), strict=True))
-        table = i_r.new_zeros(len(j_c) + 1, len(i_r) + 1, dtype=torch.bool)  # the last of each: ids not in the tile
+        # the last row and column take listed ids that are not in the tile
+        table = i_r.new_zeros(len(j_c) + 1, len(i_r) + 1, dtype=torch.bool)
         table[j_P, i_P] = True
-        mask = table[j_c].T[i_r]  # whole lines are copied: one index of both would take three times as long
+        mask = table[j_c].T[i_r]  # copies whole lines: table[j_c, i_r[:, None]] would take three times as long
         for keys in self.spared:
             if (equal := _equal(keys, rows, columns)) is not None:
                 mask[:, : equal.shape[1]] &= ~equal
@@ -136,9 +136,10 @@ class Exclusion:
 
     keys: for each kind of key (content keys of x, of y), the keys of the b rows and of the first columns, at most M,
     int64. A pair is left out when its row and column have an equal key of any kind; later columns have no key and
-    equal none. known: further pairs that are left out. kept: pairs that stay, even with equal keys or if known.
-    dropped: pairs that are left out always, even if in kept. owners: numbers of the b rows and of all M columns, int64;
-    a pair of different numbers is left out always, as the column is of another row's list; None: there are no lists.
+    equal no row. kept: pairs that stay, even with equal keys or if in `known`. dropped: pairs that are left out always,
+    even if in `kept`. known: pairs that are left out unless in `kept`. owners: a number for each of the b rows and each
+    of the M columns, int64; a pair of different numbers is left out always, as the column is of another row's list;
+    None: there are no lists.
     """
 
     keys: tuple[tuple[Tensor, Tensor], ...] = ()
@@ -150,9 +151,9 @@ class Exclusion:
     def index(self, rows: slice, columns: slice) -> Tensor | tuple[Tensor, Tensor] | None:
         """Return an index into the scores of a tile that selects the pairs which the sums leave out.
 
-        It is a bool mask (r, c) of the tile's r rows and c columns. If pairs are left out by a list only, and not
-        because they are known or their keys are equal, it is (row indices, column indices) in the tile. None if no pair
-        of the tile is left out. rows, columns: the slices of the score matrix that the tile covers.
+        The index is a bool mask (r, c) of the tile's r rows and c columns; or (row indices, column indices) in the tile
+        if only the list `dropped` leaves pairs out; or None if no pair of the tile is left out. rows, columns: the
+        slices of the score matrix that the tile covers.
         """
         by_list = None if self.keys or self.known or self.owners else self.dropped
         return by_list.within(rows, columns) if by_list else self.mask(rows, columns)
@@ -160,10 +161,9 @@ class Exclusion:
     def mask(self, rows: slice, columns: slice) -> Tensor | None:
         """Return a bool mask (r, c) of a tile of r rows and c columns, True for pairs which the sums leave out.
 
-        These are the pairs listed in `dropped` or of different owners, and pairs that are known or of equal keys and
-        are not listed in `kept`.
-        Returns None if the tile has no such pair, apart from those in `kept`. rows, columns: the slices of the score
-        matrix that the tile covers.
+        Sums leave out the pairs listed in `dropped` or of different owners, and the pairs that are known or of equal
+        keys and are not listed in `kept`. Returns None if no rule applies to the tile. rows, columns: the slices of the
+        score matrix that the tile covers.
         """
         by_rule = [*(_equal(keys, rows, columns) for keys in self.keys), self.known and self.known.mask(rows, columns)]
         found = [mask for mask in by_rule if mask is not None]
@@ -187,7 +187,10 @@ class Exclusion:
         return mask
 
     def counts(self, b: int, M: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Count the pairs left out of a score matrix (b, M) in each row, (b,), and in each column, (M,), int64."""
+        """Count the pairs of a score matrix (b, M) that sums leave out, per row, (b,), and per column, (M,), int64.
+
+        device: the device of the tensors of this Exclusion.
+        """
         of_rows_b, of_columns_M = (torch.zeros(n, dtype=torch.int64, device=device) for n in (b, M))
         for rows, columns in product(slices(b, tile_size(device)), slices(M, tile_size(device))):
             if (mask := self.mask(rows, columns)) is not None:
@@ -197,9 +200,9 @@ class Exclusion:
 
 
 def _places(ids_n: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a place 0 … n − 1 for each id, (n,), the same for equal ids, and the place of each wanted id, (P,).
+    """Return a number 0 … n − 1 for each id, (n,), equal for equal ids, and that of each of the wanted ids, (P,).
 
-    The place of a wanted id that is not among ids_n is n.
+    A wanted id that is not among ids_n gets the number n. All tensors are int64.
     """
     sorted_n = ids_n.sort().values
     place_n, place_P = (torch.searchsorted(sorted_n, ids.contiguous()) for ids in (ids_n, wanted_P))
@@ -207,13 +210,13 @@ def _places(ids_n: Tensor, wanted_P: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _equal(keys: tuple[Tensor, Tensor], rows: slice, columns: slice) -> Tensor | None:
-    """Compare the keys of a tile's r rows with those of its columns: (r, k) bool, or None if it is False everywhere.
+    """Compare the keys of a tile's r rows with those of its columns: (r, k) bool, True where they are equal.
 
     keys: (row keys, column keys) of the score matrix. Its last columns may have no key, so k may be less than the
-    number of the tile's columns. rows, columns: the slices of the tile.
+    number of the tile's columns. rows, columns: the slices of the tile. May return None if no two keys are equal.
     """
     row_keys, column_keys = keys[0][rows], keys[1][columns]
-    # isin first: equal keys are rare, and it costs far less than all pairs. Not on a GPU, as the host would wait for it
+    # equal keys are rare, and isin costs far less than all pairs; not on a GPU, where the host would wait for it
     some = row_keys.is_cuda or torch.isin(row_keys, column_keys).any()
     return row_keys[:, None] == column_keys if some else None
 
@@ -232,22 +235,22 @@ class Tiles:
 
     @cached_property
     def half(self) -> bool:
-        """Whether products are of half precision, summed in float32, and what follows them is fused: bf16 on GPUs.
+        """Whether matrix products take bf16 operands and sum in float32, and functions of scores are fused kernels.
 
-        A product of two bf16 numbers is exact in float32, so the scores are those of float32.
+        True for bf16 embeddings on GPUs that can compile. A product of two bf16 numbers is exact in float32, so the
+        scores are those of float32 operands.
         """
         some = len(self.x_bD) * len(self.y_MD) > 0
         return some and self.x_bD.dtype == self.y_MD.dtype == torch.bfloat16 and fuses(self.x_bD.device)
 
     @property
     def gradient_dtype(self) -> torch.dtype:
-        """The dtype of gradients in scores: that of the products which they enter."""
+        """The dtype in which gradients in scores enter matrix products: bf16 if `half`, else float32 or float64."""
         return self.x_bD.dtype if self.half else self.dtype
 
     @property
     def fit(self) -> bool:
-        """Whether scores are kept for backward: all of them take at most KEPT bytes, and products are not of half
-        precision (`half`), whose scores are always computed again."""
+        """Whether scores are kept for backward: all take at most KEPT bytes, and `half` (bf16 products) is False."""
         return not self.half and len(self.x_bD) * len(self.y_MD) * self.dtype.itemsize <= KEPT
 
     def scores(
@@ -255,9 +258,9 @@ class Tiles:
     ) -> Iterator[Block]:
         """Compute the score matrix s_ij = <x_i, y_j> by tiles: yield (row slice, column slice, scale · s_ij − shift).
 
-        scale: 0-d; None: 1. shift: 0-d; None: 0. With products of half precision both must be None. The scores are
-        float32 or better, and include pairs that the sums leave out. The caller may overwrite them; the next tile is
-        computed into the same memory, unless they are kept.
+        scale: 0-d; None: 1. shift: 0-d; None: 0. If self.half, scale and shift must be None. The scores are float32 or
+        float64, and include pairs that the sums leave out. The caller may overwrite them. kept: whether the caller
+        keeps the tiles; else the next tile is computed into the same memory.
         """
         space = None if kept else self.scratch()
         for rows in slices(len(self.x_bD), self.size):
@@ -270,12 +273,18 @@ class Tiles:
 
     @property
     def strip(self) -> int:
-        """How many rows are taken at a time where all of their scores are needed: as a tile, or at most KEPT bytes."""
+        """How many rows to take at a time if all scores of a row are needed at once.
+
+        At most as many as a tile has, and as fit into KEPT bytes of scores; at least TILE.
+        """
         fitting = KEPT // (max(len(self.y_MD), 1) * self.dtype.itemsize)
         return max(TILE, min(self.size, fitting // TILE * TILE))
 
     def operand(self, embeddings: Tensor) -> Tensor:
-        """Return embeddings in the dtype in which products take them."""
+        """Return embeddings in the dtype of operands of matrix products: bf16 if `half`, else float32 or float64.
+
+        For MANY pairs or more in float32 on a GPU, a line on stderr says once that bf16 would be faster.
+        """
         if not self.half and self.x_bD.is_cuda and len(self.x_bD) * len(self.y_MD) >= MANY:
             _say_what_is_slow()
         return embeddings if self.half else embeddings.to(self.dtype)
@@ -290,18 +299,21 @@ class Tiles:
             s[index] = value
 
     def left_out(self, rows: slice, columns: slice) -> Tensor | None:
-        """Mark the pairs of a tile that the sums leave out: (r, c) bool; None: no pair."""
+        """Return a bool mask (r, c) of a tile, True for pairs that the sums leave out; None: no pair is left out.
+
+        rows, columns: the slices of the score matrix that the tile covers.
+        """
         return self.exclusion and self.exclusion.mask(rows, columns)
 
     def scratch(self) -> Tensor:
-        """Allocate flat memory for the scores of one tile; the function `shaped` views it as a matrix."""
+        """Allocate a flat tensor for the scores of one tile; the function `shaped` views it as a matrix."""
         return self.x_bD.new_empty(min(self.size, len(self.x_bD)) * min(self.size, len(self.y_MD)), dtype=self.dtype)
 
 
 class Gradients:
-    """The gradients of a loss L in x and y, G y and Gᵀ x, added up over tiles of G = ∂L/∂s, in float32 or better.
+    """The gradients of a loss L in x and y, G y and Gᵀ x, added up over tiles of G = ∂L/∂s, in float32 or float64.
 
-    s: the scores <x_i, y_j>. found: both gradients, if a GPU kernel has computed them already.
+    s: the scores <x_i, y_j>. tiles: the score matrix. found: (G y, Gᵀ x), if a GPU kernel has computed both already.
     """
 
     def __init__(self, tiles: Tiles, found: tuple[Tensor, Tensor] | None = None) -> None:
@@ -313,8 +325,8 @@ class Gradients:
     def add(self, rows: slice, columns: slice, g: Tensor) -> None:
         """Add the contribution of one tile of scores to the stored gradients of x and of y.
 
-        rows, columns: the slices of the score matrix that the tile covers; all tiles come in the order of Tiles.scores.
-        g: the gradient of the loss in the tile's scores, (r, c), of tiles.gradient_dtype.
+        rows, columns: the slices of the score matrix that the tile covers; tiles must be added in the order of
+        Tiles.scores. g: the gradient of the loss in the tile's scores, (r, c), of tiles.gradient_dtype.
         """
         y, x = self._tiles.y_MD[columns].to(g.dtype), self._tiles.x_bD[rows].to(g.dtype)
         add_product(self.dx_bD[rows], g, y, write=columns.start == 0)
@@ -331,7 +343,7 @@ class Gradients:
 
 
 def wide_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return left @ right, or write it into `out`: summed in float32 or better, and of that dtype."""
+    """Return left @ right, summed and returned in float32, or float64 for float64 operands. out: memory to write to."""
     wide = torch.promote_types(left.dtype, torch.float32)
     if left.dtype != wide and left.is_cuda:
         return torch.mm(left, right, out_dtype=wide, out=out)
@@ -339,7 +351,7 @@ def wide_product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tens
 
 
 def add_product(total: Tensor, left: Tensor, right: Tensor, *, write: bool = False) -> None:
-    """Add left @ right to `total`, float32 or better, in place. write: overwrite what `total` holds."""
+    """Add left @ right to `total` (float32 or float64) in place, or overwrite `total` with it if `write`."""
     if left.dtype != total.dtype and total.is_cuda:
         torch.addmm(total, left, right, beta=int(not write), out_dtype=total.dtype, out=total)
     else:

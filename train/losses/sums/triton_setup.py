@@ -1,7 +1,7 @@
-"""Triton on this machine: whether it can compile, and in which block shape a kernel runs.
+"""Triton on this machine: whether it can compile, and which block shape a kernel uses.
 
-It needs a C compiler and a folder for what it has compiled. Of a few shapes the fastest is taken, timed once;
-deterministic=true takes always the same.
+Triton needs a C compiler and a folder for what it has compiled. Each kernel is timed once in a few block shapes, and
+runs in the fastest; with deterministic=true it always runs in the first.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ INSTALLED = find_spec("triton") is not None  # builds of torch for the CPU come 
 triton: Any = import_module("triton") if INSTALLED else None
 tl: Any = import_module("triton.language") if INSTALLED else None
 INTERPRETED = INSTALLED and triton.knobs.runtime.interpret
-# columns of a block, width at a time, warps, stages
+# block shapes: columns of a block, embedding dimensions multiplied at a time, warps, pipeline stages
 BLOCKS = ((128, 64, 4, 3), (128, 64, 4, 4), (128, 64, 8, 3), (256, 64, 8, 3), (256, 64, 8, 4))
 
 
 @cache
 def compiles(device: torch.device) -> bool:
-    """Whether Triton can compile for the device. If it cannot, a line says why, once."""
+    """Whether Triton can compile kernels for `device`. If it cannot, print the reason to stderr, once."""
     if problem := compile_problem(device):
         print(f"the loss is computed without its GPU kernels, which takes longer: {problem}", file=sys.stderr)
     return not problem
 
 
 def compile_problem(device: torch.device) -> str:
-    """Compile and run a small kernel on a GPU. Returns "", or the reason why that fails and the fix in one line."""
+    """Compile and run a small kernel on a GPU; return "" if that works, else the reason and the fix in one line."""
     if not INSTALLED:
         return "Triton is not installed. Fix: install a build of torch for CUDA, which brings it"
     try:
@@ -53,7 +53,7 @@ def compile_problem(device: torch.device) -> str:
 
 
 def _adds_in_float32(device: torch.device) -> bool:
-    """Whether torch can add a product of half precision to a float32 matrix. torch 2.11 can, 2.10 refuses."""
+    """Whether torch.addmm can add a product of fp16 matrices to a float32 matrix (from torch 2.11 on)."""
     half = torch.ones(8, 8, device=device, dtype=torch.float16)
     try:
         torch.addmm(half.float(), half, half, out_dtype=torch.float32)
@@ -63,22 +63,25 @@ def _adds_in_float32(device: torch.device) -> bool:
 
 
 def _increment(number):
-    """Add 1 to a number: a kernel to see whether Triton works."""
+    """Add 1 to the number at the pointer `number`: a kernel to see whether Triton works."""
     tl.store(number, tl.load(number) + 1)
 
 
 def compiled(function: Any) -> Any:
-    """Return triton.jit(function), which is not compiled anew when a size changes; False without Triton."""
+    """Return triton.jit(function), not specialised to the arguments that are sizes; False if Triton is not installed.
+
+    So a kernel is not compiled again when a size of the batch changes.
+    """
     sizes = ["first_own", "row_count", "column_count", "group", "keyed_0", "keyed_1"]
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
     return INSTALLED and triton.jit(function, do_not_specialize=[name for name in sizes if name in names])
 
 
 def tuned(function: Any) -> Any:
-    """Apply triton.autotune to the kernel `function`: choose the fastest block shape of BLOCKS; None without Triton.
+    """Return triton.autotune of the kernel `function`, which chooses the fastest block shape of BLOCKS.
 
-    The first call for an embedding width D and a number of kinds of keys times them. Triton's interpreter takes the
-    first shape.
+    The first call for an embedding width D and a number of kinds of keys times the shapes. Triton's interpreter takes
+    the first shape. Returns None if Triton is not installed.
     """
     if not INSTALLED:
         return None
@@ -93,12 +96,15 @@ def tuned(function: Any) -> Any:
 
 
 def shapes_to_time(shapes: list[Any], *_: object, **_arguments: object) -> list[Any]:
-    """Return the block shapes that are timed: with deterministic=true the first alone, which is not timed either."""
+    """Return the block shapes to time: `shapes`, or only the first under torch.use_deterministic_algorithms.
+
+    Triton does not time a single shape. The other arguments, which triton.autotune passes, are ignored.
+    """
     return shapes[:1] if torch.are_deterministic_algorithms_enabled() else shapes
 
 
 def _timed(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
-    """Return the quantiles of the seconds of a kernel, as Triton measures them; the first call says so."""
+    """Return quantiles of the milliseconds that a kernel takes, measured by Triton; print a line at the first call."""
     _say_what_is_timed()
     return triton.runtime.driver.active.get_benchmarker()(call, quantiles=quantiles)
 

@@ -1,1 +1,1 @@
-"""Towers of images, and what they do with pixels and patches."""
+"""Image towers, with the normalisation of pixels and the dropout of patches."""

@@ -1,7 +1,7 @@
 """Build image towers: uint8 pixels (b, 3, S, S) → (b, D), with S the side in pixels.
 
-Pixels are normalised on the device, inside the tower. A new kind of tower takes a member of train.config.ImageTower and
-a row of BUILDERS; one outside this repository, dyad.plugins.register_image_tower.
+Pixels are normalised on the device, inside the tower. To add a kind of tower, add a member to train.config.ImageTower
+and a row to BUILDERS, or from outside this repository call dyad.plugins.register_image_tower.
 """
 
 import inspect
@@ -25,10 +25,10 @@ from dyad.train.towers.libraries.transformers_model import load_companion
 from dyad.train.towers.tower import Tower, convolves
 
 HALF = (0.5, 0.5, 0.5)
-GROUP = 8  # channels of a group of GroupNorm in the small CNN
+GROUP = 8  # channels of a group of GroupNorm in our CNN
 PATCH_DROPOUTS = ("patch_dropout", "patch_drop")  # the module of a ViT that drops patches, in open_clip and in timm
 INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # PIL's numbers, as image processors of transformers have them
-ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, what the trunk takes
+ImageParts = tuple[nn.Module, nn.Module, ImageSpec]  # trunk, projection, the images that the trunk takes
 
 
 def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
@@ -47,19 +47,20 @@ def build_image_tower(context: BuildContext) -> tuple[Tower, ImageSpec]:
 
 
 def _faster_channels_last(trunk: nn.Module) -> bool:
-    """Whether a trunk takes less time on a CPU in fp32 if its pixels are channels-last, and is as exact.
+    """Whether a trunk is faster on a CPU in float32 with channels-last pixels, and as exact.
 
-    Convolutions take two thirds of the time then (tests/benchmarks/RESULTS.md); in bf16 they do not. The mean and
-    variance of torch's batch norms have six times the error.
+    This is so for trunks with convolutions and without batch norms. Channels-last convolutions take two thirds of the
+    time in float32 (tests/benchmarks/RESULTS.md), but not in bf16. torch's batch norms compute mean and variance of
+    channels-last inputs with six times the error.
     """
     return convolves(trunk) and not any(isinstance(module, _BatchNorm) for module in trunk.modules())
 
 
 def _set_patch_dropout(trunk: Any, share: float | None) -> None:
-    """Make a ViT of open_clip or timm leave out the `share` of the patches in training, in place.
+    """Make a ViT of open_clip or timm leave out the `share` of its patches in training, in place.
 
-    share: None: as the model's own configuration says. Raises ConfigError for a share above 0 of a trunk that cannot
-    leave out patches.
+    share: from 0 to below 1; None: the share that the model's own configuration has. Raises ConfigError for a share
+    above 0 and a trunk that cannot leave out patches.
     """
     vit = getattr(trunk, "trunk", trunk)  # open_clip's TimmModel
     name = next((name for name in PATCH_DROPOUTS if isinstance(getattr(vit, name, None), nn.Module)), None)
@@ -120,10 +121,10 @@ def _timm(context: BuildContext) -> ImageParts:
 
 
 def _load_timm(name: str, pretrained: str | None) -> Any:
-    """Create a timm model without its classifier.
+    """Create the timm model `name` without its classifier.
 
-    pretrained: a file of weights or the tag of published ones; None for random weights. Raises ConfigError for weights
-    that cannot be loaded or do not cover the model.
+    pretrained: a file of weights or the tag of published weights; None: random weights. Raises ConfigError for weights
+    that cannot be loaded or lack some of the model's.
     """
     import timm
     from timm.models import load_state_dict
@@ -149,9 +150,10 @@ def _load_timm(name: str, pretrained: str | None) -> Any:
 class PooledImage(nn.Module):
     """Embeds images (b, 3, S, S), S the side in pixels, as (b, H) by a transformers encoder of width H.
 
-    The embedding is the output of the encoder's head (of SigLIP and CLIP: as it was trained). Where that is a dense
-    layer on the first token, as in ViT, which most checkpoints have not trained, it is the state of this token.
-    options: further arguments of the encoder, such as to stretch the position embeddings to the size of the images.
+    The embedding is the encoder's pooler_output, as in CLIP and SigLIP. If the pooler is a dense layer on the first
+    token, as in ViT, which most checkpoints have not trained, the embedding is the state of the first token. options:
+    further arguments of the encoder, such as interpolate_pos_encoding, which fits position embeddings to the image
+    size.
     """
 
     def __init__(self, encoder: nn.Module) -> None:
@@ -197,10 +199,10 @@ def _transformers(context: BuildContext) -> ImageParts:
 
 
 def _processed(key: str, processor: Any) -> ImageSpec:
-    """Return what an image processor of transformers makes of an image, as an ImageSpec.
+    """Convert the settings of an image processor of transformers to an ImageSpec.
 
-    key: the configuration key that names the model, for messages. Raises ConfigError for a processor that does
-    something else, for example one that gives oblong images.
+    key: the configuration key that names the model, for messages. Raises ConfigError for a processor that an ImageSpec
+    cannot describe, for example one whose images are not square.
     """
     given = processor.to_dict()
     size, crop = dict(given.get("size") or {}), dict(given.get("crop_size") or {})
@@ -224,8 +226,8 @@ def _cnn(context: BuildContext) -> ImageParts:
 
     Each entry of model.image.widths is the number of output channels of one convolution. The feature map is not pooled,
     because the position in a drawing matters. GroupNorm uses no statistics of the batch, so neither the chunk size nor
-    the number of ranks changes an embedding. Raises ConfigError for no widths, widths that
-    GroupNorm cannot divide, or a missing model.embed_dim.
+    the number of ranks changes an embedding. Returns (trunk, projection, ImageSpec). Raises ConfigError for no widths,
+    widths that GroupNorm cannot divide, or a missing model.embed_dim.
     """
     config = context.config
     size, widths = config.image.image_size or 64, config.image.widths
@@ -240,7 +242,7 @@ def _cnn(context: BuildContext) -> ImageParts:
     trunk = nn.Sequential(*layers, nn.Flatten()).to(memory_format=torch.channels_last)
     if config.image.frozen:
         freeze(trunk, layers, config.image.unlocked_groups)
-    side = -(-size // 2 ** len(widths))  # each layer halves it, rounded up
+    side = -(-size // 2 ** len(widths))  # of the feature map: each layer halves the side, rounded up
     return trunk, nn.Linear(widths[-1] * side * side, config.embed_dim), ImageSpec(size, HALF, HALF)
 
 

@@ -1,4 +1,4 @@
-"""What an image tower does with pixels and patches: it normalises them on its device, and leaves some out."""
+"""Modules of an image tower that normalise pixels on the device and leave out some patches in training."""
 
 import torch
 from torch import Tensor, nn
@@ -6,14 +6,15 @@ from torch import Tensor, nn
 from dyad.data.image_text.transforms import ImageSpec
 from dyad.train.towers.tower import precision_of
 
-PART = 2**20  # numbers that are normalised together on a CPU: they stay in its cache
+PART = 2**20  # elements that are normalised together on a CPU: so many stay in its cache
 
 
 class NormalizePixels(nn.Module):
-    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype that the tower computes in.
+    """Converts uint8 pixels to ((pixel / 255) − mean) / std per channel, in the dtype in which the tower computes.
 
-    That is the dtype of autocast, else of the buffers. Numbers are computed in the dtype of the buffers and rounded
-    once, and no such copy of the whole batch is made. channels_last: of the result on a CPU in fp32.
+    The result has the dtype of autocast if that is on, else that of the buffers. Values are computed in the dtype of
+    the buffers and rounded once, without a copy of the whole batch in that dtype. spec: gives mean and std.
+    channels_last: whether the result is channels-last on a CPU in float32.
     """
 
     mean: Tensor
@@ -30,9 +31,9 @@ class NormalizePixels(nn.Module):
             self.register_buffer(name, tensor, persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Normalise pixels (b, 3, S, S)."""
+        """Normalise uint8 pixels (b, 3, S, S), S the side in pixels, to floats of the same shape."""
         dtype = precision_of(pixels.device) or self.mean.dtype
-        if torch.compiler.is_compiling():  # which makes one kernel of it
+        if torch.compiler.is_compiling():  # the compiler fuses the operations to one kernel
             return self._normalized(pixels).to(dtype)
         last = self.channels_last and dtype == torch.float32 and pixels.device.type == "cpu"
         layout = torch.channels_last if last else torch.preserve_format
@@ -49,10 +50,11 @@ class NormalizePixels(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Keeps the share 1 − `prob` of the patches of each image in training, drawn on the device that they are on.
+    """Keeps a random share 1 − `prob` of the patches of each image in training, and all patches in evaluation.
 
-    This is FLIP (Li et al. 2023). open_clip's own draws on the CPU, for which a GPU waits. On a CPU both keep the same
-    patches. prefix: how many tokens before the patches, such as a class token, always stay.
+    This is FLIP (Li et al. 2023). Random numbers are drawn on the device of the patches; open_clip's own module draws
+    on the CPU, for which a GPU waits. On a CPU both modules keep the same patches for the same seed. prefix: how many
+    tokens before the patches, such as a class token, always stay.
     """
 
     def __init__(self, prob: float, prefix: int) -> None:
@@ -60,7 +62,7 @@ class PatchDropout(nn.Module):
         self.prob, self.prefix = prob, prefix
 
     def forward(self, x_bLW: Tensor) -> Tensor:
-        """Drop patches from tokens (b, L, W), with L tokens of width W per image."""
+        """Drop patches from tokens (b, L, W), L tokens of width W per image: (b, L', W) with L' ≤ L."""
         if not self.training or self.prob == 0:
             return x_bLW
         first, patches = x_bLW.tensor_split([self.prefix], 1)

@@ -1,4 +1,4 @@
-"""What weights know of the logit of a pair, beside the towers: its scale and bias. Imports no torch."""
+"""The scale and bias of the logit of a pair that pretrained weights hold beside the towers. Imports no torch."""
 
 import math
 from collections.abc import Mapping
@@ -9,15 +9,15 @@ from dyad.data.base.errors import ConfigError, first_line
 from dyad.train.losses.options.common import ObjectiveOptions
 from dyad.train.towers.libraries.published import file_of, read_json
 
-SETTINGS = "dyad.json"  # of an export: what its format has no place for
+SETTINGS = "dyad.json"  # file of an export with the settings that the format of the export has no place for
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What weights know of the logit of a pair with score s: exp(logit_scale) · s + logit_bias.
+    """The logit with which weights were trained, of a pair with score s: exp(logit_scale) · s + logit_bias.
 
-    source: the key and value that named the weights, for the log. logit_bias: None for a softmax, which has none.
-    similarity: what s is, cosine or dot.
+    source: the configuration key and value that named the weights, for the log. logit_bias: None for weights trained
+    with a softmax, which has no bias. similarity: how s is computed, "cosine" or "dot".
     """
 
     source: str
@@ -27,7 +27,10 @@ class Calibration:
 
     @classmethod
     def of(cls, source: str, logit_scale: Any, logit_bias: Any = None) -> "Calibration | None":
-        """Make one of tensors with one element, or numbers; None without a scale, or on the meta device."""
+        """Return a Calibration of scale and bias, each a tensor with one element, a number or None.
+
+        Returns None if logit_scale is None or a tensor on the meta device.
+        """
         if logit_scale is None or getattr(logit_scale, "is_meta", False):
             return None
         scale, bias = (tensor.item() if hasattr(tensor, "item") else tensor for tensor in (logit_scale, logit_bias))
@@ -35,21 +38,25 @@ class Calibration:
 
     @classmethod
     def of_run(cls, source: str, weights: Mapping[str, Any], options: ObjectiveOptions) -> "Calibration | None":
-        """Return that of a checkpoint of ours. weights: its tensors by name. options: of its objective."""
+        """Return the Calibration of a checkpoint of this program; None if its objective has no temperature.
+
+        weights: the tensors of the checkpoint by name. options: the options of its objective.
+        """
         bias = weights.get("objective.bias") if options.has_logit_bias else None
         known = cls.of(source, weights.get("objective.logit_scale"), bias)
         return known and replace(known, similarity=options.similarity.value)
 
     @property
     def temperature(self) -> float:
-        """The temperature τ = exp(−logit_scale), by which scores are divided."""
+        """The temperature τ = exp(−logit_scale), by which the logit divides scores."""
         return math.exp(-self.logit_scale)
 
 
 def exported(name: str, source: str = "") -> tuple[dict[str, Any], Calibration | None]:
-    """Return the keys of our configuration that an export of ours keeps in its file SETTINGS, and its calibration.
+    """Return the configuration keys (name → value) and the calibration in the file SETTINGS of an export of Dyad.
 
-    Both are empty for another model. source: as of Calibration. Raises ConfigError for a damaged file.
+    Returns ({}, None) for a model without this file. name: a folder, pkg:PACKAGE/FOLDER or a published model. source:
+    as in Calibration. Raises ConfigError for a damaged file.
     """
     path = file_of(name, SETTINGS, fetch=True)
     saved = {} if path is None else read_json(path)

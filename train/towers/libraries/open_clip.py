@@ -37,7 +37,7 @@ from dyad.train.towers.libraries.published import (
 from dyad.train.towers.libraries.transformers_model import TransformersModel, load_model
 
 PACKAGE = Path(__file__).absolute().parents[3]  # the folder dyad, in which configs/ is
-# Class of a trunk → the attribute with its projection, and whether the class takes None there (or needs a module)
+# class of a trunk → (attribute with its projection, whether the attribute may be None; else it must be a module)
 PROJECTIONS = {
     "VisionTransformer": ("proj", True),
     "TextTransformer": ("text_projection", True),
@@ -45,9 +45,9 @@ PROJECTIONS = {
     "TimmModel": ("head", False),
     "HFTextEncoder": ("proj", False),
 }
-QUICK_GELU = "-quickgelu"  # ends the name of a model with QuickGELU that open_clip lists beside one with GELU
-# Warnings of open_clip about what is asked for here: random weights, a tag with QuickGELU, a configuration alone, and
-# about the one file of weights in a folder
+QUICK_GELU = "-quickgelu"  # suffix of the name of a model with QuickGELU that open_clip lists beside one with GELU
+# warnings of open_clip that are expected here: about random weights, a tag with QuickGELU, a configuration without
+# weights, and a folder with one file of weights
 EXPECTED = re.compile(
     "No pretrained weights|Model .* initialized partially|QuickGELU mismatch|Local config loaded|"
     r"Could not find/download|Multiple checkpoints found in .*: \['[^']*'\]\. "
@@ -55,7 +55,7 @@ EXPECTED = re.compile(
 
 
 class MatrixProjection(nn.Module):
-    """Multiplies x (…, width) by a weight matrix (width, D): open_clip keeps projections as plain matrices."""
+    """Multiplies x (…, width) by a weight matrix (width, D), a projection that open_clip keeps as a plain parameter."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -70,7 +70,8 @@ class BuildContext:
 
     load_pretrained=False: create architectures without pretrained weights. image_model, text_model: (name, weights) of
     each tower's open_clip model, the arguments of `open_clip_model`, which creates the model at its first call.
-    image_name, text_name: of each tower's model of transformers, the argument of `transformers_model`.
+    image_name, text_name: the name of each tower's model of transformers, an argument of `transformers_model`; None:
+    not given.
     """
 
     def __init__(self, config: ModelConfig, load_pretrained: bool) -> None:
@@ -84,14 +85,14 @@ class BuildContext:
         self._loaded: dict[tuple[str, bool], TransformersModel] = {}
 
     def transformers_model(self, key: str, name: str, pretrained: bool) -> TransformersModel:
-        """Load a model of transformers, once for both towers. Arguments and errors as of `load_model`."""
+        """Load a model of transformers, only once for both towers. Arguments and errors are those of `load_model`."""
         if (name, pretrained) not in self._loaded:
             self._loaded[name, pretrained] = load_model(key, name, pretrained)
         return self._loaded[name, pretrained]
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the weights of both towers know of the logit of a pair; None unless both come from one model."""
+        """The logit scale and bias in the weights of the model; None unless both towers come from one model."""
         kinds, (name, weights) = (self.config.image.kind, self.config.text.kind), self.image_model
         if kinds == (ImageTower.open_clip, TextTower.open_clip) and self.image_model == self.text_model:
             if not self.load_pretrained or not (weights or ":" in model_name(name)):
@@ -105,9 +106,9 @@ class BuildContext:
     def open_clip_parts(self, trunk: Any, frozen: bool, key: str) -> tuple[Any, nn.Module]:
         """Split one tower of an open_clip model into (trunk without projection, projection).
 
-        trunk: the tower; its projection is removed in place. frozen: also freeze the tower except for its last n layer
-        groups, as open_clip counts them; n is the value of the configuration key `key`. The projection always trains.
-        Raises ConfigError for a tower of which open_clip cannot leave the last groups trainable.
+        trunk: the tower; its projection is removed in place. frozen: whether to freeze the tower except for its last n
+        layer groups, as open_clip counts groups; n is the value of the configuration key `key`. The projection always
+        trains. Raises ConfigError for a tower of which open_clip cannot leave the last groups trainable.
         """
         if self.config.grad_checkpointing:
             checkpoint_activations(trunk)
@@ -132,8 +133,8 @@ class BuildContext:
     def open_clip_config(self) -> dict[str, Any] | None:
         """Return the open_clip configuration (model_cfg) of the model that both towers come from.
 
-        The image size and context length that the user sets replace its own. Returns None unless both towers come from
-        the same open_clip model.
+        An image size and a context length that the user has set replace those of the model. Returns None unless both
+        towers come from the same open_clip model.
         """
         image, text = self.config.image, self.config.text
         kinds = (image.kind, text.kind)
@@ -152,8 +153,10 @@ class BuildContext:
         return model_cfg
 
     def _published(self, name: str | None, pretrained: str | None) -> PublishedWeights:
-        """Return what open_clip says of the weights of a model, as far as model.activation wants it. Errors as of
-        `check_weights`, but of weights that are not loaded none is missing."""
+        """Return the PublishedWeights of a model, with quick_gelu=False unless model.activation=published.
+
+        Raises the errors of `check_weights`, but not for missing weights if load_pretrained is False.
+        """
         found = check_weights(model_name(name), pretrained, self.load_pretrained)
         return replace(found, quick_gelu=found.quick_gelu and self.config.activation is Activation.published)
 
@@ -193,10 +196,10 @@ class BuildContext:
 def model_name(name: str | None) -> str:
     """Convert the user's model.name=`name` to the name under which open_clip creates the model.
 
-    `name` is one of: a model of open_clip.list_models(); the path of an open_clip config .json, which is registered
-    with open_clip; a folder with open_clip_config.json and weights; hf-hub:ORG/MODEL, which open_clip itself downloads
-    later; hf-hub:ORG/MODEL@REVISION, which is downloaded now; local-dir:FOLDER. Raises ConfigError for any other name,
-    and for None.
+    `name` is one of: a model of open_clip.list_models(); the path of an open_clip config .json, which this function
+    registers with open_clip; a folder with open_clip_config.json and weights; hf-hub:ORG/MODEL, which open_clip
+    downloads later; hf-hub:ORG/MODEL@REVISION, which this function downloads; local-dir:FOLDER. Raises ConfigError for
+    any other name, and for None.
     """
     if name is None:
         raise ConfigError("model.name is missing: give an open_clip model (ViT-B-32) or an open_clip config .json")
@@ -222,8 +225,9 @@ def model_name(name: str | None) -> str:
 def _registered(path: str) -> str:
     """Register the config .json at `path` with open_clip and return the new model's name: the file name without .json.
 
-    A file of the same name replaces one registered before. A file open_clip_config.json describes the folder that it is
-    in: it is not registered, and local-dir:FOLDER is returned. Raises ConfigError if the file is no open_clip config.
+    A file of the same name replaces one registered before. A file open_clip_config.json with a model_cfg describes the
+    folder that contains it: it is not registered, and local-dir:FOLDER is returned. Raises ConfigError if the file is
+    no open_clip config.
     """
     file = Path(path).expanduser()
     if path.startswith("configs/") and not file.exists():  # of one of our presets, which may run outside a checkout
@@ -244,9 +248,10 @@ def _registered(path: str) -> str:
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """What open_clip's table says of the weights of a tag; empty for a file and for no weights.
+    """The settings in open_clip's table of published weights; defaults for weights from a file and for no weights.
 
-    preprocess: mean, std, interpolation and resize_mode. quick_gelu: whether they were trained with QuickGELU.
+    preprocess: of mean, std, interpolation and resize_mode, those that the table has. quick_gelu: whether the weights
+    were trained with QuickGELU.
     """
 
     preprocess: dict[str, Any] = field(default_factory=dict)
@@ -254,11 +259,11 @@ class PublishedWeights:
 
 
 def check_weights(name: str, pretrained: str | None, needed: bool = True) -> PublishedWeights:
-    """Check that the weights `pretrained` of open_clip's model `name` exist, and return what open_clip says of them.
+    """Check that the weights `pretrained` of open_clip's model `name` exist, and return their PublishedWeights.
 
-    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: they may
-    be missing. Raises ConfigError for weights that do not exist, weights of the model with the other activation, or a
-    tag for a model from a folder or the hub.
+    pretrained: the path of a weight file, the tag of published weights, or None for no weights. needed=False: do not
+    raise for missing weights. Raises ConfigError for weights that do not exist, weights of the model with the other
+    activation (GELU or QuickGELU), or a tag for a model from a folder or the hub.
     """
     if pretrained is None or Path(pretrained).expanduser().is_file():
         return PublishedWeights()
@@ -288,8 +293,10 @@ def check_weights(name: str, pretrained: str | None, needed: bool = True) -> Pub
 
 @contextmanager
 def _heard() -> Iterator[None]:
-    """Raise ConfigError for a warning of open_clip in the block: unless EXPECTED, it means another model than was asked
-    for."""
+    """Raise ConfigError at the end of the `with` block if open_clip has warned in it, except for EXPECTED warnings.
+
+    Other warnings mean that open_clip has created another model than was asked for.
+    """
     lines: list[str] = []
     handler, root = logging.Handler(logging.WARNING), logging.getLogger()
     handler.emit = lambda record: lines.extend([record.getMessage()] if record.name == "root" else [])
@@ -307,8 +314,10 @@ def _heard() -> Iterator[None]:
 
 @contextmanager
 def _without_prefixes() -> Iterator[None]:
-    """Make open_clip strip WRAPPERS from the names of weights that it reads in the block. It strips "module." alone,
-    and has no argument for more."""
+    """In the `with` block, make open_clip strip WRAPPERS from the beginning of the names of weights that it reads.
+
+    open_clip itself strips "module." only.
+    """
     from open_clip import factory
 
     read: Any = factory.load_state_dict

@@ -19,22 +19,22 @@ from dyad.data.base.files import leads_inside
 from dyad.train.config import ImageTower, ModelConfig, TextTower
 
 ALLOWED_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
-MAX_BYTES = 128 << 20  # of a tokenizer's file or of other settings
-MAX_VALUES = 1 << 23  # in such a file: a tokenizer has hundreds of thousands of words and merges
-MAX_COUNT = 10_000  # of layers, experts and the like
-LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # in the names of such counts
+MAX_BYTES = 128 << 20  # most bytes of a JSON file of a model, such as a tokenizer's
+MAX_VALUES = 1 << 23  # most JSON values in a file: a tokenizer has hundreds of thousands of words and merges
+MAX_COUNT = 10_000  # most layers, experts and the like
+LOOPS = ("layer", "depth", "block", "stage", "expert", "label")  # parts of the JSON keys to which MAX_COUNT applies
 PLAIN_ATTENTION = (None, "eager", "sdpa")
 TWO_TOWERS = ("clip", "siglip", "siglip2", "metaclip_2")  # model_type of transformers' models of images and texts
 LEADS = ("backbone", "architecture", "timm_model_name")  # settings that name a model of timm, and could name others
-WRAPPERS = r"module\.|_orig_mod\."  # begin the names of weights that DDP or torch.compile held
+WRAPPERS = r"module\.|_orig_mod\."  # prefixes of the names of weights saved from DDP or from torch.compile
 
 
 @contextmanager
 def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
     """Turn any error raised inside the `with` block into a ConfigError.
 
-    The message of the ConfigError is `problem`, the first line of the error, and `advice`. A ConfigError raised inside
-    passes unchanged. Use it around code that reads untrusted files, where libraries raise errors of many types.
+    The message is `problem`, the first line of the error, and `advice`. A ConfigError raised inside passes unchanged.
+    It is for code that reads untrusted files, where libraries raise errors of many types.
     """
     try:
         yield
@@ -47,8 +47,10 @@ def explain_errors(problem: str, advice: str = "") -> Iterator[None]:
 
 
 def _misfit(error: str) -> str:
-    """Return the first names of the weights that torch's load_state_dict misses and does not know, "" for another
-    error."""
+    """Return a short text for an error message of torch's load_state_dict, and "" for the message of any other error.
+
+    The text has the first names of missing weights, of unknown weights, and of weights of another size.
+    """
     kinds = (("Missing key", "lacks"), ("Unexpected key", "unknown are"))
     found = {word: re.search(rf"{kind}\(s\) in state_dict: (.*)", error) for kind, word in kinds}
     names = {word: re.findall(r'"([^"]+)"', line[1]) for word, line in found.items() if line}
@@ -64,7 +66,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def refuse_code() -> None:
-    """Make transformers refuse, without asking, to run code that comes with a model; call it before loading a model.
+    """Make transformers refuse to run code that comes with a model, without a question; call it before loading a model.
 
     By default transformers asks at the terminal, and waits 15 s for the answer.
     """
@@ -75,9 +77,9 @@ def refuse_code() -> None:
 
 @cache
 def offline_without_hub() -> None:
-    """Ask the Hugging Face hub for an answer within 5 s; without one, make its library look into its cache alone.
+    """Make huggingface_hub use its local cache only, if the Hugging Face hub does not answer a request within 5 s.
 
-    The library would otherwise ask again and again, for a minute or two, and print a warning each time.
+    The library would otherwise retry for a minute or two, and print a warning each time.
     """
     from huggingface_hub import constants, get_session
 
@@ -88,15 +90,15 @@ def offline_without_hub() -> None:
 
 
 def check_open_clip(key: str, model_cfg: Any, brings_weights: bool) -> None:
-    """Raise ConfigError for an open_clip model configuration with sizes above our limits, with foreign code to run, or
-    that leads to another model.
+    """Raise ConfigError for an open_clip model configuration that is unsafe to load.
 
-    brings_weights: whether it comes with the weights of a model from elsewhere, and so names no folder of this disk.
-    Foreign code is a tokenizer with trust_remote_code, or an attention kernel named in the settings of the text model.
-    key: the configuration key of the model, for messages. model_cfg: the parsed JSON.
+    Unsafe are sizes above our limits, foreign code (a tokenizer with trust_remote_code, or an attention kernel named in
+    the settings of the text model), and settings that name another model. key: the configuration key of the model, for
+    messages. model_cfg: the parsed JSON. brings_weights: whether the configuration comes from elsewhere, with weights;
+    it must then name no folder of this disk.
     """
     if not isinstance(model_cfg, dict):
-        return  # open_clip raises for it
+        return  # open_clip raises an error
     check_numbers(key, model_cfg)
     refuse_leads(key, model_cfg)
     text = model_cfg.get("text_cfg")
@@ -118,8 +120,11 @@ def _is_path(name: str) -> bool:
 
 
 def refuse_leads(where: str, settings: Any) -> None:
-    """Raise ConfigError for settings that lead to another model: the weights of a backbone, or a model of timm that
-    another folder or the hub has. settings: any JSON value, checked recursively."""
+    """Raise ConfigError for settings that name another model: use_pretrained_backbone, or a key of LEADS with a path.
+
+    A path is a value with ":" or "/", such as a folder or a model of the hub. where: the file or configuration key that
+    the message names. settings: any JSON value, checked recursively.
+    """
     for value in settings.values() if isinstance(settings, dict) else settings if isinstance(settings, list) else ():
         refuse_leads(where, value)
     if isinstance(settings, dict):
@@ -132,8 +137,11 @@ def refuse_leads(where: str, settings: Any) -> None:
 
 
 def check_files(key: str, name: str) -> None:
-    """Raise ConfigError if a file of the model `name` is none, or leads out of the model: a pipe or a link in its
-    folder, weights or words elsewhere that its settings name. key: the configuration key of the model, for messages."""
+    """Raise ConfigError if a file of the model `name` is not a regular file, or is outside the model's folder.
+
+    This includes links, and the files of weights and of tokenizers that the model's settings name. key: the
+    configuration key of the model, for messages. name: a folder, pkg:PACKAGE/FOLDER or a published model.
+    """
     folder = Path(location_of(name))
     for pattern in ALLOWED_FILES if folder.is_dir() else ():
         for file in folder.glob(pattern):
@@ -145,7 +153,8 @@ def check_files(key: str, name: str) -> None:
         if Path(str(part)).name != part:
             raise ConfigError(f"{key}: model.safetensors.index.json names {part!r:.80}, no file of its folder")
     for setting, value in _settings(name, "tokenizer_config.json").items():
-        there = setting.endswith("_file") and isinstance(value, str) and os.path.exists(value)  # mostly it is a rest
+        # most such paths do not exist: they are left over from the machine where the tokenizer was made
+        there = setting.endswith("_file") and isinstance(value, str) and os.path.exists(value)
         if there and not (folder.is_dir() and leads_inside(value, folder)):
             raise ConfigError(f"{key}: {setting} of tokenizer_config.json is {value!r:.200}, no file of its folder")
 
@@ -159,7 +168,7 @@ def _settings(name: str, file: str) -> dict[str, Any]:
 
 
 def may_download(config: ModelConfig) -> bool:
-    """Whether building the towers of `config` may download: it names published weights, or a published model."""
+    """Whether building the towers of `config` may download files: it names published weights or a published model."""
     named = [config.pretrained, config.image.pretrained, config.text.pretrained]
     named += [name for name in (config.name, config.image.name) if name and name.startswith("hf-hub:")]
     if config.text.kind is TextTower.transformers:
@@ -170,9 +179,9 @@ def may_download(config: ModelConfig) -> bool:
 
 
 def location_of(name: str) -> str:
-    """Convert a model name pkg:PACKAGE/FOLDER or ~/FOLDER to a path. Return any other folder or hub name as it is.
+    """Convert a model name pkg:PACKAGE/FOLDER (a folder of an installed package) or ~/FOLDER to a path.
 
-    Raises ConfigError when the package is not installed.
+    Any other folder or hub name is returned as it is. Raises ConfigError if the package is not installed.
     """
     if not name.startswith("pkg:"):
         return os.path.expanduser(name)
@@ -239,14 +248,19 @@ def is_unknown(name: str, file: str) -> bool:
 
 
 def is_two_tower(name: str) -> bool:
-    """Whether config.json of the model `name` says that it embeds images and texts, as CLIP and SigLIP of
-    transformers. Raises ConfigError as `check_settings`."""
+    """Whether config.json of the model `name` has a model_type of TWO_TOWERS: it embeds images and texts, as CLIP.
+
+    Raises ConfigError if the file is unreadable, or as `check_settings`.
+    """
     return check_settings(name, file_of(name, "config.json", fetch=True)).get("model_type") in TWO_TOWERS
 
 
 def of_one_model(model: Any) -> str | None:
-    """Return the name of the CLIP or SigLIP of transformers that both towers of a ModelConfig are, with their own
-    projections; None for other towers. Raises ConfigError for a damaged config.json."""
+    """Return the name of the transformers model, such as CLIP or SigLIP, from which both towers and projections come.
+
+    model: a ModelConfig. Returns None if the towers do not come from one such model, or have another projection. Raises
+    ConfigError for a damaged config.json.
+    """
     kinds = (str(model.image.kind), str(model.text.kind))
     names = [side.name or model.name for side in (model.image, model.text)]
     if kinds != ("transformers", "transformers") or model.embed_dim is not None or names[0] != names[1]:
@@ -258,8 +272,8 @@ def of_one_model(model: Any) -> str | None:
 def _published(model: str, revision: str | None, file: str, fetch: bool) -> Path | None:
     """Return the path of a published model's file in the local cache of the Hugging Face hub, None if it is not there.
 
-    fetch: download the file first if the hub's cache neither holds it nor records that it does not exist. Any failure
-    gives None. The result is cached for the process.
+    revision: a commit, or None for the newest. fetch: download the file first if the cache neither holds it nor records
+    that it does not exist. Any failure gives None. The result is cached for the process.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -303,8 +317,9 @@ def read_json(path: Path) -> Any:
 def check_settings(key: str, path: Path | None) -> dict[str, Any]:
     """Read a transformers config.json, check it, and return its content; return {} if `path` is None.
 
-    key: the configuration key of the model, for messages. Raises ConfigError for quantised weights, which cannot be
-    trained, and for sizes above our limits (see `check_numbers`).
+    key: the configuration key of the model, for messages. Raises ConfigError for a damaged file, for quantised weights,
+    which cannot be trained, for sizes above our limits (see `check_numbers`), and for settings that name another model
+    (see `refuse_leads`).
     """
     if path is None:
         return {}
@@ -321,8 +336,9 @@ def check_settings(key: str, path: Path | None) -> dict[str, Any]:
 def check_numbers(where: str, settings: Any, name: str = "") -> None:
     """Raise ConfigError for a size that no model has, such as 10⁹ layers, which would take for ever to build.
 
-    where: the file or key that the message names. settings: any JSON value, checked recursively. name: the JSON key of
-    this value; items of a list have the key of the list.
+    The limit is MAX_COUNT for a key that contains a word of LOOPS, else 2³¹. where: the file or key that the message
+    names. settings: any JSON value, checked recursively. name: the JSON key of this value; items of a list have the key
+    of the list.
     """
     if isinstance(settings, dict):
         for key, value in settings.items():

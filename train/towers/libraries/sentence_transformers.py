@@ -20,7 +20,7 @@ from dyad.train.config import Pooling, Task, TextTower, TrainConfig
 from dyad.train.losses.options.choices import Similarity
 from dyad.train.towers.libraries.published import check_settings, file_of, is_unknown, location_of, read_json
 
-# Keys that keep the default of the schema if the folder cannot be used
+# keys that keep the default of the configuration if the folder cannot be used
 LAYERS = ["model.text.lower_case", "model.text.dense"]
 OF_PAIRS = "data.question.length data.passage.length data.question.prefix data.passage.prefix objective.similarity"
 OF_TASK = {task: [*LAYERS, "model.text.pooling", *OF_PAIRS.split()] for task in Task}
@@ -31,10 +31,10 @@ ACTIVATIONS = ("Identity", "Tanh")  # of Dense modules
 POOLINGS = {"cls": Pooling.cls, "mean": Pooling.mean, "lasttoken": Pooling.last}
 POOLINGS |= {"cls_token": Pooling.cls, "mean_tokens": Pooling.mean}  # before sentence-transformers 6
 MODULES = "modules.json"
-# model_type of encoders whose position numbers begin after the padding index
+# model_type of encoders whose position ids begin at padding index + 1
 BEHIND_PADDING = ("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet")
 BEHIND_PADDING += ("data2vec-text", "longformer", "luke", "xmod")
-FLAG = "pooling_mode_"  # before sentence-transformers 6, a key of this beginning for each mode
+FLAG = "pooling_mode_"  # before sentence-transformers 6, the prefix of a boolean key for each mode
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,9 @@ class SentenceFolder:
 
     name: the model's folder or published name. defaults: dotted configuration key → value. refused: dotted
     configuration key → text that describes the folder's setting that this key cannot express. prompts: prompt name →
-    text. dense: weight file and activation (of ACTIVATIONS) of each of its Dense modules, which are linear layers.
-    no_dense: why `dense` is empty.
+    text. default_prompt_name: the key in prompts of the prompt that applies by default; None: none. dense: (weight
+    file, activation of ACTIVATIONS) of each of its Dense modules, which are linear layers. no_dense: why `dense` is
+    empty, as text for a message.
     """
 
     name: str
@@ -236,10 +237,11 @@ def _module_folders(path: Path, instead: str) -> list[tuple[str, str]]:
 def _lengths(name: str, encoder: dict[str, Any], model_max_length: Any, fetch: bool) -> dict[str, int]:
     """Return the default of each configuration key that limits the tokens of a text, from the model's files.
 
-    A default is the limit in `encoder`, else `model_max_length`, else the number of position embeddings, which none
-    exceeds; keys without any are left out. name: the model. encoder: content of sentence_bert_config.json.
-    model_max_length: from the tokenizer's settings, ignored if it is no valid length. fetch: download config.json if
-    the hub's cache lacks it. Raises ConfigError for a limit in `encoder` that is not an integer from 2 to 2²⁰ - 1.
+    A default is the limit in `encoder`, else `model_max_length`, else the number of position embeddings, and at most
+    this number. Keys for which the files have no limit are left out. name: the model. encoder: content of
+    sentence_bert_config.json. model_max_length: from the tokenizer's settings, ignored if it is no valid length. fetch:
+    download config.json if the hub's cache lacks it. Raises ConfigError for a limit in `encoder` that is not an integer
+    from 2 to 2²⁰ - 1.
     """
     settings = check_settings(name, file_of(name, "config.json", fetch))
     total, padding = settings.get("max_position_embeddings"), settings.get("pad_token_id", 1)

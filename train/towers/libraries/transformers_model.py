@@ -32,7 +32,7 @@ from dyad.train.towers.libraries.published import (
     split_revision,
 )
 
-UNUSED_HEADS = ("pooler",)  # parts of encoders that a tower does not use where it pools the states by itself
+UNUSED_HEADS = ("pooler",)  # modules of encoders that a tower with a pooling of its own does not use
 SAFE = {"trust_remote_code": False}
 
 _in_files: ContextVar[bool] = ContextVar("_in_files", default=False)
@@ -40,9 +40,9 @@ _in_files: ContextVar[bool] = ContextVar("_in_files", default=False)
 
 @contextmanager
 def weights_in_files() -> Iterator[None]:
-    """In the block, `load_model` maps weights into memory and leaves them in their files, in the files' dtype.
+    """In the `with` block, let `load_model` memory-map weights from their files, in the dtype of the files.
 
-    So every rank can load a model larger than the memory of its machine, and read the part that it trains alone.
+    So every rank can load a model that is larger than the memory of its machine, and read only the part that it trains.
     """
     token = _in_files.set(True)
     try:
@@ -53,8 +53,12 @@ def weights_in_files() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TransformersModel:
-    """A model of transformers. missing: names of its weights that its files lack, which are random. unexpected: names
-    of weights in its files that it does not have, such as those of a head."""
+    """A model of transformers, and the differences of its weights and its files.
+
+    key: the configuration key and value that named the model, for messages. pretrained: whether weights were loaded.
+    missing: names of the model's weights that its files lack, which are random. unexpected: names of weights in its
+    files that the model does not have, such as those of a head.
+    """
 
     key: str
     model: Any
@@ -64,13 +68,16 @@ class TransformersModel:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The scale and bias that the weights have; None for random weights, and for a model without a scale."""
+        """The logit scale and bias among the weights; None for random weights or a model without a logit scale."""
         if not self.pretrained or (scale := getattr(self.model, "logit_scale", None)) is None:
             return None
         return Calibration.of(self.key, scale, getattr(self.model, "logit_bias", None))
 
     def refuse_missing(self, *used: nn.Module, pooled: bool) -> None:
-        """Raise ConfigError if a weight of the modules `used` is missing. pooled: whether UNUSED_HEADS may be."""
+        """Raise ConfigError if the files lack a weight of the modules `used`.
+
+        pooled: whether the tower has a pooling of its own, so that weights of UNUSED_HEADS may be missing.
+        """
         heads = [getattr(module, head, None) for module in used for head in UNUSED_HEADS] if pooled else []
         unused = {id(tensor) for head in heads if head for tensor in head.parameters()}
         needed = {id(tensor) for module in used for tensor in chain(module.parameters(), module.buffers())} - unused
@@ -83,8 +90,11 @@ class TransformersModel:
 
 
 def load_companion(key: str, name: str, companion: str) -> Any:
-    """Load what comes with a model of transformers: AutoTokenizer or AutoImageProcessor. Other arguments and errors as
-    of `load_model`."""
+    """Load the tokenizer or image processor that comes with a model of transformers.
+
+    companion: the class of transformers that loads it, "AutoTokenizer" or "AutoImageProcessor". Other arguments and
+    errors are those of `load_model`.
+    """
     import transformers
 
     location, revision = _checked(key, name)
@@ -97,9 +107,9 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
     """Load a model of transformers from `name`: a folder, pkg:PACKAGE/FOLDER or a published model.
 
     key: the configuration key with its value, for messages. pretrained: load the model's weights; else they are random.
-    kind: the class of transformers that finds it, AutoModelForCausalLM for a causal language model.
-    No file of the model can choose code to run, neither a class that comes with the model nor an attention kernel.
-    Raises ConfigError when loading fails.
+    kind: the class of transformers that loads the model, "AutoModelForCausalLM" for a causal language model. No file of
+    the model can choose code to run, neither a class that comes with the model nor an attention kernel. Raises
+    ConfigError when loading fails.
     """
     import transformers
 
@@ -113,7 +123,7 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
         dtype, prefixed = _weights_of(name) if pretrained else (torch.float32, False)
         settings = transformers.AutoConfig.from_pretrained(location, revision=revision, **SAFE)
         settings._attn_implementation = settings._experts_implementation = None  # torch's own
-        if torch.get_default_device().type != "meta" and not mapped:  # they need no memory
+        if torch.get_default_device().type != "meta" and not mapped:  # else the weights need no memory
             with torch.device("meta"):
                 _check_size(key, auto.from_config(settings, **SAFE))
         if not pretrained:
@@ -134,8 +144,11 @@ def load_model(key: str, name: str, pretrained: bool, kind: str = "AutoModel") -
 
 
 def _refuse_pickle(key: str, folder: Path) -> None:
-    """Raise ConfigError, with the command that converts them, if the weights in a folder are a pickle alone. Loading a
-    pickle could run code of a stranger; torch.load with weights_only does not."""
+    """Raise ConfigError if a folder has its weights as a pickle (pytorch_model.bin) and no .safetensors file.
+
+    The message has a command that converts the weights by torch.load with weights_only: loading a pickle in another way
+    could run code that it contains.
+    """
     pickle, weights = folder / "pytorch_model.bin", folder / "model.safetensors"
     if pickle.is_file() and not any(folder.glob("*.safetensors*")):
         code = (
@@ -150,8 +163,11 @@ def _refuse_pickle(key: str, folder: Path) -> None:
 
 
 def _checked(key: str, name: str) -> tuple[str, str | None]:
-    """Return location and revision of the model `name`, whose files ask for no code. Arguments and errors as of
-    `load_model`."""
+    """Check the files of the model `name`; return its location (a folder or published name) and revision (or None).
+
+    key: the configuration key with its value, for messages. Raises ConfigError for a folder that does not exist, a
+    folder of adapters, and as `check_files` and `check_settings`.
+    """
     location, revision = split_revision(location_of(name))
     if location.startswith(("/", ".")) and not os.path.isdir(location):
         raise ConfigError(f"{key}: there is no folder {location}")
@@ -164,8 +180,11 @@ def _checked(key: str, name: str) -> tuple[str, str | None]:
 
 
 def _weights_of(name: str) -> tuple[torch.dtype, bool]:
-    """Return the dtype of the weights in the first file of a model, float32 if there are several or no file, and
-    whether a name there begins with one of WRAPPERS."""
+    """Return the dtype of the weights in a model's first .safetensors file, and whether a name has a WRAPPERS prefix.
+
+    The dtype is bfloat16 or float16 if all weights in the file have it, else float32. Returns (float32, False) if there
+    is no file.
+    """
     index = file_of(name, "model.safetensors.index.json", fetch=True)
     first = "model.safetensors" if index is None else min(read_json(index)["weight_map"].values())
     if (path := file_of(name, first, fetch=True)) is None:

@@ -1,10 +1,11 @@
 """The score of an answer to a prompt: its length-normalised log-likelihood by a causal language model.
 
-s(x, y) = 1/|y| Σ_t log p(y_t | x, y_<t), for a prompt x and an answer y of |y| tokens. It is a function of the pair. So
-prompt and answer are one row of the y tower, of width 1, and the x tower gives 1: the product of both is s.
+s(x, y) = 1/|y| Σ_t log p(y_t | x, y_<t), for a prompt x and an answer y of |y| tokens. The score is a function of the
+pair, so prompt and answer are one input row of the y tower, whose embedding of width 1 is s. The x tower gives 1, so
+that the product of both embeddings is s.
 
-A row of tokens (1 + L,) is the number of tokens of the prompt, then those of prompt and answer, with PADDING at the
-right.
+A row of tokens (1 + L,) holds the number of tokens of the prompt, the tokens of the prompt, the tokens of the answer,
+and PADDING.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from dyad.train.towers.text.rows import Grouped, padded_length, token_counts
 
 
 class One(nn.Module):
-    """The x tower of a score: 1 for each row, (b, 1)."""
+    """The trunk of the x tower of task=language_model: gives 1 for each of b input rows, (b, 1)."""
 
     one: Tensor
 
@@ -34,12 +35,16 @@ class One(nn.Module):
 
 
 class Likelihood(Grouped):
-    """Scores rows of prompts and answers, (b, 1 + L) as the module docstring says, by s(x, y), (b, 1) in float32."""
+    """Scores answers to prompts by their length-normalised log-likelihood, (b, 1) in float32 or float64.
+
+    Inputs are rows of tokens, int64 (b, 1 + L): the number of tokens of the prompt, the tokens of the prompt, the
+    tokens of the answer, and PADDING.
+    """
 
     count = staticmethod(token_counts)
 
     def __init__(self, encoder: nn.Module) -> None:
-        """encoder: a causal language model of transformers, with logits (b, L, V) of the next token."""
+        """Wrap `encoder`, a causal language model of transformers that gives logits (b, L, V) of the next token."""
         super().__init__()
         self.encoder = encoder
 
@@ -60,8 +65,8 @@ class Likelihood(Grouped):
 class PromptTokenizer:
     """Converts prompts and answers to rows of tokens for Likelihood.
 
-    tokenizer: one of transformers. limit: the most tokens of prompt and answer together. begin: the token before every
-    prompt, by which the first token of an answer to an empty prompt has a likelihood too.
+    tokenizer: a tokenizer of transformers. limit: the most tokens of prompt and answer together. begin: the id of a
+    token that is put before every prompt, so that the first token of an answer to an empty prompt has a likelihood too.
     """
 
     tokenizer: Any
@@ -69,12 +74,12 @@ class PromptTokenizer:
     begin: int
 
     def __call__(self, prompts: Sequence[str], answers: Sequence[str], prompt: int, answer: int) -> Tensor:
-        """Convert n prompts, each with an answer, to rows int64 (n, 1 + L) as the module docstring says. Each text is
-        tokenised by itself.
+        """Convert n prompts, each with an answer, to rows int64 (n, 1 + L) for Likelihood.
 
-        prompt, answer: the largest number of tokens kept, the last of a prompt (`begin` included) and the first of an
-        answer. If both together exceed `limit`, the prompt is cut further. Raises ConfigError if `answer` is not below
-        `limit`, SampleError for an answer without tokens.
+        A row holds the number of tokens of the prompt, the tokens of the prompt, the tokens of the answer, and PADDING.
+        Each text is tokenised by itself. prompt, answer: the most tokens kept of a prompt (its last ones, `begin`
+        included) and of an answer (its first ones). If both together exceed `limit`, the prompt is cut further. Raises
+        ConfigError if `answer` is not below `limit`, SampleError for an answer without tokens.
         """
         self.check(answer)
         asked, given = self._ids(prompts), self._ids(answers)
@@ -87,7 +92,7 @@ class PromptTokenizer:
         return torch.tensor([row + [PADDING] * (width - len(row)) for row in rows]).reshape(-1, width)
 
     def check(self, answer: int) -> None:
-        """Raise ConfigError if the model does not take answers of so many tokens behind a prompt."""
+        """Raise ConfigError if `answer` tokens of an answer leave no room for a prompt within `limit`."""
         if answer >= self.limit:
             raise ConfigError(
                 f"data.passage.length={answer}: this model takes {self.limit} tokens of prompt and answer together. "
@@ -95,7 +100,7 @@ class PromptTokenizer:
             )
 
     def lengths(self, tokens: Tensor) -> Lengths:
-        """Return the number of entries of each row, without padding."""
+        """Return the number of entries of each row of `tokens`, (b, 1 + L), without padding: int64 (b,) in NumPy."""
         return token_counts(tokens)
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A transformers encoder that pools its token states into one embedding, with rows of similar length together."""
+"""Embed texts by a transformers encoder whose token states are pooled into one embedding."""
 
 import os
 
@@ -9,9 +9,9 @@ from dyad.data.batch import PADDING
 from dyad.train.config import Pooling
 from dyad.train.towers.text.rows import Grouped, token_counts
 
-# For every shape of a matrix product, oneDNN and torch's layer above it cache compiled code of megabytes: 1,024 shapes
-# by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 are as fast. The
-# variables are read at the first product.
+# For every shape of a matrix product, oneDNN and torch's layer above it cache megabytes of compiled code: for 1,024
+# shapes by default, which is gigabytes after 100,000 texts. The layers of an encoder share shapes, so 16 shapes are as
+# fast. The variables are read at the first product.
 for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(variable, "16")
 
@@ -19,7 +19,8 @@ for variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tensor:
     """Pool the token states (b, L, H) of each row into one state, (b, H): L counts tokens, H is the encoder's width.
 
-    mask_bL: False for padding. pooling: the first token, the last token, or the mean of all tokens.
+    mask_bL: bool, False for padding. pooling: the state of the first token (cls), of the last token (last), or the mean
+    of all tokens (mean).
     """
     if pooling is Pooling.cls:
         return states_bLH[:, 0]
@@ -31,11 +32,12 @@ def pooled_states(states_bLH: Tensor, mask_bL: Tensor, pooling: Pooling) -> Tens
 
 
 class Pooled(Grouped):
-    """Embeds token ids (b, L), with PADDING on the right, as (b, H) in float32 or better; H: the encoder's width.
+    """Embeds token ids (b, L), with PADDING on the right, as (b, H) in float32 or float64; H: the encoder's width.
 
-    The encoder gets token ids and attention mask, but no token types (every text is segment 0). pooling: None for an
-    encoder that pools by itself, as the text model of CLIP. pad: the token id that the encoder gets for PADDING.
-    one_length: whether rows are never cut, as SigLIP pools the state of the last place, whatever token is there.
+    The encoder gets token ids and attention mask, but no token types (every text is segment 0). encoder: a model of
+    transformers. pooling: how states become one embedding; None: the encoder pools by itself, as the text model of CLIP
+    does. pad: the token id that the encoder gets for PADDING. one_length: whether rows are never cut to the longest
+    text, for SigLIP, which pools the state of the last place, also of padding.
     """
 
     count = staticmethod(token_counts)
@@ -56,7 +58,7 @@ class Pooled(Grouped):
     def encode_group(self, tokens: Tensor) -> Tensor:
         """Embed token ids (b, L) of b texts as pooled states (b, H), by one call of the transformers encoder.
 
-        H: the encoder's width. Rows are padded to L tokens; unlike in forward(), they are not grouped by length.
+        H: the encoder's width. Rows are not grouped by length here, unlike in forward().
         """
         mask_bL = tokens != PADDING
         ids_bL = torch.where(mask_bL, tokens, self.pad)

@@ -1,8 +1,7 @@
-"""The rows of a text input as the host sees them: how many tokens each has, row indices for the device, and trunks
-that run rows of similar length together.
+"""Count the tokens of rows of texts on the host, and embed rows of similar length together.
 
-A host that reads from a GPU waits until the GPU has done all work before. So the lengths come with a batch from the
-loader, and only a caller without them, such as an evaluation, has them read from the tokens.
+A host that reads from a GPU waits until the GPU has done all earlier work. So the loader gives the lengths of rows with
+each batch. They are read from the tokens only for a caller that does not have them, such as an evaluation.
 """
 
 from abc import ABC, abstractmethod
@@ -17,35 +16,37 @@ from torch import Tensor, nn
 from dyad.data.batch import PADDING, Lengths
 
 LENGTH_STEP = 8  # tokens; lengths are rounded up to a multiple of it
-# Fewest rows of a group. Smaller groups would save padding, but lose the speed of larger products.
+# fewest rows of a group, by type of device: smaller groups would save padding, but lose the speed of larger products
 MIN_GROUP = {"cpu": 16, "cuda": 512}
 
 
 def token_counts(tokens: Tensor, padding: int = PADDING) -> Lengths:
-    """Return the number of tokens of each row of `tokens`, (b, L) token ids, without the padding on the right; at least
-    1.
+    """Return the number of tokens of each row without the padding on the right, at least 1: int64 (b,) in NumPy.
+
+    tokens: token ids (b, L). padding: the id of padding.
     """
     numbers = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
     return ((tokens != padding) * numbers).amax(1).clamp(min=1).cpu().numpy()
 
 
 def text_ends(tokens: Tensor, end: int | None) -> Lengths:
-    """Return the number of tokens of each row of `tokens`, (b, L) token ids, up to and with the end of the text: the
-    first token `end`, or the first of the largest id if `end` is None. That of a row without `end` is 1.
+    """Return the number of tokens of each row up to and including the end of the text: int64 (b,) in NumPy.
+
+    tokens: token ids (b, L). end: the id of the token at the end of a text, of which the first in a row counts; None:
+    the largest id of the row. A row without `end` gets 1.
     """
     return ((tokens if end is None else (tokens == end).int()).argmax(1) + 1).cpu().numpy()
 
 
 def sizes_of(places: Lengths) -> Lengths:
-    """Return the number of rows of each sequence. places (n,): that of each row in its sequence, from 0."""
+    """Return the number of rows of each sequence, int64. places (n,): the place of each row in its sequence, from 0."""
     return np.diff(np.append(np.flatnonzero(places == 0), len(places)))
 
 
 def padded_length(longest: int, limit: int, step: int = LENGTH_STEP) -> int:
-    """Return the length to which rows of up to `longest` tokens are padded: the next multiple of `step`, at most
-    `limit`.
+    """Return the length in tokens to which to pad rows of up to `longest` tokens.
 
-    Rounding keeps the number of different shapes small.
+    It is the next multiple of `step`, at most `limit`. Rounding keeps the number of different shapes small.
     """
     return min(-(-longest // step) * step, limit)
 
@@ -56,12 +57,13 @@ def index_on(device: torch.device, rows: Sequence[int] | Lengths) -> Tensor:
 
 
 class Grouped(nn.Module, ABC):
-    """Embeds token ids (b, L) as (b, H); a row's embedding depends only on its own first tokens, up to rounding.
+    """Embeds token ids (b, L) as (b, H), with rows of similar length together, cut to the longest row of the group.
 
-    So how rows are grouped and cut changes only the speed. A subclass says how a group runs, in encode_group, and how
-    many tokens of a row count, in count: a function of the token ids alone, which the loader calls too. fills: a token
-    id that may stand behind them. grouped: whether rows of similar length run together; otherwise there is one call of
-    encode_group a forward pass, cut to the longest row. one_length: whether rows are never cut.
+    The embedding of a row must depend only on its first tokens, so that grouping changes nothing but the speed. A
+    subclass defines encode_group, which embeds a group, and count, a function from token ids (b, L) to the number of
+    tokens that each row needs, which the loader calls too. fills: a token id that may follow these tokens. grouped:
+    whether to group rows by length; False: one call of encode_group, cut to the longest row. one_length: whether rows
+    are never cut.
     """
 
     count: Callable[[Tensor], Lengths]
@@ -70,7 +72,7 @@ class Grouped(nn.Module, ABC):
     one_length = False
 
     def forward(self, tokens: Tensor, counts: Lengths | None = None) -> Tensor:
-        """Embed token ids (b, L) as (b, H). counts: the tokens of each row; None: they are read from `tokens`."""
+        """Embed token ids (b, L) as (b, H). counts: number of tokens of each row; None: computed from `tokens`."""
         if self.one_length:
             return self.encode_group(tokens)
         counts = self.count(tokens) if counts is None else counts
@@ -80,13 +82,15 @@ class Grouped(nn.Module, ABC):
             return self.encode_group(tokens[:, : max(lengths, default=1)].clone(memory_format=torch.contiguous_format))
         order = index_on(tokens.device, [row for group in groups for row in group])
         parts = zip(order.split([len(group) for group in groups]), groups, strict=True)
-        # Copies, not views: strides and offsets would be further shapes to compile for
+        # copies, not views, whose strides and offsets torch.compile would treat as further shapes
         embedded = [self.encode_group(tokens[:, : lengths[group[0]]][rows]) for rows, group in parts]
         return torch.cat(embedded)[order.argsort()]  # back in the order of the input
 
     def _step(self, tokens: Tensor) -> int:
-        """Return of what lengths are multiples. Where a CPU encodes for an evaluation they are exact: texts are sorted
-        by length there, so shapes change slowly, and of short texts the padding would be a third.
+        """Return the step to a multiple of which lengths are rounded up: LENGTH_STEP, but 1 on a CPU without gradients.
+
+        An evaluation on a CPU sorts texts by length, so that shapes change slowly, and padding of short texts would be
+        a third of the work.
         """
         return 1 if tokens.device.type == "cpu" and not torch.is_grad_enabled() else LENGTH_STEP
 
@@ -95,8 +99,9 @@ class Grouped(nn.Module, ABC):
         """Embed token ids (b, L) of b texts as (b, H), by one call of the encoder, with L tokens a row."""
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the embedding of a group of rows, for any number of rows and tokens, with further arguments of
-        torch.compile. The grouping by length is plain Python.
+        """Compile encode_group in place, for any number of rows and tokens, with further arguments of torch.compile.
+
+        The grouping of rows by length is plain Python and is not compiled.
         """
         self.encode_group = torch.compile(self.encode_group, *args, dynamic=True, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -104,8 +109,8 @@ class Grouped(nn.Module, ABC):
 def group_by_length(lengths: Sequence[int], min_rows: int) -> list[list[int]]:
     """Split row indices into groups of similar length, longest rows first, to save padding.
 
-    Each group is padded to the length of its first row. lengths: tokens of each row. A group ends before a shorter row
-    once it has `min_rows` rows. A last group with fewer rows joins the group before it.
+    Each group is padded to the length of its first row. lengths: number of tokens of each row. A group with `min_rows`
+    rows ends before the next row that is shorter than its first. A last group with fewer rows joins the group before.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     starts = [0]

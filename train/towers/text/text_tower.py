@@ -29,19 +29,18 @@ if TYPE_CHECKING:
     from dyad.train.towers.libraries.open_clip import BuildContext
 
 CAUSAL = "AutoModelForCausalLM"  # of transformers
-LONGEST = 512  # tokens, for a model that names no limit
-# Of open_clip's text towers: pool_type of those that pool the state at the end of the text, and the poolers whose
-# result does not depend on states that are masked
-ENDS = ("argmax", "eos")
+LONGEST = 512  # most tokens of a text, for a model that names no limit
+ENDS = ("argmax", "eos")  # pool_type of open_clip's text towers that pool the state at the end of the text
+# poolers of open_clip's HFTextEncoder whose result does not depend on masked states
 MASKED = ("MeanPooler", "ClsPooler", "ClsLastHiddenStatePooler")
 
 
 @dataclass(frozen=True)
 class FixedLengthTokenizer:
-    """Converts n texts to token ids, int64 (n, L), truncated, or filled up to `context_length`.
+    """Converts n texts to token ids, int64 (n, L), truncated or padded to L = `context_length` tokens.
 
-    tokenizer: a tokenizer of transformers. What its mask leaves out is PADDING; one without a mask, as SigLIP's, fills
-    up with a token that the encoder reads.
+    tokenizer: a tokenizer of transformers. Tokens that its attention mask leaves out become PADDING; a tokenizer
+    without a mask, as SigLIP's, pads with a token that the encoder reads.
     """
 
     tokenizer: Any
@@ -59,7 +58,7 @@ class FixedLengthTokenizer:
 class OpenClipTokenizer:
     """Converts n texts to token ids, int64 (n, context length), by a tokenizer of open_clip.
 
-    count: a function that counts those that the text tower needs; None for a tower that needs all.
+    count: a function from token ids to the number of tokens of each row that the text tower needs; None: it needs all.
     """
 
     tokenizer: Any
@@ -69,7 +68,7 @@ class OpenClipTokenizer:
         return self.tokenizer(texts)
 
     def lengths(self, tokens: Tensor) -> Lengths | None:
-        """Return how many tokens of each row the tower needs; None: it needs all."""
+        """Return how many tokens of each row the text tower needs, int64 (b,) in NumPy; None: it needs all."""
         return self.count and self.count(tokens)
 
 
@@ -106,15 +105,21 @@ class TextTokenizer:
 
 
 def _tokens(tokenizer: Any, texts: list[str], pairs: list[str] | None = None, **shape: Any) -> Tensor:
-    """Convert texts, or pairs of texts, to token ids, int64 (n, L), with PADDING where the tokenizer's mask says so."""
+    """Convert texts, or pairs of texts, to token ids, int64 (n, L), with PADDING where the attention mask is 0.
+
+    shape: further arguments of the tokenizer, padding and max_length.
+    """
     found = tokenizer(texts, pairs, truncation=True, return_tensors="pt", **shape)
     mask = found.get("attention_mask")
     return found.input_ids if mask is None else found.input_ids.where(mask.bool(), PADDING)
 
 
 class CausalText(Grouped):
-    """A text tower of open_clip of which no state depends on later tokens, and which pools the state at the end of the
-    text. open_clip itself runs every text at the full context, mostly 77 tokens."""
+    """A causal text tower of open_clip, which pools the state at the end of the text, run at the length of its batch.
+
+    No state depends on later tokens, so rows can be cut. open_clip itself runs every text at the full context length,
+    mostly 77 tokens.
+    """
 
     fills = 0
 
@@ -128,9 +133,9 @@ class CausalText(Grouped):
 
 
 class MaskedText(Grouped):
-    """open_clip's HFTextEncoder, run at the length of its batch in place of the full context.
+    """open_clip's HFTextEncoder, run at the length of its batch in place of the full context length.
 
-    Allowed because the encoder masks padding and its pooler is one of MASKED, so padding changes no embedding.
+    The encoder masks padding and its pooler is one of MASKED, so padding changes no embedding, and rows can be cut.
     """
 
     def encode_group(self, tokens: Tensor) -> Tensor:
@@ -138,10 +143,10 @@ class MaskedText(Grouped):
 
 
 def cut_to_batch(trunk: Any) -> nn.Module:
-    """Let a text tower of open_clip run at the length of its batch, in place; return it. Names of weights stay.
+    """Make a text tower of open_clip run at the length of its batch, in place; return it. Names of weights stay.
 
-    Towers stay whole if every token reads all others (SigLIP), if they pool the first, the last or every state, and if
-    they have a class token at the end (CoCa).
+    Left as they are: towers in which every token attends to all others (SigLIP), or that pool the first, the last or
+    every state, or that have a class token at the end (CoCa).
     """
     kind = type(trunk)
     if kind.__name__ == "TextTransformer" and trunk.pool_type in ENDS and not trunk.output_tokens:
@@ -156,12 +161,12 @@ def cut_to_batch(trunk: Any) -> nn.Module:
 
 @cache
 def _cut_kind(cut: type[Grouped], kind: type[nn.Module]) -> type[nn.Module]:
-    """Return a class that is `cut` and open_clip's `kind`, under the name of that, which says where its parts are."""
+    """Return a subclass of `cut` and of open_clip's class `kind`, with the name of `kind`, a key of PROJECTIONS."""
     return type(kind.__name__, (cut, kind), {})
 
 
 def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]], Tensor]]:
-    """Build the text tower of an image_text model and its tokenizer, which makes rows of one fixed length.
+    """Build the text tower of an image_text model, and its tokenizer, which gives rows of one fixed length.
 
     context: the configuration, and the open_clip models that both towers share. Raises ConfigError for an unknown
     model, or weights that do not exist or do not fit.
@@ -183,8 +188,8 @@ def build_text_tower(context: BuildContext) -> tuple[Tower, Callable[[list[str]]
 def build_text_encoder(context: BuildContext) -> tuple[Tower, TextTokenizer]:
     """Build a text tower from a transformers encoder, with a tokenizer for texts of any length.
 
-    Of a model with an image tower beside it, such as CLIP, the text model pools by itself, and its projection is used
-    where model.embed_dim is null. context: as of `build_text_tower`. Raises ConfigError for an unknown model, or
+    If the transformers model has an image tower too, such as CLIP, its text model pools by itself, and its projection
+    is used if model.embed_dim is null. context: as in `build_text_tower`. Raises ConfigError for an unknown model, or
     weights that do not exist, do not fit or are not complete.
     """
     config, text, name = context.config, context.config.text, context.text_name
@@ -242,7 +247,7 @@ def build_likelihood(config: ModelConfig, load_pretrained: bool) -> tuple[Tower,
 
 
 def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
-    """Choose which weights of a text encoder train, and whether its layers keep their activations."""
+    """Apply grad_checkpointing, frozen and lora_rank of the configuration to a text encoder, in place."""
     if config.grad_checkpointing:
         checkpoint_activations(encoder)
     if config.text.frozen:
@@ -252,10 +257,10 @@ def _set_training(encoder: nn.Module, config: ModelConfig) -> None:
 
 
 def _padding(tokenizer: Any, side: str) -> int:
-    """Set padding on a `side`, and a padding token if the tokenizer has none, and return the token's id.
+    """Set the padding side of a tokenizer, and its padding token if it has none; return the id of the padding token.
 
-    It may stand in texts too: what is padding, the tokenizer's mask says. Raises ConfigError if the tokenizer has no
-    special token.
+    side: "left" or "right". The padding token may occur in texts too: only the attention mask marks padding. Raises
+    ConfigError if the tokenizer has no special token.
     """
     if not (names := [*filter(None, [tokenizer.pad_token, tokenizer.eos_token]), *tokenizer.all_special_tokens]):
         raise ConfigError("model.text.name: its tokenizer has no special token to fill up short texts with")
@@ -266,8 +271,9 @@ def _padding(tokenizer: Any, side: str) -> int:
 def _dense(name: str, width: int, pretrained: bool) -> nn.Module:
     """Return the Dense modules of a SentenceTransformer folder: a linear layer, or several modules one after the other.
 
-    width: the input width. pretrained: load their weights; else they are random. Raises ConfigError when the folder has
-    no Dense module, or one that is no plain linear layer with an activation of ACTIVATIONS.
+    name: the folder or published model. width: the input width. pretrained: load the weights; else they are random.
+    Raises ConfigError when the folder has no Dense module, or one that is no plain linear layer with an activation of
+    ACTIVATIONS.
     """
     folder = sentence_folder(name) or SentenceFolder(name)
     if not folder.dense:
@@ -301,7 +307,7 @@ def _limit(config: ModelConfig, encoder: Any, tokenizer: Any) -> int:
 def positions_of(encoder: Any) -> int | None:
     """Return the most tokens that the encoder's position embeddings allow, None if the encoder's config has no limit.
 
-    The positions of RoBERTa and its relatives begin after the padding index, so fewer tokens fit.
+    In RoBERTa and similar encoders positions begin at padding index + 1, so fewer tokens fit.
     """
     tables = [module for name, module in encoder.named_modules() if name.endswith("position_embeddings")]
     behind = [table.padding_idx + 1 for table in tables if getattr(table, "padding_idx", None) is not None]
