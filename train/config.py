@@ -1,4 +1,4 @@
-"""The schema of a training run's configuration, which is the only place of defaults.
+"""The schema of a training run's configuration, with the default of every key. It is the only place of defaults.
 
 Does not import torch, so that --help answers at once.
 """
@@ -19,8 +19,9 @@ from dyad.train.eval_config import EvalConfig
 from dyad.train.plan_config import PlanConfig
 
 Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled", "sequence", "language_model"])
-LISTED = (Task.question_passage, Task.language_model)  # rows have lists of right and of wrong y items
-ITEMS = {Task.image_text: ItemKind.pictures, **dict.fromkeys(LISTED, ItemKind.texts)}  # of x; other tasks: data.items
+LISTED = (Task.question_passage, Task.language_model)  # each x has a list of right y items and a list of wrong ones
+# Task → the kind of its x items; for the other tasks, data.items says it
+ITEMS = {Task.image_text: ItemKind.pictures, **dict.fromkeys(LISTED, ItemKind.texts)}
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
@@ -37,7 +38,7 @@ BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp", "fsdp2", "hsdp"])
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
-# Options of the objective that weights may know → the keys by which a user sets them
+# Options of the objective whose learned values are saved with weights → the keys of the objective that set them
 KNOWN_BY_WEIGHTS = {"temperature": ("temperature", "init_scale"), "init_bias": ("init_bias",)}
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
@@ -198,7 +199,7 @@ class DistConfig:
 
     @property
     def seconds_to_start(self) -> float:
-        """How long processes may take to join, and a collective may wait until the first step has ended."""
+        """Seconds that processes may take to join, and that a collective may wait until the first step has ended."""
         return self.start_timeout or max(self.timeout, 600.0)
 
 
@@ -270,22 +271,22 @@ class TrainConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether to print a plan of the run in place of training: a key of `plan` is set."""
+        """Whether any key of `plan` is set: then the command prints a plan of the run and trains nothing."""
         return self.plan != PlanConfig()
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run has something to evaluate on: its own, or perhaps that of an auxiliary loss."""
+        """Whether the run may have data to evaluate on: data.val, eval.suite, or those of an auxiliary loss (also)."""
         return bool(self.data.val or self.eval.suite or self.also)
 
     @property
     def has_images(self) -> bool:
-        """Whether x is an image; else it is a text."""
+        """Whether the x items are images. Otherwise they are texts or, with task=sequence, ids or feature vectors."""
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
 
     @property
     def has_texts(self) -> bool:
-        """Whether x or y is a text."""
+        """Whether the x or the y items are texts."""
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
         texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_images
         return self.task is Task.image_text or prompted or texts

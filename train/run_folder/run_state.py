@@ -27,12 +27,11 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes run_state.json, the status of a run; with run_dir=None nothing is written. Rank 0 writes it. If rank 0 is
-    lost, the rank that prints the reason writes "failed".
+    """Writes run_state.json, the status of a run, on rank 0; if rank 0 is lost, on the rank that prints the error.
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
-    itself must write any other end ("finished" or "preempted") with `write`. step: finished optimiser steps at the
-    start. rank: of this process. hosts: the machine of each rank.
+    itself must write any other end ("finished" or "preempted") with `write`. run_dir: the run folder; None: nothing is
+    written. step: finished optimiser steps at the start. rank: that of this process. hosts: the machine of each rank.
     """
 
     def __init__(
