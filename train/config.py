@@ -122,9 +122,11 @@ class ModelConfig:
         256, "width of the projection of towers without their own; null: none", least=1, most=1 << 16
     )
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
-    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1, most=1 << 16)
+    head_width: int | None = described(
+        None, "width of the head's hidden layers; null: as published", least=1, most=1 << 16
+    )
     classes: Classes = described(
-        Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
+        Classes.learnt, "task=labelled, y of a class: a trained vector, or the embedding of its prompt"
     )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
@@ -169,7 +171,7 @@ class OptimConfig:
 @dataclass
 class TargetConfig:
     kind: TargetKind = described(
-        TargetKind.none, "what a side learns against: the other, frozen (none), by a copy or ema of the towers"
+        TargetKind.none, "targets of a side: the other side, detached (none), or as embedded by a copy or ema of towers"
     )
     momentum: float = described(0.996, "ema: share of the old target after the first step", least=0, below=1)
     momentum_end: float = described(1.0, "ema: share at the end, by a cosine; as momentum: constant", least=0, most=1)
@@ -187,7 +189,7 @@ class DistConfig:
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
     start_timeout: float | None = described(
         None,
-        "the same until the first step and evaluation, which may compile, have ended, and to join; null: at least 600",
+        "seconds to join, and for a collective until the first step and evaluation (may compile); null: at least 600",
         above=0,
         most=1e9,
     )

@@ -18,10 +18,10 @@ class ContextConfig:
     """
 
     kind: ContextKind = described(ContextKind.gru, "task=sequence, network of contexts: gru, or a causal transformer")
-    layers: int = described(1, "its layers", least=1, most=1 << 8)
-    width: int | None = described(None, "width of its states; null: that of an item's embedding", least=1, most=1 << 16)
+    layers: int = described(1, "number of layers", least=1, most=1 << 8)
+    width: int | None = described(None, "width of the states; null: that of an item's embedding", least=1, most=1 << 16)
     heads: int = described(4, "transformer: heads of attention", least=1, most=1 << 10)
-    dropout: float = described(0.1, "dropout of its inputs and between its layers", least=0, below=1)
+    dropout: float = described(0.1, "dropout of the inputs and between layers", least=0, below=1)
     embed_dim: int | None = described(
         None, "width of a context; null: that of an item's embedding, which all objectives but cpc need", least=1
     )

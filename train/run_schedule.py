@@ -7,7 +7,7 @@ from dyad.train.config import TrainConfig
 
 
 def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return the number of optimiser steps of a run: config.steps, or if that is None, of config.epochs rounded up."""
+    """Return a run's number of optimiser steps: config.steps, or else config.epochs · steps_per_epoch, rounded up."""
     return config.steps or math.ceil((config.epochs or 0) * steps_per_epoch)
 
 
@@ -42,5 +42,5 @@ class RunSchedule:
         return step == 1 or self.due(step, self.log_every)
 
     def next_save(self, step: int) -> int:
-        """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
+        """Return the number of finished steps at which the next checkpoint is due after `step` finished steps."""
         return min((step // self.save_every + 1) * self.save_every, self.total_steps)

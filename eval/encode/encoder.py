@@ -208,7 +208,10 @@ def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
 
 
 def tied(embeddings: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Give every one of N items the embedding of the first item with the same key. embeddings: (N, D); keys: (N,)."""
+    """Return embeddings (N, D) in which each of N items has the embedding of the first item with the same key.
+
+    embeddings: (N, D). keys: the content key of each item, (N,).
+    """
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return embeddings if len(first) == len(keys) else embeddings[first[number]]
 

@@ -186,7 +186,7 @@ class ImagesAndCaptions:
 
 
 class CaptionsAndImages(ImagesAndCaptions):
-    """MiningData whose queries are the distinct captions and whose items are the distinct images, named by content key."""
+    """MiningData whose queries are the distinct captions and whose items are the distinct images (by content key)."""
 
     names: ClassVar[tuple[str, str]] = ("captions", "pictures")
 

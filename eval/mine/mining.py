@@ -101,7 +101,8 @@ class MiningData(Protocol):
         ...
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with their right items. groups: the row indices of each query. queries_bD: its embedding."""
+        """Return b queries with their right items. groups: the row indices of each query. queries_bD: embeddings of the
+        queries, (b, D)."""
         ...
 
     def item(self, position: int) -> tuple[str, str]:
@@ -288,8 +289,8 @@ def _reasons(
 
 @contextmanager
 def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
-    """Context manager: give the block a function that appends lines to a new file, which replaces `path` at the end of
-    the block.
+    """Context manager: yield a function that appends lines to a new file, which replaces `path` at the end of the
+    block.
 
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.

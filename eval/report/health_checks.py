@@ -192,8 +192,8 @@ CHECKS = {
 def health_checks(options: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
     """Run all health checks on a run; return their findings, the worst first.
 
-    options: the configuration of the run, dotted key → value. history: metric → step → value. results: the last results
-    of all evaluators.
+    options: the configuration of the run, dotted key → value. history: metric → step → value. results: the evaluation
+    results in the run folder.
     """
     training = health_numbers.training_numbers(options, history)
     by_heart = [found for result in results if (found := health_numbers.memory_numbers(options, training, result))]

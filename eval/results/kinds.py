@@ -206,8 +206,8 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), those of baselines and
-    the lead of the model over them, and their chance levels (the scores of a random ranking).
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), the values of baselines
+    and the lead of the model over each baseline, and chance levels (the scores of a random ranking).
 
     metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
     the end of this row.

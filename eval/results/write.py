@@ -23,8 +23,8 @@ OTHER_TOOLS = (".beir", ".dpr")  # endings of the stems of JSON files for other 
 def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
     """Return the fields of a result that describe the model: its name, the source of its weights, the training step.
 
-    source: the checkpoint or published name of the weights. step: finished optimiser steps; None for a model that was
-    not trained here.
+    source: the checkpoint or another source of the weights, as text. step: finished optimiser steps; None for a model
+    that was not trained here.
     """
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]

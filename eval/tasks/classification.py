@@ -176,8 +176,9 @@ def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
     """Return (n,) int64: the predicted class index of each of n samples; the number of classes, if an approximate index
     found no class.
 
-    It is the right class if its rank is 1, else the first wrong class of the search. direction: the search from samples
-    to classes. target (n,): the index of the right class. All processes must call it together.
+    The predicted class is the right class if the rank of the right class is 1, else the first wrong class that the
+    search finds. direction: the search from samples to classes. target (n,): the index of the right class. All
+    processes must call it together.
     """
     predicted = target.copy()
     wrong = np.flatnonzero(direction.rank > 1)

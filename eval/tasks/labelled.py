@@ -20,8 +20,8 @@ from dyad.eval.tasks.zero_shot import ZeroShot
 class TrainedClasses(ZeroShot):
     """Evaluator of the classes that a run of task=labelled trains, scored with the class embeddings of the y tower.
 
-    The class embeddings are L2-normalised only if the encoder is. classes: class name → [the text or name from which
-    `tokenize` makes the tower's input for the class]. Raises DataError for a label that is no class.
+    The class embeddings are L2-normalised only if Encoder.cosine is True. classes: class name → [the text or name from
+    which `tokenize` makes the tower's input for the class]. Raises DataError for a label that is no class.
     """
 
     task: ClassVar[str] = "classification"

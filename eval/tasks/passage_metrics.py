@@ -45,7 +45,7 @@ class Judge:
         """Compute all metrics of a run (question id → passage id → score); return metric → (n,) its value for each of n
         questions.
 
-        For accuracy@K these are the questions with answers, for all other metrics the questions with judgements.
+        The n questions are those with answers for accuracy@K, and those with judgements for all other metrics.
         """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}

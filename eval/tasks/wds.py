@@ -33,7 +33,7 @@ class WdsFolder:
     classes: Mapping[str, Sequence[str]]
 
     def class_names(self, labels: Sequence[str]) -> list[str]:
-        """Return the class name of each label. Labels are class indices as text; raises DataError for any other label."""
+        """Return the class name of each label, a class index as text. Raises DataError for any other label."""
         names = list(self.classes)
         for label in labels:
             if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):

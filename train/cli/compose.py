@@ -115,7 +115,7 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
 
 
 def as_argument(value: Any) -> str:
-    """Write a value as Hydra parses it on the command line, in quotes where needed: True → true, None → null."""
+    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
         return f"[{','.join(map(as_argument, value))}]"
     if isinstance(value, Mapping):
@@ -137,7 +137,7 @@ def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Write line breaks and tabs in `text` as \\n and \\t, the inverse of _unescaped.
+    """Return `text` with line breaks and tabs written as \\n and \\t, the inverse of _unescaped.
 
     A backslash is doubled only where it would else be read as part of such an escape.
     """
@@ -145,7 +145,7 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(word: str) -> str:
-    """Replace typed escapes in a key=value argument by their characters, e.g. \\n by a line break, for Hydra's parser.
+    """Return a key=value argument with typed escapes replaced by their characters, e.g. \\n by a line break.
 
     The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
     """

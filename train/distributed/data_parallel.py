@@ -90,8 +90,9 @@ def backward(
 ) -> None:
     """Propagate the gradients of embeddings back to the weights of the towers that made them.
 
-    towers: as returned by wrap_towers. embeddings, gradients: one tensor per tower, of equal shapes. last: whether this
-    is the last backward of the step: then it averages the gradients over ranks, even inside `no_gradient_sync`.
+    towers: as returned by wrap_towers. embeddings: those of x and y that require gradients, (n, D). gradients: the
+    gradient of each, (n, D). last: whether this is the last backward of the step: then it averages the gradients over
+    ranks, even inside `no_gradient_sync`.
 
     DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
     chunks, forwards of other chunks may lie between the two, so the averaging is prepared explicitly here. A sharded

@@ -40,7 +40,7 @@ class PeerFailure(HardwareError):
 
 @contextmanager
 def process_group(timeout: float) -> Iterator[World]:
-    """Join the process group of this job, yield its World, and leave the group at the end of the block.
+    """Context manager: join the process group of this job, yield its World, and leave the group at the end.
 
     timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`
     changes it. Raises HardwareError when the group cannot be formed. Errors in the block are handled by
@@ -72,7 +72,7 @@ def process_group(timeout: float) -> Iterator[World]:
 
 @contextmanager
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
-    """Run the block; on an error in it, make sure that all ranks end and that one of them prints the reason.
+    """Context manager: on an error in the block, make sure that all ranks end and that one of them prints the reason.
 
     Communication between ranks that failed because of another rank becomes PeerFailure, which names the ranks that did
     not reach this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore

@@ -15,7 +15,7 @@ from dyad.data.base.limits import MOST
 class Best(TypedDict):
     """The best evaluation of a run.
 
-    metric: name of the metric, as in metrics.jsonl. value: its value, finite. step: optimiser steps finished then.
+    metric: name of the metric, as in metrics.jsonl. value: its value, finite. step: finished steps at the evaluation.
     """
 
     metric: str

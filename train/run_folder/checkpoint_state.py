@@ -65,13 +65,13 @@ def capture(
     target: Mapping[nn.Parameter, Tensor] | None = None,
     part: Part | None = None,
 ) -> CheckpointState:
-    """Collect the tensors and entries that `save` writes, as a CheckpointState.
+    """Collect the content of a checkpoint from the objects of a run, and return it as a CheckpointState.
 
-    The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
-    weights, by the prefix of its names. metadata: further entries of state.json. sample_state: the objective's
-    per-sample state, one entry per training sample; None if it has none. average: the moving average of the weights by
-    parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises TypeError for
-    an optimiser whose state is neither tensors nor numbers.
+    The tensors are references, not copies: save or copy them before the next optimiser step. modules: prefix of weight
+    names → module. step: finished optimiser steps. metadata: further entries of state.json. sample_state: the
+    objective's per-sample state, one entry per training sample; None if it has none. average: the moving average of the
+    weights by parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises
+    TypeError for an optimiser whose state is neither tensors nor numbers.
     """
     assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
@@ -129,7 +129,7 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
 
 
 def refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Raise ConfigError if `optimizer` is AdamW and a saved state has not the keys and shapes of AdamW's.
+    """Raise ConfigError if `optimizer` is AdamW and a saved state lacks the keys or shapes of AdamW's state.
 
     slots: position of a parameter in the optimiser → its saved state. The fused kernel does not check shapes: it would
     write behind the end of a tensor that is too short.

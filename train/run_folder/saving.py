@@ -71,7 +71,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy weights and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
+        """Copy the weights and optimiser state in `state` to host memory, and let a thread write the checkpoint.
 
         Call `wait` first. state.sample_state (per-sample state) is not copied: do not change it before the next `wait`.
         """

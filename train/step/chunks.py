@@ -1,8 +1,8 @@
 """Cut a batch into chunks for the towers, and put the embeddings of all chunks together for the objective.
 
 A tower runs once per chunk, on one tensor with the rows of the pairs and of the extra items (for example mined
-negatives) of its side. So pairs and extra items must have rows of one shape. Token ids have, as one tokenizer pads all
-to one length.
+negatives) of its side. So pairs and extra items must have rows of one shape. Rows of token ids have: one tokenizer pads
+all texts to one length.
 
 Texts are sorted by length, on each side separately, before they are cut into several chunks: a text encoder then cuts
 off more columns that are padding in every row. The embeddings are put back into the order of the batch. Rows of one

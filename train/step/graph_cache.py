@@ -75,7 +75,8 @@ class GraphCache:
 class MemoryBudget:
     """Measures how many bytes the autograd graphs of `towers` may take on a device, and how many one graph takes.
 
-    optimizer: the optimiser of the towers; memory for its moments is kept free until they are allocated. None: always.
+    optimizer: the optimiser of the towers. Memory for its moments is kept free until they are allocated; if it is None,
+    the memory is always kept free.
     """
 
     def __init__(self, towers: nn.Module, device: torch.device, optimizer: Optimizer | None = None) -> None:

@@ -82,9 +82,9 @@ def _of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer
 def learning_rate_scales(towers: nn.Module, decay: float) -> dict[str, float]:
     """Return "towers.<name of a parameter>" → factor of its learning rate, for the parameters in trunks of `towers`.
 
-    The factor is decay (optim.layer_decay) to the power n + 1 − depth, as in BEiT (Bao et al. 2022, arXiv 2106.08254).
-    In a trunk with n layers, parameters before the layers (embeddings, stem) have depth 0, those of layer i depth i,
-    and those after the layers (the last norm, the pooling) depth n + 1.
+    The factor is decay (optim.layer_decay) to the power (largest depth of the trunk − depth of the parameter), as in
+    BEiT (Bao et al. 2022, arXiv 2106.08254). In a trunk with n layers, parameters before the layers (embeddings, stem)
+    have depth 0, those of layer i depth i, and those after the layers (the last norm, the pooling) depth n + 1.
 
     towers: a TwoTower. Projections and the temperature are not in the result: their factor is 1.
     """
