@@ -52,7 +52,7 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
-        check_limits(self, "eval.")  # of dyad.load, too
+        check_limits(self, "eval.")  # also for the options of dyad.load
         check_search("eval.", self.recall_k, self.depth, self.index)
 
 

@@ -30,7 +30,7 @@ Qrels = dict[str, dict[str, int]]  # query → document → grade
 AT_ONCE = 1024  # queries that are measured together, to bound memory
 CUTOFFS = (1, 3, 5, 10, 100, 1000)  # BEIR's
 
-# key of BEIR's JSON → start of its names; ir_measures knows these names too
+# key of BEIR's JSON → beginning of the metric names in it, which ir_measures knows too
 BEIR_NAMES = {"ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "P", "mrr": "MRR"}
 
 

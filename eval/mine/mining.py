@@ -239,7 +239,7 @@ def _chosen(
     seen: set[int] = set()
     for number, i in enumerate(left):
         if len(chosen) == config.keep:
-            counts["beyond_keep"] += len(left) - number  # not read
+            counts["beyond_keep"] += len(left) - number  # their texts are not read
             break
         key, (name, text) = int(keys_k[i]), source.data.item(int(hits.positions[i]))
         reason = "repeated" if key in seen else "answer" if wrong.within(text) else ""

@@ -170,7 +170,7 @@ def training_charts(options: Mapping[str, Any], history: History) -> Charts:
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in DERIVED["waiting_percent"])
     derived = {
-        "train/temperature": taus if len(set(taus.values())) > 1 else {},  # else it is not learnt
+        "train/temperature": taus if len(set(taus.values())) > 1 else {},  # a constant one is not learnt
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
     return planned_charts(TRAINING, options, {**history, **derived})

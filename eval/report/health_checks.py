@@ -198,7 +198,7 @@ def health_checks(options: Mapping[str, Any], history: History, results: Sequenc
     training = health_numbers.training_numbers(options, history)
     by_heart = [found for result in results if (found := health_numbers.memory_numbers(options, training, result))]
     if any(found["learnt_by_heart"] > 0.5 for found in by_heart):
-        del training["batch_accuracy"]  # a larger batch is no answer to that
+        del training["batch_accuracy"]  # its fix, a larger batch, would not help
     checked = [
         training,
         {} if results or evaluations(history) else {"nothing_evaluated": 1},

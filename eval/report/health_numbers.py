@@ -125,7 +125,7 @@ class _Training:
         """
         found: Numbers = {}
         if skipped := self.history.get("train/skipped"):
-            not_finite = len(skipped) - len(self.values("loss"))  # a record has both, a loss that is not finite is null
+            not_finite = len(skipped) - len(self.values("loss"))  # a record has both; a loss that is not finite is null
             count, steps = max(int(max(skipped.values())), not_finite), max(skipped)
             found |= {"skipped_share": count / max(steps, 1), "skipped": count, "steps": steps}
         if replaced := self.values("substituted"):

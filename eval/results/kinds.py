@@ -16,7 +16,7 @@ from dyad.train.tracking.panel_types import Score
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
 DIRECTIONS = {"text_to_image_": "text → image ", "image_to_text_": "image → text ", "view_": "view → other view "}
 WAYS = ("image_to_text", "text_to_image", "view")  # of retrieval, in the order of the printed table
-# columns of the printed tables of classifications → metrics
+# column of the printed tables of classifications → metric
 ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recall"}
 RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}

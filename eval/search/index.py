@@ -184,7 +184,7 @@ class _Exact:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
         if self.faiss is None:
             return _first_best(torch.from_numpy(queries_qD), torch.from_numpy(shard), k)
-        # the hit after the k-th shows whether the k-th has ties outside
+        # the (k + 1)-th hit shows whether rows with the score of the k-th hit are left out
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
         best = _in_order(scores, positions)

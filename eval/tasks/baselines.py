@@ -37,5 +37,5 @@ def skip_on_error(baseline: Baseline) -> Iterator[None]:
     except UserError as error:
         if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
-        if str(error):  # of several ranks, one has the message
+        if str(error):  # only one of several ranks has the message
             print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

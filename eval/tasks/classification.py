@@ -184,7 +184,7 @@ def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
     wrong = np.flatnonzero(direction.rank > 1)
     found = direction.first(wrong).positions
     first, second = found[:, 0], found[:, min(1, found.shape[1] - 1)]
-    # two scores that differ in the last bit only may be ordered otherwise when they were counted
+    # scores that differ in the last bit only may be in another order in this search than in the counting of ranks
     predicted[wrong] = np.where(first == target[wrong], second, first)
     return predicted
 

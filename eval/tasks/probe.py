@@ -56,7 +56,7 @@ class Probe(Classification):
 
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
         if self.features is ProbeFeatures.features:
-            encode = replace(encode, features=True, cosine=False)  # of histories the contexts
+            encode = replace(encode, features=True, cosine=False)  # for histories: the contexts
         names = list(self.classes)
         fitted = class_indices(self.train.labels, names, self.name)
         out = held_out(fitted, self.train.keys)
@@ -69,7 +69,7 @@ class Probe(Classification):
         votes = {"knn_acc1": np.ones_like(near.scores), "knn_weighted_acc1": np.exp(near.scores / TEMPERATURE)}
         knn = {name: 1.0 * (_elected(fitted[near.positions], by) == target) for name, by in votes.items()}
         facts = {"features": self.features, "num_train": len(fitted), "C": c, "held_out_acc1": accuracy, "k": self.k}
-        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # the intercepts are of ones
+        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # ones for the intercepts
         by_class = {names[index]: {"auc": auc} for index, auc in aucs.items()}
         return Scored(rows, weight.astype(np.float32), areas | knn, by_class, {"probe": facts})
 

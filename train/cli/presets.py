@@ -21,7 +21,7 @@ from dyad.train.run_folder.folder import config_text, flat, read_yaml
 CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 SUFFIXES = (".yaml", ".yml")
 OWN = "recipe_of_yours"  # the name of the recipe in the ConfigStore: no file of configs/experiment has it
-LONGEST = 200  # characters of the name of a preset
+LONGEST = 200  # the most characters of the name of a preset
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 

@@ -17,7 +17,7 @@ from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.towers.libraries.published import of_one_model
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
-NAMES = ("model.name", "model.text", "model.text.name")  # one of these typed: the user names the text model
+NAMES = ("model.name", "model.text", "model.text.name")  # if one of these is typed, the user names the text model
 # Keys that decide the architecture of a model. A run with init_from takes them, and those of OPEN, from the other run
 ARCHITECTURE = """
 model.name model.pretrained model.activation model.embed_dim model.shared data.resize
@@ -42,7 +42,7 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
         if is_open(key):
             OmegaConf.update(config, key, value)
     if config.init_from is None and not {*NAMES}.isdisjoint(typed):
-        with suppress(ConfigError):  # of a folder that cannot be used; `fill_defaults` says so where it matters
+        with suppress(ConfigError):  # for a folder that cannot be used; `fill_defaults` raises it where it matters
             found = folder_of_config(config, fetch=True)
             for key in [*found.defaults, *found.refused] if found else []:
                 if key in OPEN and is_open(key) and _has(config, key):

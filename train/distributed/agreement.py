@@ -15,8 +15,8 @@ from dyad.train.distributed.signals import STARTUP
 from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object, gather_objects
 
 T = TypeVar("T")
-BUSY = -1  # in place of an exit code: this rank works, and lives
-BEAT_SECONDS = 0.5  # between two exchanges of a rank that works with those that wait
+BUSY = -1  # in place of an exit code: this rank is still working
+BEAT_SECONDS = 0.5  # between two exchanges of codes while some ranks work and others wait
 
 
 def raise_on_all(world: World, work: Callable[[], T]) -> T:

@@ -59,7 +59,7 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
     trained = any(p.requires_grad for p in tower.parameters())
     if world.size == 1 or isinstance(tower, FSDPModule) or not trained:
         return tower
-    # of kernels of 1×1 in channels_last: other strides, but the same order in memory
+    # torch warns of 1×1 kernels in channels_last: their strides differ, but not their order in memory
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)

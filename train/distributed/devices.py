@@ -15,7 +15,7 @@ from dyad.train.config import Precision
 
 HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
 DEVICE_FILES = Path("/dev")
-_warnings: list[str] = []  # of torch's first look for GPUs: it warns once per process
+_warnings: list[str] = []  # torch's warnings when it first looks for GPUs: it warns once per process
 
 
 def cuda_usable() -> bool:

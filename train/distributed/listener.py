@@ -50,7 +50,7 @@ class ReportStore(PrefixStore):
 
     def __init__(self, seconds: float) -> None:
         host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=seconds)
-        try:  # first by a socket of our own: torch tells of a store that is gone on 20 lines of C++
+        try:  # first by a socket of our own: for a store that is gone, torch prints 20 lines of C++
             socket.create_connection((host, port), timeout=seconds).close()
         except OSError as error:
             raise RuntimeError(f"no store at {host}:{port}: {error}") from error
@@ -94,7 +94,7 @@ class Listener:
     RuntimeError if the store does not answer.
     """
 
-    _groups = count()  # a sweep makes one after the other, and a rank may leave an old one late
+    _groups = count()  # numbers the process groups: a sweep makes several, and a rank may leave an old one late
 
     def __init__(self, world: World, timeout: float) -> None:
         self._world, self._over, self._left = world, Event(), f"left/{next(self._groups)}"

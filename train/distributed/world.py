@@ -82,7 +82,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             f"{rank_and_world}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide "
             "them: CUDA_VISIBLE_DEVICES="
         )
-    # with its device NCCL connects here, where a failure has its message, and not in the first collective
+    # with device_id NCCL connects here, where a failure gets a clear message, not in the first collective
     device: dict[str, Any] = {}
     if not cpu and "LOCAL_RANK" in os.environ:
         device["device_id"] = torch.device("cuda", _local_rank())
@@ -100,7 +100,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     finally:
         waiting.cancel()
     assert state.device is not None
-    # not cpu:1, as accelerate has it: Module.to would copy buffers, and who knows the old ones would see no change
+    # accelerate's device is cpu:1; Module.to would copy buffers to it, and references to the old ones would be stale
     own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
         return World(device=own)

@@ -55,7 +55,7 @@ class Telemetry:
             found["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
         if self._flops is None:
             self._flops = 0.0
-            with suppress(Exception):  # a tower of others may do anything, and a metric must not end a run
+            with suppress(Exception):  # a plugin's tower may raise anything, and a metric must not end a run
                 self._flops = step_flops(self.towers, batch) if self.world.rank == 0 else 0.0
         if self._flops:
             found["tflops_per_second_per_device"] = self._flops / batch_time / 1e12

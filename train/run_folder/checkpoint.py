@@ -83,7 +83,7 @@ class Checkpoint:
             newer, older = ("a newer", "update Dyad"), ("an older", "use that one, or begin anew")
             age, way_out = newer if version > FORMAT else older
             raise ConfigError(f"{folder} is of {age} Dyad (format {version}, this one reads {FORMAT}): {way_out}")
-        self._entries: dict[str, dict[str, Any]] = files  # of each file its size and SHA-256
+        self._entries: dict[str, dict[str, Any]] = files  # file name → its size and SHA-256
 
     @property
     def step(self) -> int:

@@ -76,7 +76,7 @@ def capture(
     assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
-    slots = {  # of AdamW they all are tensors, the step count too
+    slots = {  # AdamW's are all tensors, the step count too
         f"{name_of[id(parameter)]}/{key}": value
         for parameter, state in optimizer.state.items()
         for key, value in state.items()

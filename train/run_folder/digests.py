@@ -53,7 +53,7 @@ def once_a_machine(world: World, check: Callable[[], None]) -> None:
     """
     own = int(os.environ.get("LOCAL_RANK", "0"))
     only_on(world, own == 0, check)
-    machine = world.rank - own  # its first rank
+    machine = world.rank - own  # the first rank of this machine
     for of_machine, known in gather_objects((machine, _KNOWN if own == 0 else {}), world):
         if of_machine == machine:
             _KNOWN.update(known)

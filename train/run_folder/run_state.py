@@ -101,9 +101,9 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
     holds the lock. other: the configuration key that the error message advises to change.
     """
-    with raise_named(run_dir):  # of a link there, the file that it leads to would be emptied
+    with raise_named(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        opened = os.fdopen(descriptor, "a+")  # an OSError of a pipe
+        opened = os.fdopen(descriptor, "a+")  # raises OSError for a pipe
     with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -85,7 +85,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str,
     """
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     digest = hashlib.sha256()
-    names = sorted(own, key=lambda name: (-own[name].element_size(), name))  # wide ones first: all are aligned
+    names = sorted(own, key=lambda name: (-own[name].element_size(), name))  # wide dtypes first: all are aligned
     with path.open("wb") as file:
         for content in (_header({name: own[name] for name in names}, starts), *(_bytes(own[name]) for name in names)):
             for start in range(0, len(content), PIECE):

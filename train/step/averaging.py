@@ -53,7 +53,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, average in self.tensors.items():  # by copies: a sharded tower reads its weights at their place
+        for parameter, average in self.tensors.items():  # in place: a sharded tower keeps its own tensors
             weights = local(parameter).clone()
             local(parameter).copy_(local(average))
             local(average).copy_(weights)

@@ -62,7 +62,7 @@ def item_knn(data: NextItems) -> Score:
     def score(history_k: Int64s) -> np.ndarray:
         items = np.unique(history_k)
         of_users = np.asarray(unit_UN[:, items].sum(1))[:, 0]
-        return np.round(unit_UN.T @ of_users, 9)  # equal sums of other orders of users are equal
+        return np.round(unit_UN.T @ of_users, 9)  # so that sums in another order of users are equal
 
     return score
 
