@@ -122,9 +122,7 @@ class ModelConfig:
         256, "width of the projection of towers without their own; null: none", least=1, most=1 << 16
     )
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
-    head_width: int | None = described(
-        None, "width of the head's hidden layers; null: as published", least=1, most=1 << 16
-    )
+    head_width: int | None = described(None, "width of the hidden layers; null: as published", least=1, most=1 << 16)
     classes: Classes = described(
         Classes.learnt, "task=labelled, y of a class: a trained vector, or the embedding of its prompt"
     )
@@ -189,7 +187,7 @@ class DistConfig:
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
     start_timeout: float | None = described(
         None,
-        "seconds to join, and for a collective until the first step and evaluation (may compile); null: at least 600",
+        "seconds to join, and for collectives until the first step and evaluation end; null: at least 600",
         above=0,
         most=1e9,
     )

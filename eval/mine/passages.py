@@ -58,9 +58,8 @@ class QuestionsAndPassages:
         found = positions_with(
             keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64)
         )
-        first = dict(
-            zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True)
-        )  # reversed: the first one wins
+        # reversed, so that the first passage of a key wins
+        first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))
         by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
         pairs = zip(asked, by_text, strict=True)
         return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]

@@ -50,9 +50,8 @@ def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, worl
         own = only_on(world, True, partial(accuracies, wanted[world.rank :: world.size]))
         for part in gather_objects(own or {}, world):
             found |= part
-        best = max(
-            found, key=lambda exponent: (found[exponent], -exponent)
-        )  # of equal accuracies the strongest penalty
+        # among equal accuracies, the strongest penalty
+        best = max(found, key=lambda exponent: (found[exponent], -exponent))
         wanted = [exponent for exponent in (best - step, best + step) if abs(exponent) <= LARGEST]
     return from_rank_0(world, lambda: fit(x_nD, target_n, 10**best, world.device, TOLERANCE)), 10**best, found[best]
 

@@ -190,9 +190,7 @@ class LossTerm:
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         of_sides = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
         gradients = list(zip(*(side.split(g) for side, g in zip(sides, of_sides, strict=True)), strict=True))
-        for chunk in reversed(
-            chunks
-        ):  # in the order of one backward through all chunks, so that sums are equal to the bit
+        for chunk in reversed(chunks):  # the order of a single backward through all chunks: bitwise equal sums
             embeddings = graphs.pop() if graphs else embed(chunk, run.towers)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
             with record_function("towers backward"), tf32_products(self.world.device):
