@@ -1,4 +1,4 @@
-"""Options of the commands of dyad.eval. Does not import torch."""
+"""Options of the commands python -m eval, eval.score, eval.mine and eval.report. Does not import torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum

@@ -5,7 +5,7 @@
 step, and dyad/run/resume.py `restore_components` restores a checkpoint. Then each batch takes the route below, from a
 shard to the optimiser step. Paths are below the folder of this file, or of the repository.
 
- 1. data/loading/order.py          step s of epoch e sees these sample ids: arithmetic, the same for any number of ranks
+ 1. data/loading/order.py          computes the sample ids of step s of epoch e, the same for any number of ranks
  2. data/loading/loader.py         `build_loader` gives each rank its ids of each step; workers.py runs loader
                                    processes; drawn_items.py adds the noise of objective=nce;
                                    ahead.py copies a batch to a GPU during the step before it
@@ -24,7 +24,7 @@ shard to the optimiser step. Paths are below the folder of this file, or of the 
                                    and runs backward from the gradient of the embeddings to the weights
 10. distributed/data_parallel.py   averages the gradients over ranks, in the last of these backward passes; those of
                                    several losses after them; sharding.py: towers of which each rank holds a part
-11. step/step.py                   `_averaged` averages over ranks the objective's gradients and all scalars. If the
+11. step/step.py                   `_averaged` averages the objective's gradients and all scalars over ranks. If the
                                    loss or gradient is not finite or spikes (monitor/loss_spikes.py), the step is
                                    skipped; else clipping, the optimiser's step (optim.py), the clamp of
                                    the temperature, the average of the weights (averaging.py), and that of the target

@@ -1,4 +1,4 @@
-"""The keys checkpoint.*: when checkpoints are written, and which stay. Does not import torch."""
+"""The keys checkpoint.*: when checkpoints are written, and which are kept. Does not import torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +18,10 @@ class CheckpointConfig:
 
 
 def best_rules(checkpoint: CheckpointConfig, eval_every: int, evaluates: bool) -> Iterator[str]:
-    """Yield a message for each rule of checkpoint.best that is broken. evaluates: whether the run has something to
-    evaluate on."""
+    """Yield an error message if checkpoint.best is set and the run has no evaluations among which to choose the best.
+
+    eval_every: steps between evaluations; 0: at the end only. evaluates: whether the run has data to evaluate on.
+    """
     start = f"checkpoint.best={checkpoint.best}"
     if checkpoint.best is None:
         return

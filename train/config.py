@@ -1,4 +1,4 @@
-"""The schema of a training run's configuration, which is the only place of defaults.
+"""The schema of a training run's configuration, with the default of every key. It is the only place of defaults.
 
 Does not import torch, so that --help answers at once.
 """
@@ -19,8 +19,9 @@ from dyad.train.eval_config import EvalConfig
 from dyad.train.plan_config import PlanConfig
 
 Task = StrEnum("Task", ["image_text", "question_passage", "views", "labelled", "sequence", "language_model"])
-LISTED = (Task.question_passage, Task.language_model)  # rows have lists of right and of wrong y items
-ITEMS = {Task.image_text: ItemKind.pictures, **dict.fromkeys(LISTED, ItemKind.texts)}  # of x; other tasks: data.items
+LISTED = (Task.question_passage, Task.language_model)  # each x has a list of right y items and a list of wrong ones
+# Task → the kind of its x items; for the other tasks, data.items says it
+ITEMS = {Task.image_text: ItemKind.pictures, **dict.fromkeys(LISTED, ItemKind.texts)}
 Precision = StrEnum("Precision", ["auto", "fp32", "bf16", "fp16"])
 ImageTower = StrEnum("ImageTower", ["open_clip", "timm", "transformers", "cnn"])
 TextTower = StrEnum("TextTower", ["open_clip", "transformers"])
@@ -37,7 +38,7 @@ BatchNorm = StrEnum("BatchNorm", ["global", "per_chunk", "frozen"])
 Parallel = StrEnum("Parallel", ["ddp", "fsdp2", "hsdp"])
 Wandb = StrEnum("Wandb", ["auto", "online", "offline", "disabled"])
 
-# Options of the objective that weights may know → the keys by which a user sets them
+# Options of the objective whose learned values are saved with weights → the keys of the objective that set them
 KNOWN_BY_WEIGHTS = {"temperature": ("temperature", "init_scale"), "init_bias": ("init_bias",)}
 UNTRACED = 4  # steps before those that profile=N traces: they start the loader and choose kernels
 
@@ -121,9 +122,9 @@ class ModelConfig:
         256, "width of the projection of towers without their own; null: none", least=1, most=1 << 16
     )
     head: Head = described(Head.none, "task=views: published projection head to model.embed_dim; left out of exports")
-    head_width: int | None = described(None, "width of its hidden layers; null: as published", least=1, most=1 << 16)
+    head_width: int | None = described(None, "width of the hidden layers; null: as published", least=1, most=1 << 16)
     classes: Classes = described(
-        Classes.learnt, "task=labelled: y is a vector for each class, or prompts of the classes"
+        Classes.learnt, "task=labelled, y of a class: a trained vector, or the embedding of its prompt"
     )
     shared: bool = described(True, "question_passage: one encoder for both sides; false: two with the same start")
     grad_checkpointing: bool = described(False, "recompute activations in backward: less memory, more time")
@@ -168,7 +169,7 @@ class OptimConfig:
 @dataclass
 class TargetConfig:
     kind: TargetKind = described(
-        TargetKind.none, "what a side learns against: the other, frozen (none), by a copy or ema of the towers"
+        TargetKind.none, "targets of a side: the other side, detached (none), or as embedded by a copy or ema of towers"
     )
     momentum: float = described(0.996, "ema: share of the old target after the first step", least=0, below=1)
     momentum_end: float = described(1.0, "ema: share at the end, by a cosine; as momentum: constant", least=0, most=1)
@@ -186,7 +187,7 @@ class DistConfig:
     timeout: float = described(600.0, "seconds a collective may wait before the run stops", above=0, most=1e9)
     start_timeout: float | None = described(
         None,
-        "the same until the first step and evaluation, which may compile, have ended, and to join; null: at least 600",
+        "seconds to join, and for collectives until the first step and evaluation end; null: at least 600",
         above=0,
         most=1e9,
     )
@@ -198,7 +199,7 @@ class DistConfig:
 
     @property
     def seconds_to_start(self) -> float:
-        """How long processes may take to join, and a collective may wait until the first step has ended."""
+        """Seconds that processes may take to join, and that a collective may wait until the first step has ended."""
         return self.start_timeout or max(self.timeout, 600.0)
 
 
@@ -270,22 +271,22 @@ class TrainConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether to print a plan of the run in place of training: a key of `plan` is set."""
+        """Whether any key of `plan` is set: then the command prints a plan of the run and trains nothing."""
         return self.plan != PlanConfig()
 
     @property
     def evaluates(self) -> bool:
-        """Whether the run has something to evaluate on: its own, or perhaps that of an auxiliary loss."""
+        """Whether the run may have data to evaluate on: data.val, eval.suite, or those of an auxiliary loss (also)."""
         return bool(self.data.val or self.eval.suite or self.also)
 
     @property
     def has_images(self) -> bool:
-        """Whether x is an image; else it is a text."""
+        """Whether the x items are images. Otherwise they are texts or, with task=sequence, ids or feature vectors."""
         return ITEMS.get(self.task, self.data.items) is ItemKind.pictures
 
     @property
     def has_texts(self) -> bool:
-        """Whether x or y is a text."""
+        """Whether the x or the y items are texts."""
         prompted = self.task is Task.labelled and self.model.classes is Classes.prompted and self.data.rare is None
         texts = self.data.items is ItemKind.texts if self.task not in ITEMS else not self.has_images
         return self.task is Task.image_text or prompted or texts

@@ -26,11 +26,12 @@ from dyad.train.losses.options.common import ExpectedBatch, ObjectiveOptions
 from dyad.train.losses.options.registry import OBJECTIVES
 from dyad.train.negatives_rules import negatives_rules
 
-OWN_INPUTS = {Task.sequence: "sequences", Task.language_model: "log-likelihoods"}  # beside pairs
+# What an objective may take in place of pairs
+OWN_INPUTS = {Task.sequence: "sequences", Task.language_model: "log-likelihoods"}
 
 
 def validate(config: TrainConfig, world_size: int) -> None:
-    """Raise ConfigError for values that are missing, and as `check_values` does; the message names the fix.
+    """Raise ConfigError for required values that are missing, and for all that `check_values` refuses.
 
     world_size: the number of training processes on all machines together.
     """
@@ -146,8 +147,10 @@ def _sharding_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _objective_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield the rules of the objective that are broken: else they would fail at the first step, after the run folder is
-    made."""
+    """Yield an error message for each way in which the objective does not fit the task, the data or the model.
+
+    Without these checks the run would fail at its first step, after the run folder is made.
+    """
     objective, data, target = config.objective, config.data, config.target.kind
     takes, is_sequence = getattr(objective, "takes", ()), config.task is Task.sequence
     listed = config.task in LISTED and data.passage.positives is DrawnPositives.all
@@ -184,7 +187,7 @@ def _objective_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _language_model_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield the rules of task=language_model that are broken."""
+    """Yield an error message if the objective does not fit task=language_model."""
     objective = config.objective
     of_lists = getattr(objective, "candidates", None) is CandidateSet.list
     rows_only = getattr(objective, "directions", None) is Directions.x
@@ -198,8 +201,11 @@ def _language_model_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _expected_batch(config: TrainConfig, objective: ObjectiveOptions, listed: bool, classes: bool) -> ExpectedBatch:
-    """Return what the batches of the run will have. listed: all passages of a question are positive. classes: further
-    columns are vectors of classes."""
+    """Return what the objective can expect of the batches of the run, e.g. their size and whether they have columns
+    besides the partners of the rows.
+
+    listed: whether all positive passages of a question are in the batch. classes: whether y has a column per class.
+    """
     data, is_sequence = config.data, config.task is Task.sequence
     inputs = "scores" if config.task is Task.labelled and data.rare is not None else "pairs"
     if objective.inputs == OWN_INPUTS.get(config.task):

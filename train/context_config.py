@@ -1,4 +1,5 @@
-"""The keys model.context.*: the network that makes contexts of the items of a sequence. Does not import torch."""
+"""The keys model.context.*: the network of task=sequence that embeds the items up to each step as one vector, a
+context. Does not import torch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,13 +12,16 @@ ContextKind = StrEnum("ContextKind", ["gru", "transformer"])
 
 @dataclass
 class ContextConfig:
-    """Options of the context network of task=sequence. The context of a step depends on the items up to that step."""
+    """Options of the context network of task=sequence, which returns for each step an embedding of the items up to it.
+
+    Raises ConfigError if `width` is not a multiple of `heads` with kind=transformer.
+    """
 
     kind: ContextKind = described(ContextKind.gru, "task=sequence, network of contexts: gru, or a causal transformer")
-    layers: int = described(1, "its layers", least=1, most=1 << 8)
-    width: int | None = described(None, "width of its states; null: that of an item's embedding", least=1, most=1 << 16)
+    layers: int = described(1, "number of layers", least=1, most=1 << 8)
+    width: int | None = described(None, "width of the states; null: that of an item's embedding", least=1, most=1 << 16)
     heads: int = described(4, "transformer: heads of attention", least=1, most=1 << 10)
-    dropout: float = described(0.1, "dropout of its inputs and between its layers", least=0, below=1)
+    dropout: float = described(0.1, "dropout of the inputs and between layers", least=0, below=1)
     embed_dim: int | None = described(
         None, "width of a context; null: that of an item's embedding, which all objectives but cpc need", least=1
     )
@@ -26,7 +30,7 @@ class ContextConfig:
         self.check_width(self.width or 0)  # 0: that of an item, which the tower knows
 
     def check_width(self, width: int) -> None:
-        """Raise ConfigError for a width of the network that its heads of attention do not divide."""
+        """Raise ConfigError if kind=transformer and `width`, that of the states, is not a multiple of `heads`."""
         if self.kind is ContextKind.transformer and width % self.heads:
             raise ConfigError(
                 f"model.context.width={width}: a multiple of model.context.heads={self.heads} is needed; null is the "

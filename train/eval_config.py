@@ -7,7 +7,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.data.base.limits import check_limits
 from dyad.data.config import AnswerMatch, described
 
-DEEPEST = 1000  # passages found for a question; TREC's runs end there too
+DEEPEST = 1000  # the largest eval.depth, as in run files of TREC
 
 Truth = StrEnum("Truth", ["keys", "pairs"])
 EmbeddingType = StrEnum("EmbeddingType", ["float32", "float16"])
@@ -17,7 +17,7 @@ ProbeFeatures = StrEnum("ProbeFeatures", ["features", "embeddings"])
 
 @dataclass
 class EvalConfig:
-    """Options of evaluations, both during training and by `python -m eval`."""
+    """Options of evaluations during training and by `python -m eval`. Raises ConfigError for a value out of range."""
 
     every: int = described(0, "steps between evaluations; 0: at the end only", least=0)
     suite: list[str] = described(
@@ -52,7 +52,7 @@ class EvalConfig:
     )
 
     def __post_init__(self) -> None:
-        check_limits(self, "eval.")  # of dyad.load, too
+        check_limits(self, "eval.")  # also for the options of dyad.load
         check_search("eval.", self.recall_k, self.depth, self.index)
 
 

@@ -1,4 +1,7 @@
-"""What the keys data.negatives.* ask of the task, the data and the objective of a run. Does not import torch."""
+"""Rules of the keys data.negatives.*: which values do not fit the task, the data or the objective of a run.
+
+Does not import torch.
+"""
 
 from collections.abc import Iterator
 
@@ -6,7 +9,10 @@ from dyad.data.config import DataConfig, Mode
 
 
 def negatives_rules(data: DataConfig, task: str, objective: str) -> Iterator[str]:
-    """Yield a message for each rule of hard negatives that is broken. objective: its name."""
+    """Yield an error message for each key data.negatives.* whose value does not fit the run.
+
+    task, objective: their names, e.g. "image_text" and "dpr".
+    """
     negatives = data.negatives
     per_row, images, path = negatives.per_row, negatives.pictures, negatives.picture_file
     if per_row > 0 and task not in ("image_text", "question_passage", "language_model"):

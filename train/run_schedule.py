@@ -1,4 +1,4 @@
-"""The schedule of a run: its steps and intervals, for the loop and the logs."""
+"""RunSchedule: at which optimiser steps a run starts, ends, logs, evaluates and saves checkpoints."""
 
 import math
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from dyad.train.config import TrainConfig
 
 
 def total_steps(config: TrainConfig, steps_per_epoch: int) -> int:
-    """Return the number of optimiser steps of a run: `steps`, or those of `epochs`, which may be a fraction."""
+    """Return a run's number of optimiser steps: config.steps, or else config.epochs · steps_per_epoch, rounded up."""
     return config.steps or math.ceil((config.epochs or 0) * steps_per_epoch)
 
 
@@ -17,7 +17,7 @@ class RunSchedule:
 
     first_step: finished steps at the start; total_steps: finished steps at the end. evaluate_every=0 means "at the
     end only". evaluation_owed: whether an earlier start stopped before the evaluation that was due at first_step.
-    steps_per_epoch: for the log.
+    steps_per_epoch: optimiser steps of one pass over the data; only logged.
     """
 
     first_step: int
@@ -38,9 +38,9 @@ class RunSchedule:
         return step == self.total_steps or (every > 0 and step % every == 0)
 
     def logs(self, step: int) -> bool:
-        """Return whether the numbers of a step are logged after `step` finished steps."""
+        """Whether metrics are logged after `step` finished steps: after the first, the last, and every `log_every`."""
         return step == 1 or self.due(step, self.log_every)
 
     def next_save(self, step: int) -> int:
-        """Return after how many finished steps the next checkpoint is due, if `step` steps are finished."""
+        """Return the number of finished steps at which the next checkpoint is due after `step` finished steps."""
         return min((step // self.save_every + 1) * self.save_every, self.total_steps)

@@ -139,8 +139,8 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
 
 @dataclass
 class _Sorted:
-    """The items from index `first` on, in the order in which they are encoded: the windows (runs of `size` consecutive
-    items) one after the other, and in each window the longest item first.
+    """The items from index `first` on, in the order in which they are encoded: window by window, and in each window (a
+    run of `size` consecutive items) the longest item first.
     """
 
     items: SizedItems
@@ -203,7 +203,7 @@ def _windows(
 
 
 class _Memory:
-    """A store of embeddings in RAM: a matrix with a row for each item. Every process fills its own."""
+    """A store of embeddings in RAM: a matrix with a row for each of `items` items. Every process has its own store."""
 
     def __init__(self, items: int) -> None:
         self._items, self._matrix = items, np.empty((0, 0))
@@ -229,8 +229,8 @@ class _Folder:
     world: World
 
     def opened(self, ids: Ids, stack: ExitStack, log: Callable[[str], None]) -> int:
-        """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (parts that
-        are saved one by one) are already on disk.
+        """Open or begin the folder of embeddings, lock it until `stack` closes, and return how many windows (see the
+        module docstring) are already on disk.
 
         Only process 0 may call it. A folder made with other settings is begun anew, and `log` prints a line. ids:
         function (start, stop) → ids of the items start … stop − 1. Raises the errors of encode_corpus.
@@ -263,9 +263,8 @@ class _Folder:
         return vectors
 
     def _state(self) -> dict[str, Any]:
-        """Read state.json in the folder of embeddings; return {"settings": the settings with which they were made,
-        "windows": how many windows (parts saved one by one) are on disk}. Without state.json, return the current
-        settings and 0 windows.
+        """Read state.json in the folder of embeddings; return {"settings": the settings with which the embeddings were
+        made, "windows": how many windows are on disk}. Without state.json, return the current settings and 0 windows.
 
         Raises ConfigError if the folder has embeddings or ids but no state.json, DataError if state.json is damaged.
         """

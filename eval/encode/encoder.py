@@ -7,8 +7,8 @@ every process encodes one block: process r gets the blocks r, r + W, r + 2W, …
 tower calls (a surplus call repeats the last block), and after each round all processes have the embeddings of this
 round. So a tower gets the same blocks for every W, every item counts once, and the device holds W blocks at a time.
 
-The last bits of an embedding depend on the rows beside it. So that equal items have equal scores all the same, whatever
-blocks they are in, they all get the embedding of the first of them.
+The last bits of an embedding depend on the other rows of its block. Equal items, which may be in different blocks, must
+have equal scores; so they all get the embedding of the first of them (see `tied`).
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Encoder:
     """Encodes items with the towers of a model: `encoder("x", items)` returns the embeddings of N items, float32 (N,
     D), in every process.
 
-    They are L2-normalised if `cosine` is True. features: take what the trunks of the towers give before their
-    projections instead, of feature maps the mean over their places. towers: by side, "x" and "y".
-    block: items per tower call. workers: loader processes for each process, 0 for none. precision: autocast of the
-    towers, fp32, bf16 or fp16. should_stop: called before each tower call, with the same result in all processes; if it
-    returns True, encoding raises Stopped. few_shapes: whether a short block is filled up to a power of two of rows, as
-    every new shape costs a compiled tower and the kernels of a GPU much.
-    timeout: seconds to wait for a block of a loader process; 0: no limit. weights(): a context in
-    which the towers hold the weights to evaluate; the caller enters it.
+    towers: side, "x" or "y" → tower. block: items per tower call. workers: loader processes for each process, 0 for
+    none. precision: autocast of the towers, fp32, bf16 or fp16. cosine: whether embeddings are L2-normalised. features:
+    whether to return the output of a tower's trunk, before its projection; feature maps are averaged over height and
+    width. few_shapes: whether a short block is padded to a power of two of rows, since every new shape costs time for
+    compiled towers and on GPUs. should_stop: called before each tower call, with the same result in all processes; if
+    it returns True, encoding raises Stopped. timeout: seconds to wait for a block of a loader process; 0: no limit.
+    weights: returns a context manager in which the towers hold the weights to evaluate; the caller enters it.
     """
 
     towers: dict[str, nn.Module]
@@ -73,8 +72,8 @@ class Encoder:
     def of(
         cls, config: TrainConfig, model: TwoTowerModel, world: World, should_stop: Callable[[], bool] = lambda: False
     ) -> Encoder:
-        """Make an Encoder, which encodes items with the towers of `model`, with the options of the run's configuration.
-        Moves the towers to the device of this process.
+        """Return an Encoder with the towers of `model` and the options of the run's configuration. Moves the towers to
+        the device of this process.
 
         should_stop: called before each tower call; if it returns True, encoding raises Stopped.
         """
@@ -137,7 +136,7 @@ class Encoder:
                 yield embeddings, keys
 
     def _embed(self, tower: nn.Module, inputs: Tensor) -> Tensor:
-        """Embed the b items of a block, whose inputs are (b, …), as (b, D)."""
+        """Return the embeddings, float32 (b, D), of the b items of a block, whose tower inputs are `inputs`, (b, …)."""
         device, count = self.world.device, len(inputs)
         if self.few_shapes:
             missing = min(1 << (count - 1).bit_length(), self.block) - count
@@ -187,20 +186,20 @@ class Evaluator(ABC):
         call it together.
 
         encode: encodes items with the towers of the model. examples: how many example cases of each kind (best, worst,
-        random) the report has. With a number, it also has 95 % intervals, score histograms and, for classification, how
-        often classes were confused. None: it has only the metrics.
+        random) the report has. With a number, the report also has 95 % intervals, score histograms and, for
+        classification, how often classes were confused. None: the report has only the metrics.
         """
 
     def higher_is_better(self) -> dict[str, bool]:
-        """Return which metrics of the report can choose a best checkpoint (checkpoint.best), each with whether a higher
-        value is better. They are known before anything is evaluated.
+        """Return metric → whether a higher value is better, for each metric of the report that checkpoint.best may
+        name. They are known before anything is evaluated.
         """
         return {}
 
 
 def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
-    """Load the items start … start + size − 1, as far as there are so many: b of them. Return their tower inputs,
-    (b, …), and their content keys, int64 (b,). The padding of a text, which depends on its block, is no content.
+    """Load the items start … start + size − 1, or fewer at the end of `items`. Return the tower inputs, (b, …), and the
+    content keys, int64 (b,), of these b items. Equal inputs have equal keys; the padding of texts does not count.
     """
     begin_item(start)
     inputs = items.block(start, min(start + size, len(items)))
@@ -209,7 +208,10 @@ def _block(items: Items, size: int, start: int) -> tuple[Tensor, Tensor]:
 
 
 def tied(embeddings: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Give every one of N items the embedding of the first item with the same key. embeddings: (N, D); keys: (N,)."""
+    """Return embeddings (N, D) in which each of N items has the embedding of the first item with the same key.
+
+    embeddings: (N, D). keys: the content key of each item, (N,).
+    """
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
     return embeddings if len(first) == len(keys) else embeddings[first[number]]
 
@@ -230,11 +232,10 @@ def _evaluating(tower: nn.Module) -> Iterator[None]:
 
 
 def _gathered(own_bD: Tensor, rows: int, world: World) -> np.ndarray:
-    """Collect the values of one block from each of W processes, (b, D) each, into one array in every process, in the
-    order of the processes.
+    """Gather the values of one block from each of W processes, (b, D) each, into one array in every process, in rank
+    order, which is also the order of the blocks.
 
-    This is also the order of the blocks. With several processes, each part is first padded to `rows` rows, the largest
-    b of the round.
+    rows: the largest b of the round, to which each part is padded if W > 1. Returns (W · rows, D); (b, D) if W = 1.
     """
     if world.size > 1:
         whole = own_bD.new_empty(world.size * rows, own_bD.shape[1])

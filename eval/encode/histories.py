@@ -1,4 +1,4 @@
-"""Embeddings of histories: the contexts at their last items."""
+"""Embeddings of histories (sequences of items): the context, the output of the x tower, at the last item of each."""
 
 from dataclasses import replace
 from typing import cast
@@ -13,10 +13,11 @@ from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 
 def encode_histories(encode: Encoder, histories: Histories) -> tuple[np.ndarray, np.ndarray]:
-    """Return the embeddings of n histories, float32 (n, D), and of all N items, (N, D). All processes call it together.
+    """Return the embeddings of n histories, float32 (n, D), and of all N items they may contain, float32 (N, D).
 
-    Those of histories are compared with those of items. If `encode` takes features, they are the contexts themselves,
-    of whatever width, also where CPC compares W_1 c.
+    All processes must call it together. The score of an item as the next one is the dot product of the two embeddings.
+    With encode.features the first array has the contexts c themselves, whose width may differ from D; this matters for
+    objective=cpc, which otherwise compares W_1 c with items.
     """
     items_ND = replace(encode, cosine=False, features=False)("y", ItemList(histories.items))
     of_items = torch.from_numpy(items_ND).to(encode.world.device)

@@ -1,4 +1,4 @@
-"""Gives memory that is no longer needed back to the operating system."""
+"""Give memory that is no longer needed back to the operating system."""
 
 import ctypes
 import mmap

@@ -8,11 +8,11 @@ TOP_K = (1, 5, 20, 100)
 
 
 def top_k_accuracy(hits: Sequence[Sequence[bool]]) -> dict[str, np.ndarray]:
-    """Return "accuracy@k" → (n,) array for each k in TOP_K: 1 if one of the first k passages of a question contains an
-    answer, else 0.
+    """Return "accuracy@k" → float64 (n,) for each k in TOP_K: 1 if one of the first k passages of a question contains
+    an answer, else 0.
 
-    hits: a row for each of n questions, which says of each of its passages, best first, whether it contains an answer.
-    A row may be shorter than k.
+    hits: for each of n questions, whether each of its passages, best first, contains an answer. A row may be shorter
+    than k.
     """
     first = np.array([next((i for i, hit in enumerate(row) if hit), np.inf) for row in hits])
     return {f"accuracy@{k}": (first < k).astype(np.float64) for k in TOP_K}

@@ -2,18 +2,18 @@
 
 import numpy as np
 
-MAX_FPR = 0.05  # of the partial AUC that evaluators report
+MAX_FPR = 0.05  # the largest false-positive rate of the partial AUC that evaluators report
 
 
 def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) -> np.ndarray:
-    """Return (n,) values of n samples whose mean is the partial AUC up to the false-positive rate `max_fpr`, which
-    McClish's formula scales so that chance is 0.5 and the best 1; with max_fpr=1 the AUC.
+    """Return one value for each of n samples, float64 (n,), whose mean is the AUC, or with max_fpr < 1 the partial AUC
+    up to the false-positive rate `max_fpr`, scaled so that chance is 0.5 and the best 1 (McClish 1989).
 
-    score (n,): how likely each sample is positive. positive (n,) bool: which ones are; both kinds must occur. The mean
-    is roc_auc_score(positive, score, max_fpr=max_fpr) of scikit-learn, where samples of equal scores share a straight
-    line of the curve. The values are the mean plus the influence of each sample on it, so their bootstrap gives an
-    interval; for max_fpr=1 their variance is DeLong's (DeLong et al. 1988). McClish 1989, Analyzing a portion of the
-    ROC curve.
+    score (n,): the higher, the more likely the sample is positive. positive (n,) bool: whether it is; both values must
+    occur. The mean is scikit-learn's roc_auc_score(positive, score, max_fpr=max_fpr); samples of equal scores make one
+    straight segment of the curve. A value is the mean plus the influence of the sample on the mean, so a bootstrap of
+    the values gives an interval; for max_fpr=1 their variance is DeLong's (DeLong et al. 1988). McClish 1989:
+    Analyzing a portion of the ROC curve.
     """
     _, tied = np.unique(-score, return_inverse=True)  # the group of equal scores of each sample, best first
     counts = np.stack([np.bincount(tied, kind) for kind in (~positive, positive)])
@@ -28,6 +28,9 @@ def auc_values(score: np.ndarray, positive: np.ndarray, max_fpr: float = 1.0) ->
 
 
 def _mean_below(limit: float, ends: np.ndarray) -> np.ndarray:
-    """Return the mean of max(limit − u, 0) over u in each interval [ends[i], ends[i + 1]]."""
+    """Return the mean of max(limit − u, 0) over u in each of n intervals [ends[i], ends[i + 1]], as (n,).
+
+    ends: (n + 1,), ascending; of an interval of width 0, the value at its end is returned.
+    """
     below, width = np.maximum(limit - ends, 0), np.diff(ends)
     return np.where(width > 0, -np.diff(below**2) / (2 * np.where(width > 0, width, 1)), below[:-1])

@@ -1,5 +1,5 @@
 """95 % intervals of a mean over queries, by the bootstrap: groups of queries are drawn again and again, with
-replacement. `summary` and `comparison` make the numbers of a system and of its lead over another one.
+replacement. `summary` returns the metrics of a system with intervals, `comparison` those of its lead over another one.
 
 Results of queries about one topic are correlated, so topics are drawn, not queries (cluster bootstrap; Field and Welsh
 2007). Two systems are compared by the interval of their differences per query, because a difficulty that both share
@@ -20,10 +20,10 @@ Groups = Callable[[str], Sequence[Hashable]]  # metric → the group of each que
 
 
 def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
-    """Average each metric over the queries. values: metric → (n,) its value for each of n queries.
+    """Return {"metrics": metric → mean over queries, "intervals": metric → 95 % interval of this mean}.
 
-    Returns {"metrics": metric → mean over queries, "intervals": metric → 95 % interval of this mean}.
-    groups: function from the name of a metric to the group of each query.
+    values: metric → (n,) its value for each of n queries. groups: function from the name of a metric to the group of
+    each query.
     """
     return {
         "metrics": {name: float(v.mean()) for name, v in values.items()},
@@ -32,10 +32,11 @@ def summary(values: Values, groups: Groups) -> dict[str, dict[str, Any]]:
 
 
 def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict[str, Any]]:
-    """Return what a result says of a baseline: the `summary` of `others`, its values, and the "difference" of the
-    model's `values` to it, as metric → {"value", "interval"}: the mean of `values` − `others` and its 95 % interval.
+    """Return the entry of a result for a baseline: the `summary` of the baseline, and under "difference"
+    metric → {"value": mean of model − baseline, "interval": its 95 % interval}.
 
-    values, others: metric → (n,) its value for each of the same n queries. groups: as in `summary`.
+    values, others: metric → (n,) the value of the model, and of the baseline, for each of the same n queries. groups:
+    as in `summary`.
     """
     by_query = {name: v - others[name] for name, v in values.items()}
     ahead = {name: {"value": float(d.mean()), "interval": interval(d, groups(name))} for name, d in by_query.items()}
@@ -45,8 +46,8 @@ def comparison(values: Values, others: Values, groups: Groups) -> dict[str, dict
 def interval(
     values: np.ndarray | Sequence[float], groups: Sequence[Hashable], seed: int = 0, samples: int = SAMPLES
 ) -> list[float] | None:
-    """Return [low, high], the 95 % interval of the mean of a metric over n queries, by drawing as many groups of
-    queries as there are, with replacement, `samples` times.
+    """Return [low, high], the 95 % interval of the mean of a metric over n queries, from `samples` bootstrap samples,
+    each with as many groups of queries as there are, drawn with replacement.
 
     values (n,): the metric of each query. groups: the group of each query; a query with None is a group of its own. To
     compare two systems, pass the metric of one minus the metric of the other. The draws depend only on the number of
@@ -63,13 +64,13 @@ def interval(
 
 
 def class_mean_interval(hit: np.ndarray, label: np.ndarray, seed: int = 0) -> list[float] | None:
-    """Return [low, high], the 95 % interval of the mean over classes of the share of hits, by drawing n queries with
-    replacement.
+    """Return [low, high], the 95 % interval of the mean over classes of the share of hits in a class, from bootstrap
+    samples of n queries.
 
-    hit (n,) bool: whether the query is answered right; label (n,): the class of each query. Instead of queries it draws
-    counts, so the cost does not depend on n: the size of each class in a sample is multinomial, the hits within a class
-    are binomial. A class that does not occur in a sample is not in the mean of this sample. Returns None if there are
-    fewer than two queries.
+    hit (n,) bool: whether the query is answered right; label (n,): the class of each query. Counts are drawn instead of
+    queries, so that the cost does not depend on n: the sizes of the classes in a sample are multinomial, the hits in a
+    class are binomial. A class that does not occur in a sample is not in the mean of this sample. Returns None if there
+    are fewer than two queries.
     """
     _, number, size = np.unique(label, return_inverse=True, return_counts=True)
     share = np.bincount(number, hit) / size

@@ -10,7 +10,7 @@ MISSED = 2**63 - 1  # the rank of a right item that an approximate index did not
 
 
 def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the indices, ascending, of those of the m keys that are among `wanted`.
+    """Return the ascending indices, int64, of the keys in `keys_m` that are in `wanted`.
 
     keys_m, (m,): keys such as content ids (hashes); may be a memory-mapped array. wanted: the keys to find.
     """
@@ -20,9 +20,9 @@ def positions_with(keys_m: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of `size` items: the item with index `index[p]` has the label `label[p]`.
+    """Labels of `size` items: the item with index `index[p]` has the label `label[p]`, for each position p.
 
-    An item may have several labels. The array `index` is in ascending order.
+    Labels are, for example, content keys. An item may have none or several. The array `index` is in ascending order.
     """
 
     index: np.ndarray
@@ -31,10 +31,9 @@ class Labels:
 
     @staticmethod
     def of(*carried: tuple[np.ndarray, np.ndarray], size: int) -> "Labels":
-        """Make Labels (which item has which labels, for example content keys) for `size` items.
+        """Return the Labels of `size` items from pairs of arrays of equal length, (item indices, labels).
 
-        carried: pairs of arrays of equal length (item indices, labels): the item index[p] has the label label[p]. The
-        items may be in any order and repeated.
+        The item indices of each pair may be in any order and repeated.
         """
         index, label = (np.concatenate(parts) for parts in zip(*carried, strict=True))
         order = np.argsort(index, kind="stable")

@@ -1,9 +1,9 @@
-"""Runs (query → document → score) and judgements: the order of documents, measures for each query, and files for TREC,
-BEIR and DPR tools.
+"""Runs (query → document → score) and judgements (query → document → grade): the order of documents, measures for each
+query, and files for TREC, BEIR and DPR tools.
 
 The order is that of trec_eval: scores as float32, equal scores by descending document id. `ranked` then separates equal
 scores by the smallest step of float32. So every tool that sorts our files sees the same order, whether it breaks ties
-by id or by the place in the file, in float32 or float64.
+by id or by the line in the file, in float32 or float64.
 
 A query with judgements but without results counts as zero. Results of a query without judgements are ignored. The gains
 of nDCG are the grades; for all other measures a document is right if its grade is 1 or more. A negative grade means
@@ -30,7 +30,7 @@ Qrels = dict[str, dict[str, int]]  # query → document → grade
 AT_ONCE = 1024  # queries that are measured together, to bound memory
 CUTOFFS = (1, 3, 5, 10, 100, 1000)  # BEIR's
 
-# key of BEIR's JSON → start of its names; ir_measures knows these names too
+# key of BEIR's JSON → beginning of the metric names in it, which ir_measures knows too
 BEIR_NAMES = {"ndcg": "NDCG", "map": "MAP", "recall": "Recall", "precision": "P", "mrr": "MRR"}
 
 
@@ -51,7 +51,7 @@ def ranked(scores: Mapping[str, float], depth: int | None = None) -> list[tuple[
 
 
 def _apart(score_n: np.ndarray) -> np.ndarray:
-    """Make descending float32 scores strictly descending, by lowering each as little as possible.
+    """Return descending float32 scores (n,) made strictly descending, each lowered as little as possible.
 
     The new score i is the smaller one of the old score i and the next float32 below the new score i − 1.
     """
@@ -82,10 +82,10 @@ def measures(qrels: Qrels, run: Run, names: Iterable[str]) -> dict[str, dict[str
 
 
 def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dict[str, float]]:
-    """Return the result of a run as BEIR's JSON: {"ndcg": {"NDCG@1": …}, "map", "recall", "precision", "mrr"}, means
-    over queries with 5 decimals.
+    """Return the result of a run as BEIR's JSON: {"ndcg": {"NDCG@1": …, …}, "map": …, "recall": …, "precision": …,
+    "mrr": …}, where each number is the mean over queries, rounded to 5 decimals.
 
-    qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures.
+    qrels: query → document → grade. run: query → document → score. cutoffs: each K of the measures, as in NDCG@K.
     """
     values = measures(qrels, run, [f"{name}@{k}" for name in BEIR_NAMES.values() for k in cutoffs])
     means = {name: round(math.fsum(of.values()) / len(of), 5) for name, of in values.items()}
@@ -96,8 +96,8 @@ def beir_result(qrels: Qrels, run: Run, cutoffs: Sequence[int]) -> dict[str, dic
 
 
 def write_run(path: Path, run: Run, tag: str) -> None:
-    """Write a run (query → document → score) as a TREC file, best first. Scores are float32; each of several equal ones
-    is lowered by the smallest step, so that every tool keeps the order.
+    """Write a run (query → document → score) as a TREC file, the best document of a query first. Scores are float32;
+    equal scores are separated by the smallest step (see `ranked`), so that every tool keeps the order.
 
     tag: the name of the system in the last column. Raises DataError for an id that is empty or holds a space.
     """
@@ -120,7 +120,8 @@ def write_qrels(path: Path, qrels: Qrels) -> None:
 def write_dpr(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write DPR's retriever output: a JSON list with one question per line. Only one row is in memory at a time.
 
-    rows: {"question", "answers", "ctxs": [{"id", "title", "text", "score", "has_answer"}]}, the passages best first.
+    rows: one for each question: {"question", "answers", "ctxs": [{"id", "title", "text", "score", "has_answer"}]}, the
+    passages in "ctxs" best first.
     """
     with whole_file(path) as file:
         file.write(b"[")

@@ -1,5 +1,5 @@
-"""Images and all captions that training may draw, as what hard negatives are mined from: captions that are wrong for
-an image, or images that are wrong for a caption.
+"""Images and all captions that training may draw, as queries and items of mining: the hard negatives are captions that
+are wrong for an image, or images that are wrong for a caption.
 
 Shape letters: n distinct images; m distinct captions; C pairs of a sample and one of its captions.
 """
@@ -37,16 +37,16 @@ SAMPLE, IMAGE, MEANING, CAPTION = range(4)  # rows of the table
 
 
 def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
-    """Write the m distinct captions that training may draw of the samples to `folder`/captions.jsonl, one a line, and
+    """Write the m distinct captions from which training draws to `folder`/captions.jsonl, one a line, and a table of
     their pairs with samples to `folder`/pictures.npy, int64 (4, C).
 
-    A column is a pair of a sample and one of its captions. Rows: the sample id; the content key of its image; the key
-    of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0. The line is −1 for a meaning
-    that the sample has but training never draws, because its caption has weight 0: it is right for the image, and so
-    no negative of it.
+    A column of the table is a pair of a sample and one of its captions. Its rows: the sample id; the content key of the
+    sample's image; the key of the caption's meaning (data.text_key); the caption's line in captions.jsonl, from 0. The
+    line is −1 for a caption that training never draws because its weight is 0: its meaning is right for the image, so
+    captions with this meaning are not negatives of the image.
 
-    Reads all samples. Those whose captions cannot be used have none, as training replaces them. Memory: about 150 bytes
-    for each distinct caption and 32 for each of an image. Raises DataError if there are none at all.
+    Reads all samples. A sample whose captions cannot be used has no column, as training replaces the sample. Memory:
+    about 150 bytes for each distinct caption and 32 for each column. Raises DataError if no sample can be used.
     """
     lines: dict[int, int] = {}
     columns, unusable = array("q"), ""
@@ -77,9 +77,9 @@ def write_captions(shards: Shards, config: DataConfig, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """The images of some samples as inputs of a tower. Can be pickled. samples: their ids.
+    """The images of some samples as inputs of a tower (SizedItems). Can be pickled. samples: the sample ids, (n,).
 
-    An image that cannot be decoded is taken as black. The negatives mined for it are never used, since training
+    An image that cannot be decoded is replaced by a black one. Negatives mined for it are never used, since training
     replaces its sample by another.
     """
 
@@ -105,7 +105,7 @@ class ImageInputs:
 
 @dataclass(frozen=True)
 class CaptionInputs:
-    """Captions as inputs of a tower. Can be pickled."""
+    """Captions as inputs of a tower (SizedItems), read and tokenized on request. Can be pickled."""
 
     captions: Corpus
     tokenize: Tokenize
@@ -122,12 +122,13 @@ class CaptionInputs:
 
 
 class ImagesAndCaptions:
-    """The n distinct images and m distinct captions of samples; the members are those of MiningData."""
+    """MiningData whose queries are the n distinct images of samples and whose items are their m distinct captions."""
 
     names: ClassVar[tuple[str, str]] = ("pictures", "captions")
 
     def __init__(self, images: Images, tokenize: Tokenize, folder: Path) -> None:
-        """images: of all samples. tokenize: the tokenizer of the model. folder: where `write_captions` wrote."""
+        """Open the files of `write_captions` in `folder`. images: the images of all samples. tokenize: the tokenizer of
+        the model."""
         self._images, self._tokenize = images, tokenize
         self._captions = open_corpus(str(folder / CAPTIONS), "out")
         self._table = map_array(folder / TABLE, folder)
@@ -161,8 +162,8 @@ class ImagesAndCaptions:
         return text, text
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with the positions of the right items: images and captions are right for each other where
-        the caption means what one of the image means."""
+        """Return b queries with the indices of their right items. A caption is right for an image, and the image for
+        it, if its meaning (data.text_key) is that of a caption of the image."""
         none, names = np.empty(0, np.int64), self.sides()[0].ids
         return [
             LabelledQuery(names(row, row + 1)[0], (), none, self._right.pairs(row, row + 1)[1], query_D)
@@ -174,7 +175,8 @@ class ImagesAndCaptions:
         return Matches(*self._meanings())
 
     def _meanings(self) -> tuple[Labels, Labels]:
-        """Return what the captions of each image mean, and what each caption means."""
+        """Return the labels of queries and of items: of each image the meanings of its captions, and of each caption
+        its meanings. A meaning is a key of data.text_key."""
         meaning_C, caption_C = self._table[MEANING], self._table[CAPTION]
         drawn = caption_C >= 0
         return (
@@ -184,7 +186,7 @@ class ImagesAndCaptions:
 
 
 class CaptionsAndImages(ImagesAndCaptions):
-    """The same with captions as queries, whose negatives are images, named by their content keys."""
+    """MiningData whose queries are the distinct captions and whose items are the distinct images (by content key)."""
 
     names: ClassVar[tuple[str, str]] = ("captions", "pictures")
 

@@ -46,17 +46,18 @@ from dyad.train.distributed.world import World, gather_objects
 
 MINED, SUMMARY = "mined.jsonl", "mined.json"
 FORMAT = 1
-BLOCK = 16_384  # queries at a time; items larger than memory are read once for each block
-# reasons that need no text of the item, in their order; "": none of them
+BLOCK = 16_384  # queries searched at a time; item embeddings that do not fit in memory are read once for each block
+# the reasons to leave an item out that do not need its text, in their order; "": not left out
 BY_NUMBERS = ("", "rank", "right", "unscored", "unknown", "margin", "max_score")
 
 
 @dataclass(frozen=True)
 class LabelledQuery:
-    """A query with what is right for it, of all its rows, and its embedding.
+    """A query with its right items, collected from all rows of the query, and its embedding.
 
-    answers: texts that no negative may have. keys: content keys (hashes of the text) of the right items. positions:
-    indices of right items: of all that are named, and of the first item with each right text.
+    answers: texts that no negative may contain. keys: content keys (hashes of the text) of right items, int64.
+    positions: indices of right items, int64: of those given by id, and for each right text of the first item with it.
+    query_D: embedding of the query, float32 (D,).
     """
 
     id: str
@@ -67,8 +68,11 @@ class LabelledQuery:
 
 
 class Side(NamedTuple):
-    """Queries or items as inputs of a tower, x or y. fingerprint: digest of their contents. read_as: options that say
-    how the tower gets them, as a text."""
+    """Queries or items as inputs of a tower.
+
+    tower: the tower that encodes them. ids: (start, stop) → ids of the inputs start … stop − 1. fingerprint: digest of
+    their contents. read_as: the options by which they are prepared for the tower, as text.
+    """
 
     tower: Literal["x", "y"]
     inputs: SizedItems
@@ -78,10 +82,10 @@ class Side(NamedTuple):
 
 
 class MiningData(Protocol):
-    """Queries, each of one or more of n rows, and the m items in which their hard negatives are searched.
+    """Queries, each given by one or more of n rows, and the m items among which their hard negatives are searched.
 
-    names: of queries and items, for the summary and the folders of embeddings. row_keys (n,): rows with equal keys are
-    one query. item_keys (m,): content keys (hashes of the text).
+    names: words for queries and for items, used in the summary and as folders of embeddings. row_keys (n,): rows with
+    equal keys are one query. item_keys (m,): content keys (hashes of the content) of the items.
     """
 
     names: ClassVar[tuple[str, str]]
@@ -97,21 +101,22 @@ class MiningData(Protocol):
         ...
 
     def labelled(self, groups: Sequence[list[int]], queries_bD: np.ndarray) -> list[LabelledQuery]:
-        """Return b queries with what is right for them. groups: the row indices of each. queries_bD: embeddings."""
+        """Return b queries with their right items. groups: the row indices of each query. queries_bD: embeddings of the
+        queries, (b, D)."""
         ...
 
     def item(self, position: int) -> tuple[str, str]:
-        """Return what mined.jsonl has for the item with this index, and its text."""
+        """Return (the name of the item with index `position` in mined.jsonl, such as a passage id; its text)."""
         ...
 
 
 @dataclass(frozen=True)
 class MiningInput:
-    """What to mine hard negatives from, with embeddings of width D.
+    """The queries and items from which hard negatives are mined, with their embeddings.
 
-    queries_nD: embeddings of the rows of queries; items_mD: of the items; both may be memory-mapped. scores:
-    question–passage scores of another model, which then decide about margins and max_score. With None, the search
-    scores decide.
+    queries_nD: embeddings of the rows of queries, (n, D). items_mD: embeddings of the items, (m, D). Both may be
+    memory-mapped. scores: question–passage scores of another model, to which margins and max_score apply; None: they
+    apply to the scores of the search.
     """
 
     data: MiningData
@@ -163,8 +168,8 @@ def mine(
 
 
 def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str], None] | None = None) -> MiningInput:
-    """Encode queries and items with the current weights of `encode`, write the embeddings into `folder`, and return the
-    data with them.
+    """Encode queries and items with the current weights of `encode`, write the embeddings into `folder`, and return
+    `data` with the embeddings.
 
     All processes must call it together. Embeddings that an earlier call has written there, complete or not, are reused
     if the weights and the data are the same. log: function that prints a line; None: a progress bar on a terminal,
@@ -180,10 +185,9 @@ def embedded(encode: Encoder, data: MiningData, folder: Path, log: Callable[[str
 
 
 def grouped(keys_n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Group the rows of one query, in the order of their first rows.
+    """Group n rows by query: return (order, ends), where group g has the rows order[ends[g]:ends[g + 1]], ascending.
 
-    keys_n: for each of n rows the key of its query. Returns (n row indices, ends): group g has the row indices
-    from position ends[g] to ends[g + 1] − 1, in increasing order.
+    keys_n: the key of the query of each row, (n,). order: the n row indices. Groups are sorted by their first rows.
     """
     _, first, group_n = np.unique(keys_n, return_index=True, return_inverse=True)
     first_n = first[group_n]
@@ -219,8 +223,8 @@ def _mined(
 def _chosen(
     source: MiningInput, config: MiningConfig, query: LabelledQuery, hits: Hits, counts: Counter[str]
 ) -> list[tuple[str, float]]:
-    """Choose the negatives of a query among its hits; return (what mined.jsonl has for it, search score) of at most
-    config.keep items, best first.
+    """Choose the negatives of a query among its hits; return (name in mined.jsonl, search score) of at most config.keep
+    items, best first.
 
     hits: the k items that the search found for this query, best first. For each hit that is left out, the count of the
     reason in `counts` is increased.
@@ -235,7 +239,7 @@ def _chosen(
     seen: set[int] = set()
     for number, i in enumerate(left):
         if len(chosen) == config.keep:
-            counts["beyond_keep"] += len(left) - number  # not read
+            counts["beyond_keep"] += len(left) - number  # their texts are not read
             break
         key, (name, text) = int(keys_k[i]), source.data.item(int(hits.positions[i]))
         reason = "repeated" if key in seen else "answer" if wrong.within(text) else ""
@@ -254,10 +258,7 @@ def _reasons(
 
     Returns (k,) indices into BY_NUMBERS, the tuple of reasons; 0 stands for no reason. The reasons "repeated" and
     "answer", which need the text of the item, are not checked. keys_k: content keys (hashes of the text) of the
-    hits.
-
-    Margins and max_score apply to the scores of another model, if source.scores has them, with NaN for a pair that it
-    lacks; else to those of the search.
+    hits. Margins and max_score apply to source.scores, or to the scores of the search if source.scores is None.
     """
     right_k = np.isin(keys_k, query.keys) | np.isin(hits.positions, query.positions)
     if source.scores is None:
@@ -288,8 +289,8 @@ def _reasons(
 
 @contextmanager
 def _written(path: Path, world: World) -> Iterator[Callable[[bytes], Any]]:
-    """Context manager: give the block a function that appends lines to a new file, which replaces `path` at the end of
-    the block.
+    """Context manager: yield a function that appends lines to a new file, which replaces `path` at the end of the
+    block.
 
     The file appears whole. If the block raises, an older file at `path` stays as it was, but its summary (mined.json)
     is deleted at the beginning in any case. All processes must enter it together; only process 0 may call the function.

@@ -1,4 +1,4 @@
-"""Reads a file of question–passage scores, for example of a cross-encoder, in JSONL or TSV. A line is one of
+"""Read a file of question–passage scores, for example of a cross-encoder, in JSONL or TSV. A line is one of
 
     {"query_id": "q1", "docid": "p7", "score": 3.2}
     q1 <tab> p7 <tab> 3.2            a first line that ends in "score" is a header

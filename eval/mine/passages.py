@@ -1,4 +1,4 @@
-"""Questions and the passages of a corpus, as what hard negatives are mined from."""
+"""Questions and the passages of a corpus, as queries and items for the mining of hard negatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from dyad.eval.mine.mining import LabelledQuery, Side
 
 @dataclass(frozen=True)
 class QuestionsAndPassages:
-    """The n rows of questions and the m passages of a corpus; the members are those of MiningData.
+    """MiningData whose queries are n rows of questions and whose items are the m passages of a corpus.
 
     tokenize: the tokenizer of the model. config: the data options.
     """
@@ -58,7 +58,8 @@ class QuestionsAndPassages:
         found = positions_with(
             keys_m, np.array([key for question in asked for key in question.keys.tolist()], np.int64)
         )
-        first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))  # backwards: the first stays
+        # reversed, so that the first passage of a key wins
+        first = dict(zip(keys_m[found[::-1]].tolist(), found[::-1].tolist(), strict=True))
         by_text = [[first[key] for key in question.keys.tolist() if key in first] for question in asked]
         pairs = zip(asked, by_text, strict=True)
         return [replace(one, positions=np.union1d(one.positions, np.array(more, np.int64))) for one, more in pairs]
@@ -66,8 +67,8 @@ class QuestionsAndPassages:
     def _question(self, numbers: Sequence[int], query_D: np.ndarray) -> LabelledQuery:
         """Build one question from its rows, with the corpus indices of the right passages that the rows give by id.
 
-        numbers: the row indices. Of the passages only content keys and corpus indices are kept, because the rows with
-        all their passages take a thousand times as much memory.
+        numbers: the row indices. query_D: the embedding of the question. Only content keys and corpus indices of
+        passages are kept, because the rows with all their passages take a thousand times as much memory.
         """
         keys: set[int] = set()
         ids: list[str] = []

@@ -1,6 +1,6 @@
-"""The charts of the HTML report: reads the metrics of a run, and chooses the lines and explanations of each chart.
+"""The charts of the HTML report: read the metrics of a run, and choose the lines and explanations of each chart.
 
-A history is metric → step → value. plots.py draws the charts.
+A history is a mapping metric → step → value. plots.py draws the charts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from dyad.eval.results.summary import Result, evaluator, finite, score
 
 History = Mapping[str, Mapping[float, float]]  # metric → step → value, in the order of steps
 
-# Starts of the names of training metrics that have a chart, or that other charts show as well
+# Beginnings of the names of training metrics that have charts of their own; `other_charts` leaves these metrics out
 CHARTED = """loss accuracy_ logit_scale mi_ log_k positive_score negative_score grad_norm lr samples_per_second
 data_time batch_time skipped uniformity_ effective_negatives participation log_z_ tau_
 zeta_ peak_ tflops_ mfu copy_time outside_towers exposed_ launches""".split()
@@ -51,12 +51,12 @@ Charts = dict[str, Chart]  # by title
 
 @dataclass(frozen=True)
 class Plan:
-    """What a chart of training metrics shows, before a run fills it.
+    """A chart of training metrics for any run; `planned_charts` fills in the values of one run.
 
     note: a text that explains the chart. lines: label of each line → metric names without "train/", separated by
     blanks: one name for the line, or three names for the line and the lower and the upper end of a band around it.
-    Each {x} and {y} in a label stands for the word for that side. level: name of a horizontal line, see planned_charts.
-    log, shows: see Chart.
+    Each {x} and {y} in a label stands for the word for that side, such as image. level: name of a horizontal line:
+    clamp, clipped at, log K or collapse. log, shows: as in Chart.
     """
 
     note: str
@@ -127,7 +127,7 @@ HEALTH = {
         "Median of ζ in the batch, and where 80 % of them lie.", {"ζ": "zeta_p50 zeta_p10 zeta_p90"}
     ),
 }
-# Metrics that the charts compute → the logged metrics from which they do
+# Metric that is computed for the charts → the logged metrics from which it is computed
 DERIVED = {"temperature": ("logit_scale",), "waiting_percent": ("data_time", "batch_time")}
 SIDES = {  # task → what side x and side y are
     "image_text": ("image", "text"),
@@ -163,29 +163,32 @@ def last_value(history: History, name: str) -> float | None:
 
 
 def training_charts(options: Mapping[str, Any], history: History) -> Charts:
-    """Make the charts of the training (loss, scores, speed, learning rate) by title; a chart without data is left out.
+    """Return the charts of the training (loss, scores, speed, learning rate) by title; those without data are left out.
 
     options: the configuration of the run, dotted key → value, such as optim.lr. history: metric → step → value.
     """
     taus = {step: 1 / scale for step, scale in history.get("train/logit_scale", {}).items() if scale > 0}
     waited, whole = (history.get(f"train/{name}", {}) for name in DERIVED["waiting_percent"])
     derived = {
-        "train/temperature": taus if len(set(taus.values())) > 1 else {},  # else it is not learnt
+        "train/temperature": taus if len(set(taus.values())) > 1 else {},  # a constant one is not learnt
         "train/waiting_percent": {s: 100 * waited[s] / whole[s] for s in waited if whole.get(s, 0) > 0},
     }
     return planned_charts(TRAINING, options, {**history, **derived})
 
 
 def sides(options: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the words for side x and side y in the task of a run, such as question and passage."""
+    """Return the words for side x and side y in the task of a run, such as question and passage.
+
+    options: the configuration of the run, dotted key → value.
+    """
     return SIDES.get(str(options.get("task")), ("x", "y"))
 
 
 def other_charts(options: Mapping[str, Any], history: History) -> Charts:
-    """Make a chart for each training metric that no other chart of the report is made for, unless it is constant.
+    """Return a chart, by title, for each training metric whose name begins with none of the prefixes in CHARTED.
 
-    Its name begins with none of the prefixes in CHARTED. Metrics of the two sides, NAME_x and NAME_y, share a chart. A
-    chart without data is left out. options: the configuration of the run, dotted key → value.
+    Metrics of the two sides, NAME_x and NAME_y, share a chart. Constant metrics and charts without data are left out.
+    options: the configuration of the run, dotted key → value. history: metric → step → value.
     """
     words: dict[str, str] = dict(zip(("_x", "_y"), sides(options), strict=True))
     lines: dict[str, dict[str, str]] = {}  # title → label of a line → metric
@@ -204,10 +207,10 @@ def other_charts(options: Mapping[str, Any], history: History) -> Charts:
 
 
 def evaluation_charts(history: History, results: Sequence[Result]) -> Charts:
-    """Make a chart for each data set that was evaluated at least twice during training: name of the data set → chart.
+    """Return name of the data set → chart, for each data set that was evaluated at least twice during training.
 
-    It shows the headline metric, a second metric, and the chance level of the headline metric (the score of a random
-    ranking), which is read from `results`. history: metric → step → value.
+    A chart shows the headline metric, a second metric, and the chance level of the headline metric (the score of a
+    random ranking), which is read from `results`. history: metric → step → value.
     """
     result_of = {evaluator(result): result for result in results}
     charts = {}
@@ -235,8 +238,10 @@ def evaluations(history: History) -> dict[str, list[str]]:
 
 
 def planned_charts(plans: Mapping[str, Plan], options: Mapping[str, Any], history: History) -> Charts:
-    """Fill planned charts, by title, with the metrics of a run. options: dotted key → value. history: metric → step →
-    value."""
+    """Return the charts, by title, of `plans`, filled with the metrics of a run; charts without data are left out.
+
+    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    """
     x, y = sides(options)
     levels = {
         "clamp": finite(options.get("objective.min_temperature")) or None,

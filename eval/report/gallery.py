@@ -1,4 +1,4 @@
-"""Converts example cases to fields for the HTML template; embeds images, marks answers, cuts long texts."""
+"""Convert example cases to fields for the HTML template: embed images, mark answers, cut long texts."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,9 @@ def cases(listed: Sequence[Case], run: Path, dataset: str) -> Iterator[tuple[str
 def _case_view(case: Case, run: Path, dataset: str) -> View:
     """Convert one example case (a query, the answers of each system, right answers) to fields for the HTML template.
 
-    run: the run folder. In the result, value: the metrics of the query as text; missed: whether no answer of this run
-    is right; pictured: whether answers are images.
+    run: the run folder. The result has query; systems: name of a system → its answers; right: the right answers, [] if
+    one of them is shown beside the image of the query; value: the metrics of the query as text; missed: whether no
+    answer of the first system is right; pictured: whether an answer of the first system has an image.
     """
 
     def views(items: Sequence[Item]) -> list[View]:
@@ -56,8 +57,8 @@ def _case_view(case: Case, run: Path, dataset: str) -> View:
 def _item_view(item: Item, path: Path | None) -> View:
     """Convert a query or an answer of an example case to fields for the HTML template. path: its thumbnail, or None.
 
-    In the result, image: the thumbnail as a data: URL; parts: (text, whether it is marked) of its text, or its id if
-    it has no text.
+    The result has title; text: its text, cut to LONGEST characters, or its id if it has no text; parts: the text as
+    (part, whether it is marked); picture: the thumbnail as a data: URL or None; score; right: whether it is right.
     """
     parts = [*marked(*excerpt(item.get("text") or "", item.get("spans") or [], LONGEST, BEFORE))]
     parts = parts or [(item.get("id") or "", False)]
@@ -77,6 +78,9 @@ def _base64(path: Path) -> str:
 
 
 def _metric_text(value: Mapping[str, Any]) -> str:
-    """Convert the metrics of an example case to text: {"rank": 3} → "right answer at rank 3", others as NAME 0.123."""
+    """Return the metrics of an example case as text: {"rank": 3} → "right answer at rank 3", others as "NAME 0.123".
+
+    value: name of a metric → its value for the query of the case.
+    """
     known = ((name, number) for name, given in value.items() if (number := finite(given)) is not None)
     return ", ".join(f"right answer at rank {n:,.0f}" if name == "rank" else f"{name} {n:.3f}" for name, n in known)

@@ -22,7 +22,7 @@ class Check:
     """The texts of one health check. Names in braces stand for numbers computed in health_numbers.py.
 
     title, text, fix: describe the problem and what to do. fine: (title, text) shown if there is no problem; None to
-    show nothing. fails_above: if the number is above this value, the problem is a failure, not a warning.
+    show nothing. fails_above: if the checked number is above this value, the problem is a failure, else a warning.
     """
 
     title: str
@@ -32,7 +32,7 @@ class Check:
     fails_above: float = inf
 
 
-# Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → its words
+# Condition of a problem, "<number> > <limit>" or "<number> < <limit>" → the texts of the check
 CHECKS = {
     "loss_is_flat > 0": Check(
         "The loss does not fall",
@@ -192,12 +192,13 @@ CHECKS = {
 def health_checks(options: Mapping[str, Any], history: History, results: Sequence[Result]) -> list[Finding]:
     """Run all health checks on a run; return their findings, the worst first.
 
-    options: the configuration of the run, dotted key → value. history: metric → step → value.
+    options: the configuration of the run, dotted key → value. history: metric → step → value. results: the evaluation
+    results in the run folder.
     """
     training = health_numbers.training_numbers(options, history)
     by_heart = [found for result in results if (found := health_numbers.memory_numbers(options, training, result))]
     if any(found["learnt_by_heart"] > 0.5 for found in by_heart):
-        del training["batch_accuracy"]  # a larger batch is no answer to that
+        del training["batch_accuracy"]  # its fix, a larger batch, would not help
     checked = [
         training,
         {} if results or evaluations(history) else {"nothing_evaluated": 1},

@@ -1,4 +1,4 @@
-"""Computes the quantities that the health checks of a run compare with their limits, and texts that the checks show.
+"""Compute the quantities that the health checks of a run compare with their limits, and texts that the checks show.
 
 A quantity is missing, or None, if the run has not recorded its metrics. A condition is the number 1 (yes) or 0 (no).
 """
@@ -15,14 +15,14 @@ from dyad.eval.results.summary import Result, evaluator, finite, lead, number, p
 from dyad.train.tracking.panel_types import Score
 
 Numbers = dict[str, Any]  # name → a number, or words about numbers, for the texts of CHECKS
-ENOUGH = 8  # values; of fewer no trend is computed
-RECENT = 3  # values at the end whose median is the value now
+ENOUGH = 8  # the fewest values of a metric from which a trend is computed
+RECENT = 3  # the number of last values whose median is the present value of a metric
 TREND = 0.02  # relative fall of the loss, or rise of the accuracy in the batch, that counts as learning
 COMPARED = 1024  # pairs of a batch, at most, whose accuracy is recorded
-GUESS = 0.1  # nats below the loss of guessing
-EASY = 0.9  # accuracy in the batch
-WORTH = 0.05  # above chance; what is at most that is of no use
-DROP = 0.02  # fall from the best evaluation that counts if there is no interval
+GUESS = 0.1  # a loss less than this many nats below that of guessing counts as guessing
+EASY = 0.9  # accuracy in the batch from which on `memory_numbers` compares it
+WORTH = 0.05  # a score less than this above chance counts as useless
+DROP = 0.02  # fall from the best evaluation that counts as noise if there is no interval
 
 
 # ---- numbers of the training -----------------------------------------------------------------------------------------
@@ -87,12 +87,12 @@ class _Training:
         return found
 
     def loss(self) -> Numbers:
-        """Return {"loss_is_flat": a code, "losses": a sentence with the loss at the start and at the end}; {} if the
-        run has recorded fewer than ENOUGH losses.
+        """Return {"loss_is_flat": a code, "losses": a sentence with the loss at the start and at the end}.
 
-        {} too if it fell to that of guessing, which another check says.
         The code is 0 if the training loss falls or the accuracy in the batch rises. If neither happens, it is 1 for a
-        run that began with trained weights (init_from), for which this may be fine, and 2 for other runs.
+        run that began with trained weights (init_from), for which this may be fine, and 2 for other runs. Returns {} if
+        the run has recorded fewer than ENOUGH losses, or if its loss fell, but only to that of guessing: that is
+        reported by the check on above_guess.
         """
         loss, accuracy = self.values("loss"), self.values("accuracy_x")
         if len(loss) < ENOUGH:
@@ -117,14 +117,15 @@ class _Training:
         return {"warmup": steps, "warmup_share": steps / total, "total": total, "peak": max(rates), "lr": lr}
 
     def steps(self) -> Numbers:
-        """Return quantity → number about the training steps: the count and share of skipped steps, and the count of
-        replaced samples.
+        """Return quantity → number about skipped steps and replaced samples.
 
-        Quantities whose metrics the run has not recorded are left out.
+        "skipped", "steps", "skipped_share": the number of skipped steps, of all steps, and their ratio. "substituted",
+        "samples_seen": the number of replaced samples and of all samples. Quantities whose metrics the run has not
+        recorded are left out.
         """
         found: Numbers = {}
         if skipped := self.history.get("train/skipped"):
-            not_finite = len(skipped) - len(self.values("loss"))  # a record has both, a loss that is not finite is null
+            not_finite = len(skipped) - len(self.values("loss"))  # a record has both; a loss that is not finite is null
             count, steps = max(int(max(skipped.values())), not_finite), max(skipped)
             found |= {"skipped_share": count / max(steps, 1), "skipped": count, "steps": steps}
         if replaced := self.values("substituted"):
@@ -175,8 +176,8 @@ class _Training:
 def result_numbers(result: Result) -> Numbers:
     """Compare a result with the chance level (the score of a random ranking) and with its baselines.
 
-    All depths of the headline metric count, such as R@1, R@5 and R@10: a set of 50 items shows at R@10 what its
-    interval hides at R@1. Returns quantity → number, or a text that a health check shows.
+    All cut-offs of the headline metric are compared, such as R@1, R@5 and R@10, because on a small data set only a
+    larger one may be clearly above chance. Returns quantity → number, or a text that a health check shows.
     """
     names = _depths(headline(result["metrics"]), result["metrics"])
     found: Numbers = {"dataset": result["dataset"]}
@@ -205,11 +206,13 @@ def result_numbers(result: Result) -> Numbers:
 
 
 def memory_numbers(options: Mapping[str, Any], training: Numbers, result: Result) -> Numbers:
-    """Compare the accuracy in the batch, if it is EASY, with the recall on data.val among about as many candidates: the
-    difference is "learnt_by_heart". Returns {} for other results, and where one of them is unknown.
+    """Return how much higher the accuracy in the training batches is than recall on data.val ("learnt_by_heart"), with
+    the texts that the check shows.
 
-    Of n items, R@K asks for the right one among n / K: K is the least for which these are no more than in a batch. The
-    upper end of the interval counts. training: of training_numbers.
+    R@K of n items is about as hard as accuracy among n / K candidates. So the metric is R@K with the least K for which
+    n / K is at most the number of candidates in a batch; the upper end of its interval is subtracted. Returns {} if
+    `result` is not of data.val, if the accuracy is below EASY, or if a number is unknown. training: the result of
+    training_numbers.
     """
     accuracy, batch = training.get("batch_accuracy"), finite(options.get("global_batch_size"))
     names = _depths(headline(result["metrics"]), result["metrics"])
@@ -256,19 +259,19 @@ def _ends(values: list[float]) -> tuple[float, float]:
 
 
 def _depths(metric: str, names: Iterable[str]) -> list[str]:
-    """Return the metrics among `names` that differ from `metric` in the number at the end only, such as R@5 of R@1."""
+    """Return the metrics in `names` that equal `metric` up to the number at the end, such as R@1 and R@5 for R@1."""
     stem = metric.rstrip("0123456789")
     return [name for name in names if name.rstrip("0123456789") == stem and metric]
 
 
 def _interval(found: Score) -> tuple[float, float]:
-    """Return the ends of the interval of a known score, and the score twice if it has none."""
+    """Return the ends (low, high) of the interval of a score; the score itself twice if it has no interval."""
     value = found.value or 0.0
     return (value, value) if found.low is None or found.high is None else (found.low, found.high)
 
 
 def _with_ends(found: Score, shown: Callable[[Any], str] = number) -> str:
-    """Format a score with its interval."""
+    """Return a score as text, followed by its interval in brackets, if it has one. shown: formats each number."""
     ends = "" if found.low is None or found.high is None else f" [{shown(found.low)}, {shown(found.high)}]"
     return f"{shown(found.value)}{ends}"
 

@@ -1,4 +1,4 @@
-"""The command `python -m eval.report run=runs/x`: writes report.html, an HTML report of a run in a single file."""
+"""The command `python -m eval.report run=runs/x`, which writes report.html, an HTML report of a run in one file."""
 
 from pathlib import Path
 

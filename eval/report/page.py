@@ -1,4 +1,4 @@
-"""Renders the HTML report of a run: collects its properties, metrics and charts for templates/report.html.j2."""
+"""Render the HTML report of a run: collect its properties, metrics and charts for templates/report.html.j2."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ from dyad.train.config import TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.run_folder.folder import all_keys, by_section
 
-FIRST = 8  # data sets that have more than their numbers on the page
-GALLERIES = 3_000_000  # bytes of all cases; every other part of the page has a bound of its own
-CHARTS = 24
-FAILURES = 5  # of the hardware, the last ones
-NOTICE, CONFIG = 12_000, 40_000  # characters of a notice, and of the configuration
-WORST, CONFUSED = 10, 8  # classes, and pairs of classes, that are listed
+FIRST = 8  # the number of data sets that have charts and example cases on the page; others have numbers alone
+GALLERIES = 3_000_000  # the most bytes of all example cases; every other part of the page has a bound of its own
+CHARTS = 24  # the most charts of evaluations, and of other metrics
+FAILURES = 5  # how many of the last hardware failures are described
+NOTICE, CONFIG = 12_000, 40_000  # the most characters of a licence notice, and of the configuration
+WORST, CONFUSED = 10, 8  # how many classes, and pairs of confused classes, are listed
 TRUTHS = {"keys": "right is what has equal content", "pairs": "right is the own pair"}
-# Metric of the device → the fact that has it, and its words
+# Metric of the device → (the entry of "What was trained" that shows it, the format of its text)
 DEVICE = {
     "peak_gpu_gib": ("memory", "{:.3g} GiB of one GPU, the peak of the last logged steps"),
     "peak_rss_gib": ("memory", "{:.3g} GiB of one process at the most"),
@@ -42,7 +42,7 @@ DEVICE = {
     "exposed_comm_time": ("profile", "{:.2g} s of a step in nothing but collectives"),
     "launches": ("profile", "{:,.0f} GPU kernels a step"),
 }
-# Keys that say what a run is: shown also at their defaults
+# Keys that are shown even at their defaults
 ALWAYS = "precision objective.similarity objective.temperature optim.lr optim.warmup optim.schedule".split()
 # Task → what was trained
 LEADS = {
@@ -54,9 +54,9 @@ LEADS = {
     "language_model": "A language model that scores answers",
 }
 OF_TEXTS = ("question_passage", "language_model")
-# Keys of the model whose words are others than those of the key
+# Last part of a key of the model → its words on the page; other keys are shown with blanks in place of "_"
 WORDS = {"embed_dim": "projection", "lora_alpha": "LoRA alpha", "lora_targets": "LoRA targets"}
-# Keys that are facts of their own, or words of one
+# Keys that `_facts` shows in entries of their own, and that `_unusual` therefore leaves out
 SHOWN = """task seed steps init_from experiment global_batch_size objective.name optim.name model.name model.pretrained
 model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.frozen model.image.lora_rank
 model.text.kind model.text.name model.text.pretrained model.text.frozen model.text.lora_rank
@@ -123,7 +123,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
     Only the first FIRST data sets have a headline metric, a histogram, a confusion matrix and galleries (lists of
     example cases). All galleries together take at most GALLERIES bytes. In a dict, against: the headline metric of each
     baseline as text; galleries: title → kind (best, worst, random) → cases as HTML; left_out: a text that names the
-    parts that have no room. above: cases that the page has already, and that this removes.
+    parts that have no room. above: cases that are at the top of the page already; they are left out of the galleries
+    and removed from the list.
     """
     room = GALLERIES
     for position, result in enumerate(results):
@@ -166,8 +167,8 @@ def _data_sets(run: RunFolder, results: Sequence[Result], above: list[Markup]) -
 def _random_cases(run: RunFolder, results: Sequence[Result]) -> list[Markup]:
     """Return up to four random example cases as HTML, for the top of the report.
 
-    They come from the first gallery that has random cases and images as answers: texts with several systems beside
-    each other need the width of the page, and stand below.
+    They come from the first gallery that has random cases whose answers are images. Cases with text answers of several
+    systems are too wide for this place.
     """
     for dataset, _, listed in _images_first(results):
         drawn = [case for kind, case in cases(listed, run.path, dataset) if kind == "random" and case["pictured"]]
@@ -207,8 +208,8 @@ def _notices(run: RunFolder) -> list[Notice]:
 
 
 def _facts(run: RunFolder) -> dict[str, str]:
-    """Return the entries of the list "What was trained" in the HTML report: name of an entry, such as "optimiser" →
-    its text. Entries with an empty text are left out.
+    """Return the entries of the list "What was trained" in the HTML report, as name of an entry → text, for example
+    "seed" → "0". Entries with an empty text are left out.
     """
     options, history = run.options, run.history
     changed = by_section({key: value for key, value in _unusual(options).items() if not key.startswith("model.")})
@@ -244,12 +245,16 @@ def _facts(run: RunFolder) -> dict[str, str]:
 
 
 def _items(options: Mapping[str, Any]) -> str:
-    """Return the word for the items of a task: images, texts, ids or frames."""
+    """Return the word for the items of a run, by data.items: images, texts, ids or frames.
+
+    options: the configuration of the run, dotted key → value.
+    """
     return (joined(options.get("data.items")) or "pictures").replace("pictures", "images")
 
 
 def _model(options: Mapping[str, Any]) -> str:
-    """Describe the towers in words: what each is, its weights, how much of it learns, and what is not as usual."""
+    """Return a text that describes each tower: its architecture, initial weights, which part is trained, and options
+    that differ from their defaults. options: the configuration of the run, dotted key → value."""
     task, items = options.get("task"), _items(options)
     encoder = "language model" if task == "language_model" else "encoder of texts"
     towers = {encoder: "text"} if task in OF_TEXTS else {"images": "image", "texts": "text"}
@@ -264,7 +269,7 @@ def _model(options: Mapping[str, Any]) -> str:
 
 
 def _further(options: Mapping[str, Any], section: str) -> Iterator[str]:
-    """Yield in words the options of a section of the model, such as "model.text.", that differ from their defaults."""
+    """Yield a text for each option directly in `section`, such as "model.text.", that differs from its default."""
     for key, value in _unusual(options).items():
         name = key.removeprefix(section)
         if name != key and "." not in name:
@@ -274,7 +279,7 @@ def _further(options: Mapping[str, Any], section: str) -> Iterator[str]:
 
 
 def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield what is to say of one tower, image or text."""
+    """Yield texts that describe one tower: architecture, weights, image size, frozen, LoRA. name: "image" or "text"."""
     own = {key: joined(options.get(f"model.{name}.{key}")) for key in ("kind", "name", "pretrained", "image_size")}
     both = {key: joined(options.get(f"model.{key}")) for key in ("name", "pretrained") if own["kind"] == "open_clip"}
     yield " of ".join(filter(None, (own["name"] or both.get("name"), own["kind"])))
@@ -289,7 +294,8 @@ def _tower(options: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _failures(run: RunFolder) -> str:
-    """Say how often the hardware failed and the run was started again, and why the last times."""
+    """Return a text with the numbers of hardware failures and of restarts, and the causes of the last failures; "" if
+    the hardware did not fail."""
     restarts = sum(bool(failure.get("restart")) for failure in run.failures)
     shown = [
         f"step {joined(failure.get('step'))} ({joined(failure.get('hosts'))}): {joined(failure.get('cause'))}"[:300]
@@ -299,7 +305,7 @@ def _failures(run: RunFolder) -> str:
 
 
 def _device_facts(history: History) -> dict[str, str]:
-    """Return the entries of _facts about the device, from the last values of the metrics in DEVICE."""
+    """Return the entries of `_facts` about the device, name → text, from the last values of the metrics in DEVICE."""
     found: dict[str, list[str]] = {}
     for name, (fact, text) in DEVICE.items():
         if (value := last_value(history, f"train/{name}")) is not None:

@@ -1,7 +1,7 @@
-"""Draws charts, histograms and confusion matrices as SVG with Matplotlib, without changing its global settings.
+"""Draw charts, histograms and confusion matrices as SVG with Matplotlib, without changing its global settings.
 
-Text stays text in the SVG. Matplotlib does not know CSS variables, so it draws with stand-in colours, which `_svg`
-replaces by the variables of report.css.
+Text stays text in the SVG. Matplotlib does not know CSS variables, so charts are drawn in placeholder colours, which
+`_svg` replaces by the variables of report.css.
 """
 
 import io
@@ -31,10 +31,10 @@ VARIABLES = {INK: "--ink", SOFT: "--soft", GRID: "--grid", ON_FULL: "--on-full"}
 VARIABLES |= {line: f"--line-{n}" for n, line in enumerate(LINES)}
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)))  # lines also differ without colour
 FULL = (0.0, 0.447, 0.698)  # colour of a cell of the confusion matrix; its opacity is its share
-NUMBERED = 20  # classes up to which the cells of a confusion matrix have numbers
-LEGIBLE = 0.85  # up to this share dark text is legible on a cell
-DECADES = 30  # ratio of values from which an axis is logarithmic
-POINTS = 200  # of a line; more points are averaged
+NUMBERED = 20  # the most classes of a confusion matrix whose cells have numbers
+LEGIBLE = 0.85  # the largest share of a cell on which dark text is legible
+DECADES = 30  # an axis is logarithmic if the largest value is more than so many times the smallest
+POINTS = 200  # the most points of a line; more points are averaged
 WIDTH, HEIGHT = 3.7, 2.1  # inches of 72 units
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -51,7 +51,7 @@ STYLE: dict[Any, Any] = {
 
 
 def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
-    """Draw a chart as SVG. marks: steps at which a vertical line is drawn."""
+    """Return a chart as an <svg> element. title: for screen readers. marks: steps at which a vertical line is drawn."""
     with _figure(layout=None) as (figure, axes):
         values = [v for series in chart.series for part in (series.values, *series.band) for v in part]
         log = chart.log and min(values) > 0 and max(values) / min(values) > DECADES
@@ -81,7 +81,7 @@ def line_chart(title: str, chart: Chart, marks: Sequence[float] = ()) -> Markup:
 
 
 def _description(title: str, chart: Chart) -> str:
-    """Describe a chart in words for screen readers: the first, last, smallest and largest value of each line."""
+    """Return a text on a chart for screen readers: the first, last, smallest and largest value of each line."""
     lines = [
         f"{series.label} from {series.values[0]:.4g} at step {series.steps[0]:,.0f} to {series.values[-1]:.4g} at step "
         f"{series.steps[-1]:,.0f}, least {min(series.values):.4g}, most {max(series.values):.4g}".strip()
@@ -92,8 +92,10 @@ def _description(title: str, chart: Chart) -> str:
 
 
 def score_histogram(scores: Mapping[str, Any]) -> Markup:
-    """Draw the score histogram of a result as SVG: right pairs, wrong pairs and best wrong items, each scaled to a sum
-    of 1.
+    """Return the score histogram of a result as an <svg> element: right pairs, wrong pairs and best wrong items, each
+    scaled to a sum of 1.
+
+    scores: "edges": boundaries of the bins; "right", "wrong", "best_wrong": the counts of each bin.
     """
     edges, means = np.asarray(scores["edges"], dtype=float), []
     with _figure() as (figure, axes):
@@ -112,7 +114,10 @@ def score_histogram(scores: Mapping[str, Any]) -> Markup:
 
 
 def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
-    """Draw the confusion matrix of a result as SVG: a row for each true class, in each cell its share of the row."""
+    """Return the confusion matrix of a result as an <svg> element; a cell shows its share of its row in percent.
+
+    confusion: "classes": names; "counts": a row for each true class, a column for each predicted class.
+    """
     shares = np.asarray(confusion["counts"], dtype=float)
     shares /= np.maximum(shares.sum(axis=1, keepdims=True), 1)
     cells = np.empty((*shares.shape, 4))
@@ -145,7 +150,10 @@ def confusion_matrix(confusion: Mapping[str, Any]) -> Markup:
 
 @contextmanager
 def _figure(width: float = WIDTH, height: float = HEIGHT, layout: Any = "constrained") -> Iterator[tuple[Figure, Axes]]:
-    """Context manager: make a new figure and its axes, with the settings STYLE in effect within the block."""
+    """Context manager: yield a new figure and its axes, with the settings STYLE in effect within the block.
+
+    width, height: in inches of 72 units. layout: Matplotlib's layout engine; None: none.
+    """
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), dpi=72, layout=layout)
         yield figure, figure.add_subplot()

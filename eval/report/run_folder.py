@@ -1,4 +1,4 @@
-"""Reads a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
+"""Read a run folder for the HTML report, except the weights. Files may be missing, damaged, or of an older version."""
 
 import re
 from collections import deque
@@ -21,7 +21,7 @@ from dyad.train.run_folder.restarts import RESTARTS
 
 METRICS, LOG = "metrics.jsonl", "log.txt"
 LONGEST = 1 << 20  # bytes of a line
-FAILURES = 1000  # of the hardware, that are read
+FAILURES = 1000  # how many of the last hardware failures are read
 RESUMED = re.compile(rb"going on at step (\d{1,15}) from ")
 
 
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """Return the last training step that run_state.json or metrics.jsonl of this run has; 0 if neither has one."""
+        """The last training step in run_state.json or metrics.jsonl, whichever is higher; 0 if neither has one."""
         return max(self.state.get("step") or 0, int(last_value(self.history, "step") or 0))
 
 

@@ -25,8 +25,9 @@ LONGEST_WORD = 20  # characters; a cut may fall inside a longer word
 class Item(TypedDict, total=False):
     """A query or an answer in an example case.
 
-    id: of the image, passage or class. spans: [start, end) of the answers in the text. image: a file in the folder
-    <data set>.pictures beside the result. score, right: only of an answer; right says whether it is right.
+    id: the id of the image, passage or class. spans: [start, end) in the text of each answer to the question. picture:
+    name of a thumbnail file in the folder <data set>.pictures beside the result. score, right: given for answers only;
+    right says whether the answer is right.
     """
 
     id: str | None
@@ -66,16 +67,17 @@ def answer(found: Item, score: float, right: bool) -> Item:
 
 
 def ranked_case(kind: str, query: Item, rank: int, answers: Sequence[Item], right: Sequence[Item]) -> Case:
-    """Return the case of a query with its rank, which is null if an approximate index did not find what is right.
+    """Return the Case of a query whose value is the rank of its best right answer.
 
-    kind: as of `choose`. answers: the first ones of the model. right: some right answers.
+    kind: "best", "worst" or "random". rank: from 1, or MISSED if an approximate index found no right answer; the value
+    is then None. answers: the first answers of the model, best first. right: some right answers.
     """
     value: dict[str, float | None] = {"rank": None if rank == MISSED else rank}
     return Case(kind=kind, query=query, value=value, systems={"model": [*answers]}, right=[*right])
 
 
 def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], count: int) -> list[tuple[str, int]]:
-    """Choose the `count` best, the `count` worst and `count` random queries of n, none of them twice; return (kind,
+    """Choose the `count` best, the `count` worst and `count` random queries out of n, no query twice; return (kind,
     query index) for each, where kind is "best", "worst" or "random".
 
     quality (n,): how good the results of each query are; higher is better. sure (n,): how certain the model was. Of
@@ -100,10 +102,10 @@ def choose(quality: np.ndarray, sure: np.ndarray, groups: Sequence[Hashable], co
 def excerpt(
     text: str, spans: Sequence[Sequence[int]] = (), longest: int = LONGEST, before: int = BEFORE
 ) -> tuple[str, list[tuple[int, int]]]:
-    """Cut a text to at most `longest` characters; return (the part, the spans in this part). spans: [start, end) in
-    `text`. before: characters before the first span of a text that is cut.
+    """Cut a text to about `longest` characters; return (the excerpt, the spans in the excerpt).
 
-    The part begins shortly before the first span if that span lies late in the text. A … stands at each cut.
+    spans: [start, end) in `text`. If the first span ends after `longest`, the excerpt begins `before` characters before
+    that span, else with the text. A … stands at each cut.
     """
     start = 0
     if spans and spans[0][1] > longest:

@@ -16,7 +16,7 @@ from dyad.train.tracking.panel_types import Score
 LONGEST_NAME = 18  # characters of a name in the first column of a printed table; longer names are folded
 DIRECTIONS = {"text_to_image_": "text → image ", "image_to_text_": "image → text ", "view_": "view → other view "}
 WAYS = ("image_to_text", "text_to_image", "view")  # of retrieval, in the order of the printed table
-# columns of the printed tables of classifications → metrics
+# column of the printed tables of classifications → metric
 ZERO_SHOT = {"acc1": "acc1", "acc5": "acc5", "mean/class": "mean_per_class_recall"}
 RARE = {"AUC": "auc", "AUC ≤ 5 %": "partial_auc@0.05"}
 PROBE = {"linear": "linear_acc1", "AUC": "auc", "k-NN": "knn_acc1"}
@@ -29,16 +29,16 @@ PASSAGE_METRICS = "nDCG@10 Recall@100 accuracy@20 accuracy@100 MRR@10 Success@1 
 
 # ---- vocabulary of the metrics ---------------------------------------------------------------------------------------
 
-# The metric that is shown first, by order of preference, and the one that is drawn beside it; R@ is R@K for any K
+# Metrics in order of preference: of those shown first, and of those drawn beside the first. R@ stands for any R@K
 HEADLINES = (
     "image_to_text_R@ view_R@ acc1 linear_acc1 HR@10 nDCG@10 accuracy@20 accuracy@5 accuracy@1 choice_accuracy".split()
 )
 COMPANIONS = "text_to_image_R@ MRR mean_per_class_recall knn_acc1 Recall@100 accuracy@100 perplexity".split()
-# Starts of metric names → the words that replace them
+# Beginning of a metric's name → the words that replace it
 LABELS = {**DIRECTIONS, "acc1": "top-1 accuracy", "acc5": "top-5 accuracy", "choice_accuracy": "accuracy of choice"}
 LABELS |= {"linear_acc1": "linear probe", "linear_acc5": "linear probe, top-5 accuracy", "linear_": "linear probe, "}
 LABELS |= {"knn_acc1": "k-NN", "knn_weighted_acc1": "k-NN, weighted vote", "auc": "AUC", "partial_auc": "partial AUC"}
-# Starts of labels → what they mean
+# Beginning of a label → what the metric means
 MEANINGS = {
     "R@": "R@K: share of queries with a right answer among the first K.",
     "median rank": "Median rank: of the first right answer; 1 is best.",
@@ -62,18 +62,19 @@ MEANINGS = {
 
 
 def headline(metrics: Iterable[str]) -> str:
-    """Return the headline metric (the one shown first) among the metric names of an evaluation: the first that is in
-    HEADLINES, an order of preference, else the first name; "" if there are no names.
+    """Return the headline metric (the one shown first) among the metric names of an evaluation.
+
+    It is the one that comes first in HEADLINES; if none is there, the first name; "" if there are no names.
     """
     names = list(metrics)
     return companion(names, HEADLINES) or next(iter(names), "")
 
 
 def companion(metrics: Sequence[str], wanted: Sequence[str] = COMPANIONS) -> str:
-    """Return the metric that a chart shows beside the headline metric, among the metric names of an evaluation: the
-    first that is in `wanted`, an order of preference; "" if there is none.
+    """Return the metric, among the metric names of an evaluation, that a chart shows beside the headline metric.
 
-    An entry of `wanted` that ends in @, such as R@, stands for all names that begin with it.
+    It is the one that comes first in `wanted`; "" if none is there. An entry of `wanted` that ends in @, such as R@,
+    stands for all names that begin with it.
     """
     return next((n for w in wanted for n in metrics if n == w or (w.endswith("@") and n.startswith(w))), "")
 
@@ -85,8 +86,10 @@ def label(metric: str) -> str:
 
 
 def searched(result: Result) -> str:
-    """Return how the search of a result was not just exact, as text: the approximate index and how much of the exact
-    search it found, or the index for which the data set was too small. "" if it was just exact.
+    """Return a text on the search index of a result; "" if exact search was asked for.
+
+    The text names the approximate index and its recall against exact search, or the approximate index that was asked
+    for, if the data set was too small for it and was searched exactly.
     """
     search, metrics = part(result, "search"), result["metrics"]
     hows = [how for how in (search, *search.values()) if isinstance(how, dict)]
@@ -97,7 +100,7 @@ def searched(result: Result) -> str:
 
 
 def titled(result: Result) -> str:
-    """Return the name of the data set, with how it was searched behind it in brackets, if not just exactly."""
+    """Return the name of the data set of a result, followed in brackets by the text of `searched`, if it is not ""."""
     return f"{result['dataset']} ({text})" if (text := searched(result)) else result["dataset"]
 
 
@@ -108,8 +111,8 @@ def titled(result: Result) -> str:
 class Number:
     """One row of a table in the HTML report: a metric, or the value of a baseline.
 
-    ahead: the score of the model minus the score of this baseline. other: whether the value belongs to a baseline or to
-    chance, not to the model.
+    label: the name of the row. score: its value. ahead: the score of the model minus the score of this baseline. other:
+    whether the value belongs to a baseline or to chance, not to the model.
     """
 
     label: str
@@ -132,7 +135,7 @@ def groups(result: Result) -> Groups:
 
 
 def meanings(shown: Groups) -> list[str]:
-    """Return the explanations of the metrics that these tables of the HTML report show, each explanation once."""
+    """Return the explanations (MEANINGS) of the metrics in the tables `shown`, each explanation once."""
     labels = [*shown, *(number.label for numbers in shown.values() for number in numbers)]
     return [text for start, text in MEANINGS.items() if any(label.startswith(start) for label in labels)]
 
@@ -161,8 +164,8 @@ def _retrieval_groups(result: Result) -> Groups:
 
 
 def _one_table(title: str, result: Result) -> Groups:
-    """Return one table of all metrics for the HTML report; of a classification also the accuracy of answering the
-    largest class always.
+    """Return one table of all metrics for the HTML report, as title → rows. A classification has one more row: the
+    accuracy of always predicting the largest class.
     """
     largest = score(result, "majority_class_share").chance
     always = [] if largest is None else [Number("always the largest class", Score(largest), other=True)]
@@ -203,8 +206,8 @@ def _table(*columns: str, title: str | None = None) -> Any:
 
 
 def _add_rows(table: Any, name: str, metrics: Sequence[str], result: Result, *more: str) -> None:
-    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), those of baselines and
-    the lead of the model over them, and their chance levels (the scores of a random ranking).
+    """Add rows to a printed table: metric values of a result, their 95 % intervals (if known), the values of baselines
+    and the lead of the model over each baseline, and chance levels (the scores of a random ranking).
 
     metrics: the metric of each column. name: the first cell of the row with the metric values. more: further cells at
     the end of this row.
@@ -239,7 +242,7 @@ def _with_interval(found: Score, form: str = ".3f", unknown: str = "-") -> str:
 
 
 def _title(result: Result, *counted: str) -> str:
-    """Return the title of a printed table: the data set, how it was searched if not just exactly, its sizes.
+    """Return the title of a printed table: the name of the data set, its search index if not exact, and its sizes.
 
     counted: the names of the sizes; "images" stands for the value of the metric num_images.
     """
@@ -294,7 +297,10 @@ def _passage_tables(results: Sequence[Result]) -> Iterator[Any]:
 
 
 def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], found: Sequence[Result]) -> Iterator[Any]:
-    """Yield a printed table for each result: rows for each system, a column for each metric, sizes in the title."""
+    """Yield a printed table for each result: rows for the model and its baselines, a column for each metric.
+
+    title: name of the first column. columns: metrics, shown if a result has them. counted: as in `_title`.
+    """
     for result in found:
         shown = [metric for metric in columns if metric in result["metrics"]]
         table = _table(title, *map(label, shown), title=_title(result, *counted))
@@ -306,8 +312,8 @@ def _model_tables(title: str, columns: Sequence[str], counted: Sequence[str], fo
 class ResultKind:
     """How results of one task are shown.
 
-    hub_task: the name of the task in the metadata of a model card. groups: makes the tables of one result for the HTML
-    report. tables: makes the tables for the terminal from all results of this kind.
+    hub_task: the name of the task in the metadata of a model card. groups: returns the tables of one result for the
+    HTML report. tables: returns the Rich tables for the terminal from all results of this kind.
     """
 
     hub_task: str
@@ -320,7 +326,10 @@ def _classes(hub_task: str, shown: str, printed: str, columns: Mapping[str, str]
 
 
 def _rows_of_model(hub_task: str, shown: str, printed: str, metrics: Sequence[str], *counted: str) -> ResultKind:
-    """Return the kind of results whose printed table has rows of the model and its baselines."""
+    """Return a ResultKind with one table in the HTML report and one printed table per result (see `_model_tables`).
+
+    shown: title of the table in the report. printed, metrics, counted: title, columns and counted of `_model_tables`.
+    """
     return ResultKind(hub_task, partial(_one_table, shown), partial(_model_tables, printed, metrics, counted))
 
 

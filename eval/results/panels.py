@@ -1,4 +1,4 @@
-"""Converts results to values that experiment trackers show (galleries, histograms, tables), and to scores for model
+"""Convert results to values that experiment trackers show (galleries, histograms, tables), and to scores for model
 cards.
 """
 
@@ -32,8 +32,8 @@ def panels(result: Result, run: Path) -> Panels:
 
 
 def scored(result: Result) -> Scored:
-    """Convert one evaluation result to Scored, the form for a model card: the data set, the name of the task on the
-    Hugging Face Hub, and the scores.
+    """Return one evaluation result as Scored, for a model card: the data set, the name of the task on the Hugging Face
+    Hub, and the scores.
     """
     return Scored(titled(result), KINDS[result["task"]].hub_task, scores(result))
 

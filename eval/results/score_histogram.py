@@ -10,8 +10,8 @@ import numpy as np
 
 from dyad.eval.search.ranks import pair_scores
 
-QUERIES = 2000
-PER_QUERY = 5  # right pairs, and random pairs
+QUERIES = 2000  # the most queries of the sample
+PER_QUERY = 5  # the most right pairs, and random pairs, of a query
 BINS = 40
 
 
@@ -23,13 +23,13 @@ def spread(n: int, count: int = QUERIES) -> np.ndarray:
 def score_histogram(
     queries_kD: np.ndarray, items_mD: np.ndarray, right: Sequence[np.ndarray], best_wrong: np.ndarray
 ) -> dict[str, list[Any]]:
-    """Make histograms with the same bins of the scores of right pairs, wrong pairs and best wrong items, for a sample
-    of k queries.
+    """Return histograms, with the same bins, of the scores of right pairs, wrong pairs and best wrong items, for a
+    sample of k queries.
 
     Returns {"edges": BINS + 1 boundaries of the bins, "right", "wrong", "best_wrong": BINS counts each}. The wrong
-    pairs are random pairs of a query and an item, without the right ones. queries_kD, items_mD: embeddings. right: the
-    indices of the right items of each query, of which at most PER_QUERY are used. best_wrong (k,): the score of the
-    best wrong item of each query, −inf if there is none. items_mD may be memory-mapped, and float16.
+    pairs are random pairs of a query and an item, without right pairs. queries_kD, items_mD: embeddings, (k, D) and
+    (m, D); items_mD may be memory-mapped, and float16. right: the indices of the right items of each query, of which at
+    most PER_QUERY are used. best_wrong (k,): the score of the best wrong item of each query, −inf if there is none.
     """
     draw = np.random.default_rng(0)
     some_right = [items[spread(len(items), PER_QUERY)] for items in right]
@@ -45,6 +45,6 @@ def score_histogram(
 
 
 def _pair_scores(queries_kD: np.ndarray, items_mD: np.ndarray, items: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the scores of each query with its items, in one array. items: for each query, item indices."""
+    """Return the scores of each query with the items whose indices `items` has for it, in one array."""
     rows = np.repeat(np.arange(len(items)), [len(of) for of in items])
     return pair_scores(queries_kD, items_mD, rows, np.concatenate(items) if len(items) else np.empty(0, np.int64))

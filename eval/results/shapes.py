@@ -1,7 +1,7 @@
-"""The expected form of the JSON files in a run folder. `read_object` checks it, and all other code relies on this.
+"""The expected form of the JSON files in a run folder. `read_object` checks files, so that other code can rely on it.
 
-A file of another version may lack parts, or have null in their place. A part of another form is left out, with a log
-line.
+A file of another version of Dyad may lack parts, or have null in their place. `read_object` leaves out parts of another
+form, with a log line.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Confusion(TypedDict):
 
 
 class Mistake(TypedDict):
-    """How often images of one class (`true`) were predicted as another class (`predicted`)."""
+    """How often samples of one class (`true`) were predicted as another class (`predicted`)."""
 
     true: str
     predicted: str

@@ -69,7 +69,7 @@ def confusions(result: Result) -> list[tuple[str, str, int]]:
 
 
 def classes(result: Result) -> list[tuple[str, float, int]]:
-    """Return (class, accuracy, number of images) for each class that has images, lowest accuracy first."""
+    """Return (class, accuracy, number of samples) for each class with a known accuracy, lowest accuracy first."""
     scores = part(result, "per_class").items()
     known = [(name, finite(of.get("accuracy")), of.get("num_samples") or 0) for name, of in scores]
     found = [(name, accuracy, samples) for name, accuracy, samples in known if accuracy is not None]
@@ -77,8 +77,9 @@ def classes(result: Result) -> list[tuple[str, float, int]]:
 
 
 def marked(text: str, spans: Sequence[Sequence[int]]) -> Iterator[tuple[str, bool]]:
-    """Cut a text at the ends of spans; yield (part, whether it lies in a span) in order. spans: [start, end);
-    overlapping ones are joined.
+    """Cut a text at the ends of spans; yield (part, whether the part lies in a span) in order.
+
+    spans: [start, end) in the text; overlapping spans are joined.
     """
     position = 0
     for start, end in sorted(map(tuple, spans)):
@@ -107,7 +108,7 @@ def evaluator(result: Result) -> str:
 
 
 def part(result: Result, name: str) -> Mapping[str, Any]:
-    """Return the object with this name in a result; {} if it is missing or null."""
+    """Return the mapping result[name]; {} if it is missing or null."""
     return result.get(name) or {}
 
 

@@ -1,6 +1,4 @@
-"""Writes, reads and prints results of evaluations: one JSON file for each data set, and files for other tools beside
-it.
-"""
+"""Write, read and print results of evaluations: a JSON file for each data set, and files for other tools beside it."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +17,14 @@ if TYPE_CHECKING:
     from dyad.eval.encode.encoder import Evaluator, Report
 
 _RECALLS = (("text_to_image_R@", "image_retrieval_recall@"), ("image_to_text_R@", "text_retrieval_recall@"))
-OTHER_TOOLS = (".beir", ".dpr")  # the stems of JSON files for other tools end so
+OTHER_TOOLS = (".beir", ".dpr")  # endings of the stems of JSON files for other tools
 
 
 def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
-    """Return the fields of a result that describe the model: its name, the checkpoint or the `source` of its weights,
-    the step of training (None for a model that was not trained here).
+    """Return the fields of a result that describe the model: its name, the source of its weights, the training step.
+
+    source: the checkpoint or another source of the weights, as text. step: finished optimiser steps; None for a model
+    that was not trained here.
     """
     model = config.model
     towers = [*[model.image] * config.has_images, *[model.text] * config.has_texts]
@@ -35,10 +35,10 @@ def facts(config: TrainConfig, source: str, step: int | None) -> dict[str, Any]:
 
 
 def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON of one data set from the report of its evaluator, with the fields of CLIP_benchmark.
+    """Return the JSON object of a result, with the fields of CLIP_benchmark, from the report of an evaluator.
 
-    Recalls are in it twice, under our names and under CLIP_benchmark's names. facts: the fields that describe the
-    model.
+    Recalls have two entries, under our names and under CLIP_benchmark's names. facts: the fields of `facts`, which
+    describe the model.
     """
     theirs = {t + k.removeprefix(o): v for o, t in _RECALLS for k, v in report.metrics.items() if k.startswith(o)}
     return {
@@ -56,9 +56,10 @@ def result(report: "Report", evaluator: "Evaluator", facts: Mapping[str, Any]) -
 def write(folder: Path, content: Mapping[str, Any], files: Mapping[str, Callable[[Path], None]]) -> list[Path]:
     """Write a result to <folder>/<dataset>.json and its other files beside it; return the paths of all files written.
 
-    files: end of each other file's name → function that writes the file to a path. Each file is written whole or not at
-    all. A file whose format cannot hold the data (a TREC run cannot hold an id with a space) is left out, with a line
-    on stderr. Raises HardwareError if the folder cannot be written.
+    content: the result, as returned by `result`. files: ending of another file's name → function that writes the file
+    to a given path. Each file is written whole or not at all. A file whose format cannot hold the data (a TREC run
+    cannot hold an id with a space) is left out, with a line on stderr. Raises HardwareError if the folder cannot be
+    written.
     """
     written = [folder / f"{content['dataset']}.json"]
     with raise_named(folder):
@@ -84,7 +85,10 @@ def saved_results(run: Path) -> list[dict[str, Any]]:
 
 
 def result_files(run: Path) -> list[str]:
-    """Return the names of the result files in a run folder, sorted, without the JSON files for other tools."""
+    """Return the sorted paths of the result files, such as eval/val.json, relative to the run folder `run`.
+
+    JSON files for other tools are left out. Returns [] if eval/ is missing or a link out of the run folder.
+    """
     files = sorted((run / "eval").glob("*.json")) if leads_inside(run / "eval", run) else []
     return [f"eval/{file.name}" for file in files if not file.stem.endswith(OTHER_TOOLS)]
 

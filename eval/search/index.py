@@ -1,4 +1,4 @@
-"""Finds the k rows of a corpus with the highest inner products, with FAISS: exactly or with an approximate index. The
+"""Find the k rows of a corpus with the highest inner products, with FAISS: exactly or with an approximate index. The
 corpus may be larger than the memory.
 
 The corpus is a matrix, float32 or float16, in RAM or memory-mapped. It is searched in parts of consecutive rows
@@ -8,9 +8,9 @@ faster; exact search on a CPU is as fast with small ones. Queries are searched i
 block) are divided among the processes, which together make the same calls as one process would, so the result does not
 depend on their number.
 
-Ties: if scores are equal, the lower row comes first, also if not all of the equal ones fit into the k best. So an exact
-search gives the first k rows of a stable sort by float32 score. An approximate index chooses freely among rows with
-equal scores, and the rows that it found are ordered this way.
+Ties: of rows with equal scores the lower row index comes first, also if not all of these rows fit into the k best. So
+an exact search returns the first k rows of a stable sort by float32 score. An approximate index finds any of the rows
+with equal scores, and the rows that it finds are put into this order.
 
 Scores are float32 inner products of float32 vectors, because with bf16 two of a hundred found rows change. On a CPU,
 FAISS does the search. On a GPU, and where FAISS is not installed, torch does the exact search. An approximate index is
@@ -37,11 +37,11 @@ from dyad.train.distributed.devices import has_faiss_gpu
 from dyad.train.distributed.world import World, gather_objects
 
 SHARD_BYTES, EXACT_ON_CPU = 2**30, 2**26  # bytes of a shard
-SCRATCH = 2**28  # bytes of a GPU beside a shard; FAISS would take 1.5 GB from the towers
-BLOCK = 1024  # queries
-SAMPLE = 65_536  # corpus rows that an index is trained on; more if it has many lists
+SCRATCH = 2**28  # bytes of GPU memory that FAISS uses beside a shard; by default it would reserve 1.5 GB
+BLOCK = 1024  # queries of a block
+SAMPLE = 65_536  # corpus rows that an index is trained on, or PER_LIST rows for each of its lists if these are more
 PER_LIST = 64
-TOO_FEW = "Number of training points"  # start of FAISS's message about fewer rows than lists or codes
+TOO_FEW = "Number of training points"  # beginning of FAISS's message about fewer rows than lists or codes
 SLAB = 2**24  # bytes of a corpus that are converted to float32 at a time
 STRIP, STRIP_GPU = 2**20, 2**28  # scores in memory at a time
 ALONE = World()
@@ -51,8 +51,8 @@ class Hits(NamedTuple):
     """The k corpus rows found for each of n queries, best first.
 
     scores (n, k): float32, descending. positions (n, k): int64 indices of corpus rows. If an approximate index finds
-    fewer than k rows, the rest has the score −inf and the position m, the number of corpus rows: using it as an index
-    raises an IndexError, while FAISS's −1 would silently mean the last row.
+    fewer than k rows for a query, the remaining entries have the score −inf and the position m, the number of corpus
+    rows: using m as an index raises an IndexError, while FAISS's −1 would silently mean the last row.
     """
 
     scores: np.ndarray
@@ -77,8 +77,8 @@ class Index:
     together with the same queries; ALONE: this process only. With several threads an HNSW graph differs a little from
     run to run.
 
-    A corpus that is too small to train the index is searched exactly. exact: whether it is. how: the index in use, and
-    the reason if it is not the one of `spec`.
+    A corpus that is too small to train the index is searched exactly. Attributes: exact: whether searches are exact.
+    how: {"index": the spec in use}, with the entries "instead_of" and "because" if the spec in use is not `spec`.
 
     Vectors must be finite; otherwise a search raises ValueError. Raises ConfigError for a bad spec, and for an
     approximate index if FAISS is not installed.
@@ -126,26 +126,26 @@ class Index:
         return best
 
     def recall_against_exact(self, hits: Hits, queries_nD: np.ndarray, sample: int = 200) -> float:
-        """Return the share of the exact k best corpus rows that are in `hits`, for at most `sample` evenly spread
-        queries.
+        """Return the share of the k best corpus rows of an exact search that are in `hits`, for at most `sample` evenly
+        spread queries.
 
-        hits: the results of an earlier search with queries_nD, the n query vectors; k is its number of results per
-        query. The sampled queries are searched exactly. All processes must call it together.
+        hits: the results of an earlier search with queries_nD, the n query vectors; k is the number of results per
+        query in it. The sampled queries are searched exactly. All processes must call it together.
         """
         rows = np.unique(np.linspace(0, len(queries_nD) - 1, min(sample, len(queries_nD))).astype(np.int64))
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
     def agreement(self, hits: Hits, queries_nD: np.ndarray) -> dict[str, float]:
-        """Return {"recall_against_exact@k": `recall_against_exact`} as a metric; {} if the index is exact. All
+        """Return {"recall_against_exact@<k>": the result of `recall_against_exact`}; {} if the index is exact. All
         processes must call it together.
         """
         name = f"recall_against_exact@{hits.positions.shape[1]}"
         return {} if self.exact else {name: self.recall_against_exact(hits, queries_nD)}
 
     def _work(self, n: int) -> list[tuple[int, int]]:
-        """Return the share of a search that this process does: pairs (first row of a part of the corpus, first query of
-        a block of queries), ordered by part.
+        """Return the (shard, block) pairs that this process searches, as (first corpus row of the shard, first query of
+        the block), ordered by shard.
 
         n: the number of queries. The processes divide all pairs evenly.
         """
@@ -157,7 +157,7 @@ class Index:
 
 
 class _Exact:
-    """Exact search of a shard (a part of the corpus): by FAISS on a CPU, by torch on a GPU and without FAISS."""
+    """Exact search of a shard (a part of the corpus): by FAISS on a CPU, by torch on a GPU or if FAISS is missing."""
 
     def __init__(self) -> None:
         self.faiss, self.on_gpu = None, torch.cuda.is_available()
@@ -184,7 +184,7 @@ class _Exact:
             return _first_best(torch.from_numpy(queries_qD).cuda(), shard, k)
         if self.faiss is None:
             return _first_best(torch.from_numpy(queries_qD), torch.from_numpy(shard), k)
-        # the hit after the k-th shows whether the k-th has ties outside
+        # the (k + 1)-th hit shows whether rows with the score of the k-th hit are left out
         more = min(k + 1, len(shard))
         scores, positions = self.faiss.knn(queries_qD, shard, more, self.faiss.METRIC_INNER_PRODUCT)
         best = _in_order(scores, positions)
@@ -199,7 +199,7 @@ class _Exact:
 class _Approximate:
     """Approximate search with a trained FAISS index, which is filled with one part of the corpus (shard) at a time.
 
-    It has the same methods as _Exact, the exact search. learnt: the trained, empty index, serialised.
+    It has the same methods as _Exact. learnt: the trained, empty index, serialised by faiss.serialize_index, as uint8.
     """
 
     shard_bytes = SHARD_BYTES
@@ -351,8 +351,9 @@ def _in_order(scores: np.ndarray, positions: np.ndarray) -> Hits:
 
 
 def _merged(parts: Sequence[Hits], k: int) -> Hits:
-    """Merge the search results from several parts of the corpus to the k best for each query. parts: in the order of
-    the corpus; of equal scores the one of the earlier part comes first.
+    """Return the k best results for each query among the search results of several parts of the corpus.
+
+    parts: the results of each part, in corpus order; of equal scores the one of the earlier part comes first.
     """
     scores, positions = (np.concatenate(column, axis=1) for column in zip(*parts, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]

@@ -7,9 +7,9 @@
 
 An option is a name of FAISS's ParameterSpace. Scores are inner products.
 
-A specification may come with a stranger's index. FAISS ends the interpreter for some texts, such as many brackets, and
-allocates what a number says. So a text is first held against FACTORY, a part of FAISS's grammar without brackets, and
-its numbers against LIMITS.
+A specification may come with a saved index of a stranger. FAISS crashes the interpreter for some texts, such as many
+brackets, and allocates memory as the numbers in a text say. So a text must match FACTORY, a part of FAISS's grammar
+without nested brackets, and its numbers must not exceed LIMITS.
 """
 
 import re
@@ -29,10 +29,11 @@ FACTORY = re.compile(
     (?:,RFlat|,Refine\((?:Flat|SQ8|SQfp16)\))?""",
     re.VERBOSE | re.ASCII,
 )
-LIMITS = {"IVF": 1 << 20, "HNSW": 512, "NSG": 512, "x": 12}  # number after a name; 12 bits: 4,096 vectors in a codebook
-LARGEST = 1 << 12  # any other number: a width, bytes of a vector
-LONGEST = 200  # characters
-OPTIONS = {  # the largest value of each
+# Name in a specification → the largest number after it; "x": bits of a code, 12 are 4,096 vectors in a codebook
+LIMITS = {"IVF": 1 << 20, "HNSW": 512, "NSG": 512, "x": 12}
+LARGEST = 1 << 12  # the largest of all other numbers, such as a width or the bytes of a vector
+LONGEST = 200  # the most characters of a specification
+OPTIONS = {  # search option → its largest value
     **{"nprobe": 1 << 20, "quantizer_nprobe": 1 << 20, "max_codes": 1 << 40, "ht": 1 << 16, "k_factor_rf": 1000},
     **{"efSearch": 1 << 16, "quantizer_efSearch": 1 << 16, "efConstruction": 1 << 12},
 }
@@ -40,10 +41,10 @@ EXAMPLES = '"Flat", "IVF256,Flat;nprobe=16", "IVF256,PQ32;nprobe=16", "HNSW32;ef
 
 
 def check_spec(spec: str, width: int = 2688) -> None:
-    """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of this width.
+    """Raise ConfigError if FAISS cannot build the index `spec`, such as "IVF256,Flat", for vectors of width `width`.
 
-    Faults that only appear with real vectors, such as too few vectors, are not found. Any usual number of bytes of a
-    product quantiser divides the default width, 2⁷ · 3 · 7.
+    Faults that only appear with real vectors, such as too few vectors, are not found. The default width, 2⁷ · 3 · 7, is
+    a multiple of any usual number of bytes of a product quantiser.
     """
     Spec.parsed(spec).built(load_faiss(), width)
 
@@ -60,7 +61,8 @@ class Spec:
 
     @staticmethod
     def parsed(text: str) -> "Spec":
-        """Parse a specification. Raises ConfigError for what is outside the grammar and the limits of this file."""
+        """Parse a specification. Raises ConfigError if it does not match FACTORY, or if a number or option is above its
+        limit (LIMITS, LARGEST, OPTIONS)."""
         shown = f"index '{text:.{LONGEST}}'"
         factory, *options = (part.strip() for part in text[: LONGEST + 1].split(";"))
         if len(text) > LONGEST or not FACTORY.fullmatch(factory):

@@ -2,8 +2,8 @@
 
 Rank of a query: 1 + the number of wrong items ahead of its best right item; other right items are not counted (filtered
 rank). An item is ahead if its score is higher, or if its score is equal and its index is lower. So a model that gives
-equal scores to everything does no better than a random order. Exact ranks need no list of found items: counting takes
-one product of the embeddings and the memory of a strip.
+equal scores to everything does no better than a random order. Exact ranks are computed by counting in the matrix of
+scores, strip by strip, without a list of the best items.
 
 Symbols: n queries, m items, D embedding width, k items found for a query, t queries of one strip (the part of the
 queries scored at one time), p pairs of a query and an item.
@@ -21,14 +21,14 @@ from dyad.eval.search.index import Hits, Index
 from dyad.train.distributed.world import World, all_reduce_sum
 
 STRIP, STRIP_GPU = 2**22, 2**28  # scores in memory at a time: 16 MiB, 1 GiB
-SLAB = 2**18  # numbers of each side in memory at a time; reading a row of a mapped file also loads its neighbours
+SLAB = 2**18  # elements of the embeddings of `pair_scores` in memory at a time; a mapped file is read page by page
 
 
 class Ranked(NamedTuple):
-    """The ranks of n queries, and where they come from.
+    """The ranks of n queries, and the search that gave them.
 
-    how: the index in use, as Index.how has it. hits: what an approximate index found for the queries; None: the ranks
-    are exact. agreement: the share of the exact first k items that it found, by metric name.
+    ranking: the ranks. how: Index.how of the index in use. hits: the items that an approximate index found for the
+    queries; None: the ranks are exact. agreement: Index.agreement, {} if the ranks are exact.
     """
 
     ranking: Ranking
@@ -48,9 +48,10 @@ def ranked(
 ) -> Ranked:
     """Rank the best right item of each of n queries among m items, with the FAISS index `spec`.
 
-    An exact index ranks by counting, whatever the depth; an approximate one finds `depth` items for each query. hidden:
-    items that cannot be answers of a query, which are never its right ones. All processes must call it together with
-    the same arguments, and get the same result.
+    queries_nD, items_mD: embeddings, (n, D) and (m, D); a score is their inner product. matches: the right pairs.
+    depth: how many items an approximate index finds for each query; not used by an exact index, which counts. hidden:
+    pairs of a query and an item that is left out of the search for this query; never a right pair. All processes must
+    call it together with the same arguments, and get the same result.
     """
     index = Index(items_mD, spec, world=world)
     if index.exact:
@@ -69,11 +70,11 @@ def count_ranks(
     """Compute exactly the rank of each of n queries among m items: 1 + the number of wrong items ahead of its best
     right item.
 
-    An item is ahead if its score is higher, or equal and its index is lower. matches: which items are right for which
-    queries; a query without a right item is MISSED. hidden: items that cannot be answers of a query. All processes must
-    call it with the same arguments; each scores its share of the queries, and all return the same result. queries_nD,
-    items_mD: embeddings; a score is their inner product. Memory: two float32 arrays of STRIP elements each (on a GPU of
-    STRIP_GPU), or of m elements if m is larger.
+    An item is ahead if its score is higher, or equal and its index is lower. queries_nD, items_mD: embeddings, (n, D)
+    and (m, D); a score is their inner product. matches: which items are right for which queries; the rank of a query
+    without a right item is MISSED. hidden: pairs of a query and an item that is not ranked for this query. All
+    processes must call it with the same arguments; each scores its share of the queries, and all return the same
+    result. Memory: two float32 arrays of STRIP elements each (on a GPU of STRIP_GPU), or of m elements if m is larger.
     """
     n, m = matches.shape
     assert queries_nD.shape[0] == n and items_mD.shape[0] == m, (queries_nD.shape, items_mD.shape, matches.shape)
@@ -96,8 +97,11 @@ def count_ranks(
 
 
 def strip_size(device: torch.device, n: int, m: int, world_size: int) -> int:
-    """Return how many of n queries are scored against m items at a time. A GPU takes long strips, as each reads all
-    items, but no longer ones than all processes have work."""
+    """Return how many of n queries are scored against m items at a time, at least 1.
+
+    On a CPU a strip has at most STRIP scores. On a GPU it has at most STRIP_GPU scores, as each strip reads all items,
+    and at most n / world_size queries, so that every process has work.
+    """
     return max(1, STRIP // m if device.type == "cpu" else min(STRIP_GPU // m, -(-n // world_size)))
 
 
@@ -123,7 +127,10 @@ def _strip_ranks(score_tm: Tensor, flag_tm: Tensor, row: Tensor, item: Tensor) -
 
 
 def _without(hits: Hits, hidden: Matches, depth: int) -> Hits:
-    """Return the first `depth` of the items found for each query that are not among its hidden ones."""
+    """Return `hits` without the hidden items of each query, cut to the first `depth` items.
+
+    hidden: pairs of a query and an item to leave out. Missing entries have the score −inf and the position m.
+    """
     row, item = hidden.pairs(0, len(hits.positions))
     m = hidden.shape[1]
     pairs_nk = np.arange(len(hits.positions))[:, None] * (m + 1) + hits.positions
@@ -139,10 +146,11 @@ def _without(hits: Hits, hidden: Matches, depth: int) -> Hits:
 
 
 def found_ranks(queries_nD: np.ndarray, items_mD: np.ndarray, matches: Matches, hits: Hits) -> Ranking:
-    """Compute the rank of each query as the place of its first right item in `hits`, MISSED if it has none.
+    """Compute the rank of each query as the place of its first right item in `hits`, from 1; MISSED if there is none.
 
-    hits: the k items found for each of n queries, best first. The best wrong item is the best one among the found. If k
-    is m and the search is exact, the result is that of `count_ranks`. Memory: `hits`, and STRIP numbers at a time.
+    queries_nD, items_mD: embeddings, for the scores of right pairs. matches: the right pairs. hits: the k items found
+    for each of n queries, best first; the best wrong item is taken from them. If k is m and the search is exact, the
+    result is that of `count_ranks`. Memory: `hits`, and STRIP numbers at a time.
     """
     n, m = matches.shape
     rank, right = np.full(n, MISSED), np.zeros(n, np.int64)

@@ -1,7 +1,7 @@
-"""An index in a folder: embeddings.npy and items.json, without pickle.
+"""Save and load a search index as a folder with embeddings.npy and items.json, without pickle.
 
-The folder may be a stranger's: sizes are compared with those of the files before memory is taken, and values are
-checked before they are used.
+A folder that is loaded may come from a stranger: sizes in headers are compared with the sizes of the files before
+memory is allocated, and values are checked before they are used.
 """
 
 import os
@@ -18,16 +18,16 @@ from dyad.data.base.json_text import LARGEST, MOST, read_json
 from dyad.eval.search.index_spec import Spec
 
 VECTORS, ITEMS = "embeddings.npy", "items.json"
-PER_ITEM = 16  # commas and opening brackets of an item, such as a passage
-PART = 1 << 16  # rows that are looked through at a time
+PER_ITEM = 16  # the most commas and opening brackets of an item in items.json, such as a passage
+PART = 1 << 16  # rows that are checked at a time
 
 
 def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model: str, spec: str) -> None:
     """Write an index into the new folder `folder`.
 
-    items: the n items, texts, numbers or passages. embeddings: theirs, float32 (n, D). model: the digest of the model
-    that made them. spec: of the FAISS index, see index_spec.py. Raises HardwareError if the folder exists and is not
-    empty, or cannot be written.
+    items: the n items: texts, whole numbers or passages. embeddings: the embeddings of the items, float32 (n, D).
+    model: the digest of the model that computed them. spec: the specification of the FAISS index, see index_spec.py.
+    Raises HardwareError if the folder exists and is not empty, or cannot be written.
     """
     with raise_named(folder), whole_folder(folder) as temporary:
         np.save(temporary / VECTORS, embeddings, allow_pickle=False)
@@ -35,10 +35,10 @@ def save_index(folder: Path, items: Sequence[Any], embeddings: np.ndarray, model
 
 
 def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
-    """Read the items, the embeddings, the digest of the model and the specification that `save_index` wrote.
+    """Return (items, embeddings, digest of the model, specification), as `save_index` wrote them into `folder`.
 
-    Raises OSError for files that are missing, lead out of the folder or are no files, ValueError or ConfigError for
-    what is damaged or larger than memory.
+    Raises OSError for files that are missing, are links out of the folder or are no regular files, ValueError or
+    ConfigError for files that are damaged or larger than the memory of the machine.
     """
     memory = psutil.virtual_memory().total
     with open_foreign(folder / VECTORS, memory, folder) as file:
@@ -60,7 +60,7 @@ def load_index(folder: Path) -> tuple[list[Any], np.ndarray, str, str]:
 
 
 def check_embeddings(embeddings: np.ndarray, items: int) -> None:
-    """Raise ValueError unless the embeddings are a matrix of finite floats with a row for each of the items."""
+    """Raise ValueError unless `embeddings` is a matrix of finite floats with `items` rows."""
     if embeddings.ndim != 2 or embeddings.dtype.kind != "f" or 0 in embeddings.shape:
         raise ValueError(f"embeddings must be floats (n, D), not {embeddings.dtype} {embeddings.shape}")
     if len(embeddings) != items:
@@ -70,8 +70,10 @@ def check_embeddings(embeddings: np.ndarray, items: int) -> None:
 
 
 def _shape(file: BinaryIO) -> tuple[int, int]:
-    """Read the header of a .npy file; return the rows and the width of its matrix of float32, for which the file has
-    exactly the bytes. The file is then at its first value."""
+    """Read the header of a .npy file; return (rows, width) of its float32 matrix. The file is then at its first value.
+
+    Raises ValueError for any other array, or if the size of the file does not match the header.
+    """
     with header_errors():
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

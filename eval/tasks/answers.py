@@ -1,4 +1,5 @@
-"""Answers of a language model: how often the right answer to a prompt has the highest score, and its likelihood.
+"""Evaluate a language model on answers: how often the right answer to a prompt has the highest score, and its
+likelihood.
 
 choice_accuracy is the share of prompts whose best right answer has a higher score than every wrong one. The score is
 that of training, the mean log-likelihood of a token of the answer. log_likelihood is the mean over prompts of the score
@@ -22,7 +23,7 @@ from dyad.eval.tasks.baselines import before_training
 
 @dataclass(frozen=True)
 class Answers(Evaluator):
-    """Evaluator of prompts with right and wrong answers."""
+    """Evaluator of a language model on prompts with right and wrong answers. data: the prompts and their answers."""
 
     data: AnswerLists
 
@@ -46,7 +47,7 @@ class Answers(Evaluator):
         return {"choice_accuracy": True, "log_likelihood": True, "perplexity": False}
 
     def scores(self, encode: Encoder) -> np.ndarray:
-        """Return the scores of all answers, float64 (N,)."""
+        """Return the scores of all answers, the mean log-likelihood of a token, float64 (N,)."""
         return replace(encode, cosine=False, features=False)("y", self.data)[:, 0].astype(np.float64)
 
     @property
@@ -56,7 +57,8 @@ class Answers(Evaluator):
         return np.stack([np.bincount(row_N[right_N == right], minlength=n) for right in (False, True)])
 
     def _ranks(self, score_N: np.ndarray) -> np.ndarray:
-        """Return the rank of the best right answer of each prompt, (n,); a wrong one of equal score is before it."""
+        """Return the rank, from 1, of the best right answer of each prompt, int64 (n,); of equal scores wrong answers
+        come first. score_N: the scores of all answers."""
         row_N, right_N, n = self.data.row_N, self.data.right_N, len(self.data.prompts)
         best_n = np.full(n, -np.inf)
         np.maximum.at(best_n, row_N[right_N], score_N[right_N])
@@ -64,14 +66,15 @@ class Answers(Evaluator):
         return 1 + np.bincount(row_N[before_N], minlength=n)
 
     def values(self, score_N: np.ndarray) -> Values:
-        """Return metric → its values: of prompts with a wrong answer, or of all."""
+        """Return metric → its values by prompt: choice_accuracy of the prompts with wrong answers, log_likelihood of
+        all. score_N: the scores of all answers."""
         (wrong_n, right_n), right_N = self._counts, self.data.right_N
         likelihood_n = np.bincount(self.data.row_N[right_N], score_N[right_N]) / right_n
         chosen = {"choice_accuracy": 1.0 * (self._ranks(score_N) == 1)[wrong_n > 0]} if wrong_n.any() else {}
         return {**chosen, "log_likelihood": likelihood_n}
 
     def groups(self, metric: str) -> Sequence[Hashable]:
-        """Return the group of each prompt that has a value of a metric."""
+        """Return the group of each prompt that has a value of `metric`, in the order of `values`."""
         wrong_n = self._counts[0]
         return [q.group for q, n in zip(self.data.prompts, wrong_n, strict=True) if n or metric != "choice_accuracy"]
 
@@ -81,13 +84,13 @@ class Answers(Evaluator):
         return float(np.exp(-(tokens * score_N[right]).sum() / tokens.sum()))
 
     def chance(self) -> dict[str, float]:
-        """Return the metrics of random scores."""
+        """Return {"choice_accuracy": its value for random scores}; {} if no prompt has a wrong answer."""
         wrong_n, right_n = self._counts
         several = wrong_n > 0
         return {"choice_accuracy": float((right_n / (right_n + wrong_n))[several].mean())} if several.any() else {}
 
     def cases(self, score_N: np.ndarray, examples: int) -> list[Case]:
-        """Return example cases, `examples` of each kind. score_N: of the answers."""
+        """Return example cases, `examples` of each kind (best, worst, random). score_N: the scores of all answers."""
         several = np.flatnonzero(self._counts[0])
         rank_n = self._ranks(score_N)[several]
         starts = np.searchsorted(self.data.row_N, np.arange(len(self.data.prompts) + 1))

@@ -13,9 +13,10 @@ from dyad.train.distributed.world import World
 
 
 def before_training(untrained: Callable[[], Encoder] | None, world: World) -> Encoder | None:
-    """Return the encoder with its weights before training; None if it cannot be made, with a line on stderr.
+    """Return the encoder with its weights before training; None if `untrained` is None or fails.
 
-    untrained: function that makes it; None: this baseline is not wanted. All processes must call it together.
+    untrained: function that makes the encoder; if it raises a UserError, a line on stderr says why. None: this baseline
+    is not wanted. All processes must call it together.
     """
     if untrained:
         with skip_on_error(Baseline.untrained):
@@ -25,8 +26,8 @@ def before_training(untrained: Callable[[], Encoder] | None, world: World) -> En
 
 @contextmanager
 def skip_on_error(baseline: Baseline) -> Iterator[None]:
-    """Context manager: if the block raises a UserError, print one line on stderr, that `baseline` is left out, and go
-    on.
+    """Context manager: if the block raises a UserError, print on stderr that `baseline` is left out, and why, and
+    suppress the error.
 
     Raises the error again if another process failed (PeerFailure) or if the job must be started again (exit code
     REQUEUE).
@@ -36,5 +37,5 @@ def skip_on_error(baseline: Baseline) -> Iterator[None]:
     except UserError as error:
         if isinstance(error, PeerFailure) or error.exit_code is ExitCode.REQUEUE:
             raise
-        if str(error):  # of several ranks, one has the message
+        if str(error):  # only one of several ranks has the message
             print(f"left out: the baseline {baseline}: {printable(str(error))}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Classification of images or texts: what zero-shot classification and probes have in common.
+"""Classification of images or texts: the common base of zero-shot classification and probes.
 
 The predicted class is the one with the highest score. The task is evaluated as a search: samples are the queries and
 classes the items, and the accuracies follow from the rank of the right class. If two classes have equal scores, the
@@ -24,12 +24,12 @@ from dyad.eval.tasks.baselines import before_training
 from dyad.eval.tasks.image_text_retrieval import Direction
 from dyad.train.distributed.agreement import rank_0_only
 
-CLASSES = 50  # up to here the result has the whole confusion matrix
-CONFUSED = 50  # pairs of classes in the result if there are more classes
+CLASSES = 50  # the most classes for which the result has the whole confusion matrix
+CONFUSED = 50  # the number of confused pairs of classes in the result if there are more classes
 
 
 class Scored(NamedTuple):
-    """What an evaluator makes with one encoder, the model or a baseline, of its n samples and C classes.
+    """The n samples and C classes of an evaluator, encoded and scored with one encoder, the model or a baseline.
 
     samples (n, D), classes (C, D): vectors whose inner products are the scores of a sample for the classes. values:
     further metrics → (n,) values of the samples, whose mean is the metric. per_class: class name → further numbers.
@@ -50,8 +50,9 @@ Ranked = tuple[Direction, Values, Scored]
 class Classification(Evaluator):
     """Evaluator of a classification of labelled samples.
 
-    task: of its results; texts have "text_" before it. start: what the names of its accuracies start with. classes: the
-    names of the classes, in order. index: a FAISS index of the classes; "Flat" is exact.
+    task: the `task` of its results; "text_" is put before it if the samples are texts. start: a prefix of the names of
+    its accuracies. data: the samples and their labels. classes: the names of the classes, in order. index: the
+    specification of a FAISS index of the classes; "Flat" is exact.
     """
 
     task: ClassVar[str]
@@ -62,7 +63,10 @@ class Classification(Evaluator):
 
     @abstractmethod
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
-        """Encode and score the samples. All processes call it together. target (n,): the index of the class of each."""
+        """Encode samples and classes, and return them with further metrics. All processes must call it together.
+
+        target (n,): the class index of each sample.
+        """
 
     def report(self, encode: Encoder, examples: int | None = None) -> Report:
         names, world = list(self.classes), encode.world
@@ -95,9 +99,9 @@ class Classification(Evaluator):
         return {f"{self.start}{name}": True for name in accuracies(one, one, len(self.classes))}
 
     def _ranked(self, encode: Encoder, target: np.ndarray, small: Thumbnails | None) -> Ranked:
-        """Score the samples and rank the classes for each; return the search, and the values of all metrics.
+        """Encode the samples and rank the classes for each; return (the search, metric → (n,) values, the Scored).
 
-        small: collects the images of the example cases; None for texts.
+        target (n,): the class index of each sample. small: collects the images of the example cases; None for texts.
         """
         names, scored = list(self.classes), self.scored(encode, target)
         samples, classes = np.arange(len(target)), np.arange(len(names))
@@ -172,14 +176,15 @@ def predictions(direction: Direction, target: np.ndarray) -> np.ndarray:
     """Return (n,) int64: the predicted class index of each of n samples; the number of classes, if an approximate index
     found no class.
 
-    It is the right class if its rank is 1, else the first wrong class of the search. direction: the search from samples
-    to classes. target (n,): the index of the right class. All processes must call it together.
+    The predicted class is the right class if the rank of the right class is 1, else the first wrong class that the
+    search finds. direction: the search from samples to classes. target (n,): the index of the right class. All
+    processes must call it together.
     """
     predicted = target.copy()
     wrong = np.flatnonzero(direction.rank > 1)
     found = direction.first(wrong).positions
     first, second = found[:, 0], found[:, min(1, found.shape[1] - 1)]
-    # two scores that differ in the last bit only may be ordered otherwise when they were counted
+    # scores that differ in the last bit only may be in another order in this search than in the counting of ranks
     predicted[wrong] = np.where(first == target[wrong], second, first)
     return predicted
 

@@ -80,10 +80,11 @@ def chance_recall(right: np.ndarray, m: int, k: int) -> float:
 class Direction:
     """A search in one direction, for example from images to texts: n queries, m items and their right pairs.
 
-    title: the heading of its gallery (the example cases in the report). query, item: functions that make the gallery
-    entry of the query or item with a given index. keys (n,): content keys of the queries; a gallery shows one query of
-    each key. groups (n,): the group of each query, for example its class; a gallery shows different groups first. spec:
-    a FAISS index; an approximate one finds `depth` items for a query. world: all its processes search together.
+    title: the heading of its gallery (the example cases in the report). queries_nD, items_mD: embeddings. query, item:
+    functions that return the gallery entry of the query or item with a given index. keys (n,): content keys of the
+    queries; a gallery shows one query of each key. groups (n,): the group of each query, for example its class; a
+    gallery shows different groups first. world: all its processes search together. spec: the specification of a FAISS
+    index; an approximate one finds `depth` items for a query.
     """
 
     title: str
@@ -104,7 +105,7 @@ class Direction:
 
     @cached_property
     def ranked(self) -> Ranked:
-        """The ranks of the best right items. All processes must ask for them together."""
+        """The ranks of the best right items, computed at the first access, which all processes must make together."""
         return ranked(self.queries_nD, self.items_mD, self.matches, self.spec, max(self.depth, ANSWERS), self.world)
 
     @property
@@ -112,8 +113,8 @@ class Direction:
         return self.ranked.ranking.rank
 
     def first(self, queries: np.ndarray) -> Hits:
-        """Return the first ANSWERS items, or more, for the queries with these indices, from the index that ranked them.
-        All processes must call it together.
+        """Return the first ANSWERS items, or more, found for the queries with the indices `queries`, by the index that
+        ranked them. All processes must call it together.
         """
         if self.ranked.hits is None:
             return Index(self.items_mD, world=self.world).search(self.queries_nD[queries], ANSWERS)
@@ -197,7 +198,8 @@ class Retrieval(Evaluator):
         return {f"{way}_{metric}": higher for way in self.ways for metric, higher in metrics.items()}
 
     def _searched(self, encode: Encoder, thumbnails: Thumbnails) -> Searched:
-        """Encode and search in both directions."""
+        """Encode images and captions and return the searches of both directions. thumbnails: collects the images that
+        example cases show."""
         data, image, caption = self.data, partial(self._image, thumbnails), self._caption
         x_nD, y_mD = encode("x", data.images), encode("y", data.texts)
         to_text, to_image = match_pairs(data.owner, data.image_keys, data.text_keys, self.truth)
@@ -217,7 +219,7 @@ class Retrieval(Evaluator):
         }
 
     def _values(self, searched: Searched) -> Values:
-        """Return metric → whether each query is a hit, for R@K of both directions."""
+        """Return metric → float64 (n,), 1 if the query is a hit, else 0, for R@K of all directions."""
         return {f"{name}_R@{k}": 1.0 * (way.rank <= k) for name, way in searched.items() for k in self.recall_k}
 
     def _groups(self, metric: str) -> list[int]:
@@ -245,7 +247,10 @@ class Retrieval(Evaluator):
 
 @dataclass(frozen=True)
 class ViewRetrieval(Retrieval):
-    """Evaluator of two views of each image: of the view x, the view y is searched among those of all images."""
+    """Evaluator of two views of each image: given view x of an image, its view y is searched among all y views.
+
+    data: data.images are the x views, data.texts the y views.
+    """
 
     task: ClassVar[str] = "view_retrieval"
     sizes: ClassVar[tuple[str, ...]] = ("images",)

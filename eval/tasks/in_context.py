@@ -1,7 +1,7 @@
-"""In-context evaluation of a model that finds examples: how well a language model answers after them.
+"""In-context evaluation of a model that finds examples: how well a language model answers with them in its prompt.
 
-For each question the model finds one example, which stands before the question; the language model then chooses among
-the answers (Rubin et al. 2022, section 5). Beside it stand the examples that BM25 finds, random ones, and no example.
+For each question the model finds one example, which is put before the question; the language model then chooses among
+the answers (Rubin et al. 2022, section 5). Baselines are the examples that BM25 finds, random examples, and no example.
 
 Letters in shapes: n questions; m examples.
 """
@@ -25,15 +25,16 @@ from dyad.eval.search.index import Index
 from dyad.eval.tasks.answers import Answers
 from dyad.train.distributed.agreement import from_rank_0
 
-NONE = -1  # in place of the number of an example
+NONE = -1  # in place of the index of an example: no example
 
 
 @dataclass(frozen=True)
 class InContext(Evaluator):
-    """Evaluator of examples for questions.
+    """Evaluator of a model that finds an example for each question, by the answers of a language model.
 
-    data: questions with right and wrong answers, tokenised for the language model. examples (m,): texts of prompts.
-    scorer: the y tower of the language model. tokenize, config: of the model that finds the examples.
+    data: questions with right and wrong answers, tokenised for the language model. examples (m,): texts to put before a
+    question. scorer: the y tower of the language model. tokenize, config: the tokenizer and the data options of the
+    model that finds the examples.
     """
 
     data: AnswerLists
@@ -65,20 +66,21 @@ class InContext(Evaluator):
         return replace(encode, towers={"y": self.scorer.to(encode.world.device)})
 
     def _with(self, found_n: Int64s) -> Answers:
-        """Return the evaluator of the questions with their examples. found_n (n,): numbers of these, or NONE."""
+        """Return the evaluator of the questions with an example before each. found_n (n,): its index, or NONE."""
         before = [self.examples[int(i)] if i != NONE else "" for i in found_n.tolist()]
         prompts = [replace(q, text=text + q.text) for q, text in zip(self.data.prompts, before, strict=True)]
         return Answers(self.name, self.source, replace(self.data, prompts=prompts))
 
     def _by_model(self, encode: Encoder) -> Int64s:
-        """Return the number of the example that the model finds for each question, (n,)."""
+        """Return the index of the example that the model finds for each question, int64 (n,)."""
         questions, passages = self.data.prompts, [Passage(text) for text in self.examples]
         x = TextInputs(questions.__getitem__, _lengths(questions), self.tokenize, self.config.question)
         y = TextInputs(passages.__getitem__, _lengths(passages), self.tokenize, self.config.passage)
         return Index(encode("y", y), world=encode.world).search(encode("x", x), 1).positions[:, 0]
 
     def _others(self) -> dict[str, Int64s]:
-        """Return the numbers of other examples by the name of what finds them; where BM25 finds none: NONE."""
+        """Return name of a baseline → (n,) index of the example for each question: "bm25" (NONE where BM25 finds none),
+        "random" and "no_prompt" (always NONE)."""
         n = len(self.data.prompts)
         hits = build_bm25(self.examples).search([question.text for question in self.data.prompts], 1)
         best = np.array([positions[0] if len(positions) else NONE for _, positions in hits])

@@ -18,9 +18,10 @@ from dyad.eval.tasks.zero_shot import ZeroShot
 
 @dataclass(frozen=True)
 class TrainedClasses(ZeroShot):
-    """Evaluator of the classes of training, with their vectors as they are trained: not scaled, if those are not.
+    """Evaluator of the classes that a run of task=labelled trains, scored with the class embeddings of the y tower.
 
-    classes: class name → the one text that `tokenize` takes for it.
+    The class embeddings are L2-normalised only if Encoder.cosine is True. classes: class name → [the text or name from
+    which `tokenize` makes the tower's input for the class]. Raises DataError for a label that is no class.
     """
 
     task: ClassVar[str] = "classification"
@@ -36,7 +37,8 @@ class TrainedClasses(ZeroShot):
 class RareClass(Evaluator):
     """Evaluator of a score (embeddings of width 1) that tells one class from all others.
 
-    data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate in the objective.
+    data: samples with their classes. rare: the class. max_fpr: the largest false-positive rate in the objective. Raises
+    DataError unless some samples are of class `rare` and some are not.
     """
 
     data: LabelledSet
@@ -64,12 +66,12 @@ class RareClass(Evaluator):
 
     @property
     def _limits(self) -> dict[str, float]:
-        """Metric → the largest false-positive rate that counts."""
+        """Name of a metric → its largest false-positive rate: "auc", and a partial AUC for MAX_FPR and for max_fpr."""
         return {"auc": 1.0, **{f"partial_auc@{limit:g}": limit for limit in (MAX_FPR, self.max_fpr)}}
 
     @cached_property
     def positive(self) -> np.ndarray:
-        """(n,) bool: which samples are of the rare class."""
+        """Whether each of n samples is of the rare class, bool (n,)."""
         return np.array([label == self.rare for label in self.data.labels])
 
     def _values(self, encode: Encoder) -> Values:

@@ -2,9 +2,9 @@
 
 It minimises scikit-learn's objective, C · (sum of the cross-entropies of n samples) + ½ ‖W‖², with an intercept that is
 not penalised, by L-BFGS in float64 with at most 1000 iterations. Features are taken as they are, not standardised. C is
-the one with the highest accuracy on a fifth of the training part, which the fit does not see; then the probe is fitted
-to the whole training part. The search has CLIP's steps: 7 values from 1e-6 to 1e6, then, four times, the two values on
-either side of the best one at half the distance, down to an eighth of a decade. That is 15 fits in place of 97.
+the value with the highest accuracy on a fifth of the training part, which is held out; then the probe is fitted to the
+whole training part. C is searched as in CLIP: first 7 values from 1e-6 to 1e6, then, four times, the two values on
+either side of the best one at half the distance, down to an eighth of a decade. These are 15 fits instead of 97.
 
 Symbols: n samples, D feature width, K classes.
 """
@@ -23,20 +23,20 @@ from dyad.train.distributed.agreement import from_rank_0, only_on
 from dyad.train.distributed.world import World, gather_objects
 
 ITERATIONS = 1000
-# Of the gradient of the mean cross-entropy; ROUGH, scikit-learn's, to choose C. A hundredth of TOLERANCE doubles the
-# time and did not change the accuracy on 10,000.
+# Tolerance of L-BFGS on the gradient of the mean cross-entropy: in the last fit, and (scikit-learn's) in the fits that
+# choose C. A hundredth of TOLERANCE doubles the time and did not change the accuracy on 10,000 samples.
 TOLERANCE, ROUGH = 1e-6, 1e-4
 LARGEST = 6  # C is 10^−6 … 10^6
-KEPT = 2**27  # a GiB
-HELD_OUT = 5  # one of so many samples of a class chooses C
+KEPT = 2**27  # the most elements of features that are held in float64 (1 GiB)
+HELD_OUT = 5  # one of so many different samples of a class is held out to choose C
 Chosen = tuple[np.ndarray, float, float]
 
 
 def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, world: World) -> Chosen:
-    """Return the weights of the probe, as `fit` does, its C, and the accuracy of this C on the samples held out.
+    """Return (the weights of the probe, as of `fit`; its C; the accuracy of this C on the held-out samples).
 
-    All processes call it together and share the fits; all get the same result. x_nD: features, float32. target_n: class
-    indices from 0. out_n (n,) bool: the samples that are held out, to choose C.
+    All processes must call it together; they share the fits and get the same result. x_nD: features, float32 (n, D).
+    target_n: class indices from 0, int64 (n,). out_n: bool (n,), True for the samples that are held out to choose C.
     """
 
     def accuracies(exponents: Sequence[float]) -> dict[float, float]:
@@ -50,22 +50,27 @@ def linear_probe(x_nD: np.ndarray, target_n: np.ndarray, out_n: np.ndarray, worl
         own = only_on(world, True, partial(accuracies, wanted[world.rank :: world.size]))
         for part in gather_objects(own or {}, world):
             found |= part
-        best = max(found, key=lambda exponent: (found[exponent], -exponent))  # of equal ones the strongest penalty
+        # among equal accuracies, the strongest penalty
+        best = max(found, key=lambda exponent: (found[exponent], -exponent))
         wanted = [exponent for exponent in (best - step, best + step) if abs(exponent) <= LARGEST]
     return from_rank_0(world, lambda: fit(x_nD, target_n, 10**best, world.device, TOLERANCE)), 10**best, found[best]
 
 
 def logits(x_nD: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Return the logits (n, K) float64 of n samples; their softmax is scikit-learn's predict_proba."""
+    """Return the logits, float64 (n, K), of n samples; their softmax is scikit-learn's predict_proba.
+
+    x_nD: features, (n, D). weight: (K, D + 1), as returned by `fit`.
+    """
     return x_nD.astype(np.float64) @ weight[:, :-1].T + weight[:, -1]
 
 
 def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
-    """Return (n,) bool: True for the samples of the training part that are not fitted while C is chosen, but choose it.
+    """Return bool (n,): True for the samples of the training part that are held out to choose C.
 
     target_n: the class index of each sample. keys_n: its content key, equal for equal samples. The different keys of a
-    class are sorted; the second of every HELD_OUT of them is held out, with all samples that have it. So equal samples
-    of a class are on one side, the order of samples does not count, and a class with a single key keeps it to fit.
+    class are sorted; the second of every HELD_OUT keys is held out, with all samples that have it. So equal samples of
+    a class are held out together, the order of samples does not matter, and the samples of a class with a single key
+    are not held out.
     """
     pairs, number = np.unique(np.stack([target_n, keys_n], axis=1), axis=0, return_inverse=True)
     position = np.arange(len(pairs)) - np.searchsorted(pairs[:, 0], pairs[:, 0])
@@ -73,12 +78,13 @@ def held_out(target_n: np.ndarray, keys_n: np.ndarray) -> np.ndarray:
 
 
 def fit(x_nD: np.ndarray, target_n: np.ndarray, c: float, device: torch.device, tolerance: float) -> np.ndarray:
-    """Return the weights (K, D + 1) float64 of the logistic regression with the regularisation strength C = `c`: a row
-    for each class, with its intercept in the last column.
+    """Return the weights, float64 (K, D + 1), of the logistic regression with inverse regularisation strength C = `c`,
+    a row for each class, with its intercept in the last column.
 
-    Up to KEPT numbers the centred features are held in float64; more stay float32, and rows are converted as they are
-    needed. For two classes scikit-learn penalises the difference of the two weights. They are half of it each, so
-    their squares count twice here.
+    x_nD: features, float32 (n, D). target_n: class indices from 0, (n,). tolerance: on the gradient of the objective
+    divided by C · n. Centred features of up to KEPT elements are held in float64; larger ones stay float32, and rows
+    are converted when needed. For two classes scikit-learn penalises the difference of the two weight vectors; each of
+    them is half the difference, up to its sign, so their squares count twice here.
 
     The minimum is sought over V, with W = V T. T scales the principal axes of the features so that the second
     derivative at V = 0 is about the identity: L-BFGS then needs tens of iterations, where it needs up to thousands

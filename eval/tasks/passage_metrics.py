@@ -1,10 +1,8 @@
-"""Metrics of passage retrieval: metric values of each question, means with 95 % intervals, differences of systems, and
-chance levels (the scores of a random ranking).
+"""Metrics of passage retrieval: the values of each question, and chance levels (the scores of a random ranking).
 
 Questions with judgements (qrels: question → passage → grade) get nDCG@10, Recall@100, MRR@10, MAP@100 and Success@K.
 Questions with answers get DPR's accuracy@K. A judged question counts as zero if nothing is found for it, or if it is
-not searched for because it has no right passage. The intervals, also those of differences, come from the bootstrap:
-groups of questions (for example topics) are drawn with replacement.
+not searched for because it has no right passage. eval/metrics/bootstrap.py computes means and intervals of the values.
 
 Symbols: n questions that have a value, m passages of the corpus.
 """
@@ -23,14 +21,15 @@ from dyad.eval.tasks.image_text_retrieval import chance_recall
 from dyad.eval.tasks.question_sets import QuestionSet
 
 JUDGED = ("nDCG@10", "Recall@100", "MRR@10", "MAP@100", *(f"Success@{k}" for k in TOP_K))
-DEEP = "Recall@1000"  # if so many passages are searched for
+DEEP = "Recall@1000"  # computed if at least 1000 passages are found for each question
 
 
 class Judge:
     """Decides which passages are right for the questions of a set, and computes the metrics of a run.
 
-    A run is question id → passage id → score. mode: whether answers are strings or regular expressions. depth: the
-    number of passages found for each question; from 1000 on, Recall@1000 is computed too.
+    A run is question id → passage id → score. data: the question set. mode: whether answers are strings or regular
+    expressions. depth: the number of passages found for each question; from 1000 on, Recall@1000 is computed too.
+    hit(question, passage): whether the passage contains an answer to the question, both given by id (cached).
     """
 
     def __init__(self, data: QuestionSet, mode: AnswerMatch, depth: int) -> None:
@@ -46,7 +45,7 @@ class Judge:
         """Compute all metrics of a run (question id → passage id → score); return metric → (n,) its value for each of n
         questions.
 
-        For accuracy@K these are the questions with answers, for all other metrics the questions with judgements.
+        The n questions are those with answers for accuracy@K, and those with judgements for all other metrics.
         """
         of_judged = measures(self._data.qrels, run, self._names) if self._data.qrels else {}
         values = {name: np.array([of[query] for query in self._data.qrels]) for name, of in of_judged.items()}
@@ -109,8 +108,8 @@ class Judge:
 
 
 def chance(qrels: Qrels, m: int) -> dict[str, float]:
-    """Return the chance levels of nDCG@10, Recall@100, MRR@10 and Success@K: their mean over all questions, expected if
-    the m passages of the corpus are ranked at random.
+    """Return metric → chance level for nDCG@10, Recall@100, MRR@10 and Success@K: the expected value, averaged over
+    questions, if the m passages of the corpus are ranked at random.
 
     qrels: question id → passage id → grade. Without judgements the result is {}.
     """

@@ -1,8 +1,8 @@
-"""Passage retrieval for questions: evaluates the model and the baselines on one question set.
+"""Passage retrieval for questions: evaluate the model and the baselines on one question set.
 
 All processes encode and search together, and the result does not depend on their number. Process 0 computes the
 metrics. The baselines are BM25, the encoder before training, and the reciprocal rank fusion of the model with BM25. The
-result holds the difference of the model to each baseline, with its 95 % interval.
+result has the difference of the model to each baseline, with its 95 % interval.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Searched:
     """The passages that one encoder found for n questions.
 
     hits: scores and corpus indices of the best passages of each question. queries (n, D): embeddings of the questions.
-    index: the index that was searched. agreement: its metric recall_against_exact, if it is approximate.
+    index: the index that was searched. agreement: the result of Index.agreement, {} if the index is exact.
     """
 
     hits: Hits
@@ -54,8 +54,9 @@ class Searched:
 class PassageSide:
     """The passages of a corpus, prepared for search with encoders and with BM25.
 
-    It is made once and shared by all question sets that search this corpus. config: how the text of a passage is made.
-    options: the options of the evaluation, such as the kind of index and the folder for embeddings.
+    It is made once and shared by all question sets that search this corpus. tokenize: the tokenizer of the model.
+    config: how the text of a passage is made. options: the options of the evaluation, such as the kind of index and the
+    folder for embeddings. id(position): the id of the passage with this index in the corpus.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class PassageSide:
 
     @cached_property
     def bm25(self) -> BM25:
-        """Return the BM25 index of the titles and texts of all passages. If the option eval.embeddings names a folder,
-        the index is kept there and reused, else it is built in memory.
+        """The BM25 index of the titles and texts of all passages, made at the first access. If the option
+        eval.embeddings names a folder, the index is kept there and reused, else it is built in memory.
         """
         passages = (self.corpus[i] for i in range(len(self.corpus)))
         texts = (f"{passage.title} {passage.text}" for passage in passages)
@@ -102,8 +103,9 @@ class PassageSide:
 class PassageRetrieval(Evaluator):
     """Evaluator of passage retrieval on one question set.
 
-    side: the passages, prepared for search. question: how the text of a question is made. baselines: the systems that
-    the model is compared with.
+    data: the questions and what is right for them. side: the passages, prepared for search. tokenize: the tokenizer of
+    the model. question: how the text of a question is made. options: the options of the evaluation. baselines: the
+    systems that the model is compared with.
     """
 
     data: QuestionSet
@@ -128,8 +130,8 @@ class PassageRetrieval(Evaluator):
     # ---- runs --------------------------------------------------------------------------------------------------------
 
     def _search(self, system: str, encode: Encoder) -> Searched:
-        """Encode all questions of the question set with `encode`, and search the passages with the highest scores for
-        each; return Searched: the passages found, the question embeddings, the search index and its agreement.
+        """Encode all questions of the question set with `encode`, find the passages with the highest scores for each,
+        and return the Searched.
 
         system: name of the encoder, "model" or "untrained". All processes must call it together.
         """
@@ -174,10 +176,10 @@ class PassageRetrieval(Evaluator):
 
     @cached_property
     def _own(self) -> set[str]:
-        """Return the ids of the questions whose results must leave out the passage with the same id as the question.
+        """The ids of the questions whose results must leave out the passage that has the id of the question.
 
-        That passage is the question itself, as a document of the corpus. A question is not among them if the judgements
-        (qrels) grade this passage for it. Empty if the question set has drop_own = False.
+        That passage is the question itself, as a document of the corpus. Questions for which the judgements (qrels)
+        grade this passage are not in the set. Empty if the question set has drop_own = False.
         """
         if not self.data.drop_own:
             return set()
@@ -261,11 +263,10 @@ class PassageRetrieval(Evaluator):
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def _files(self, run: Run) -> dict[str, Callable[[Path], None]]:
-        """Return the functions that write the further files of an evaluation, beside its JSON: end of the file name →
-        function that writes the file to a path.
+        """Return ending of a file name → function that writes the file to a path, for the files beside the JSON result.
 
-        The files are a TREC file of `run` (question id → passage id → score); with judgements, the judgements and
-        BEIR's metrics; with answers, DPR's retriever output.
+        The files are a TREC file of `run` (question id → passage id → score); if there are judgements, the judgements
+        and BEIR's metrics; if there are answers, DPR's retriever output.
         """
         files: dict[str, Callable[[Path], None]] = {".trec": lambda path: write_run(path, run, "dyad")}
         if self.data.qrels:

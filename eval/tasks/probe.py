@@ -1,16 +1,16 @@
 """Probes of frozen features: a linear probe, k-nearest neighbours, AUC and partial AUC, on images, texts or contexts.
 
-The training part fits the linear probe (linear_probe.py) and is searched by k-NN; the test part is scored. Classes are
-the labels of the training part, sorted. Features are what the trunk of the tower gives before the projection or head,
-or the embeddings (eval.probe_features).
+The linear probe (linear_probe.py) is fitted to the training part, in which k-NN searches too; the test part is scored.
+Classes are the labels of the training part, sorted. Features are the output of the tower's trunk before the projection
+or head, or the embeddings (eval.probe_features).
 
-k-NN: the k training samples with the highest cosine similarity vote. Of equally similar ones the earlier count. Of
-equally many votes the first class wins, as in scikit-learn's KNeighborsClassifier(metric="cosine"). In the weighted
-vote of Wu et al. 2018 (arXiv 1805.01978) a neighbour counts exp(similarity / 0.07).
+k-NN: the k training samples with the highest cosine similarity vote. If similarities are equal, earlier samples are
+taken first; if votes are equal, the first class wins, as in scikit-learn's KNeighborsClassifier(metric="cosine"). In
+the weighted vote of Wu et al. 2018 (arXiv 1805.01978) a neighbour counts exp(similarity / 0.07).
 
-AUC and partial AUC are of the probabilities of the linear probe: the mean over the classes of the test part, each
-against all others, as roc_auc_score(multi_class="ovr", average="macro"). Of two classes only the second counts, as
-there.
+AUC and partial AUC are computed from the probabilities of the linear probe: the mean over the classes of the test part,
+each against all others, as in scikit-learn's roc_auc_score(multi_class="ovr", average="macro"). With two classes only
+the AUC of the second class is computed, as there.
 """
 
 from dataclasses import dataclass, replace
@@ -32,14 +32,15 @@ from dyad.eval.tasks.linear_probe import held_out, linear_probe, logits
 from dyad.eval.tasks.zero_shot import unit
 from dyad.train.eval_config import ProbeFeatures
 
-TEMPERATURE = 0.07  # of the weighted vote
+TEMPERATURE = 0.07  # temperature of the weighted vote
 
 
 @dataclass(frozen=True)
 class Probe(Classification):
-    """Evaluator of frozen features on one data set. data: the test part. train: what the probes are fitted to.
+    """Evaluator of frozen features on one data set.
 
-    classes: the labels of `train`, sorted. side: the tower that takes the samples. k: neighbours of k-NN.
+    data: the test part. classes: the labels of `train`, sorted. train: the training part. side: the tower that encodes
+    the samples. features: whether to probe the trunk's output or the embeddings. k: the number of neighbours of k-NN.
     """
 
     task: ClassVar[str] = "linear_probe"
@@ -55,7 +56,7 @@ class Probe(Classification):
 
     def scored(self, encode: Encoder, target: np.ndarray) -> Scored:
         if self.features is ProbeFeatures.features:
-            encode = replace(encode, features=True, cosine=False)  # of histories the contexts
+            encode = replace(encode, features=True, cosine=False)  # for histories: the contexts
         names = list(self.classes)
         fitted = class_indices(self.train.labels, names, self.name)
         out = held_out(fitted, self.train.keys)
@@ -68,7 +69,7 @@ class Probe(Classification):
         votes = {"knn_acc1": np.ones_like(near.scores), "knn_weighted_acc1": np.exp(near.scores / TEMPERATURE)}
         knn = {name: 1.0 * (_elected(fitted[near.positions], by) == target) for name, by in votes.items()}
         facts = {"features": self.features, "num_train": len(fitted), "C": c, "held_out_acc1": accuracy, "k": self.k}
-        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # the intercepts are of ones
+        rows = np.concatenate([test_nD, np.ones_like(test_nD[:, :1])], axis=1)  # ones for the intercepts
         by_class = {names[index]: {"auc": auc} for index, auc in aucs.items()}
         return Scored(rows, weight.astype(np.float32), areas | knn, by_class, {"probe": facts})
 
@@ -77,8 +78,10 @@ class Probe(Classification):
 
 
 def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict[int, float]]:
-    """Return the (n,) values of AUC and partial AUC, and class → its AUC, for the classes that occur; of two only the
-    second.
+    """Return (metric → (n,) values of AUC and partial AUC, whose means are the metrics; class index → its AUC).
+
+    probability_nC: probabilities of the C classes, (n, C). target (n,): the class index of each sample. Only classes in
+    `target` count; of two classes only the second.
     """
     found = [1] if probability_nC.shape[1] == 2 else np.unique(target).tolist()
     total, aucs = np.zeros((2, len(target))), {}
@@ -89,7 +92,10 @@ def _areas(probability_nC: np.ndarray, target: np.ndarray) -> tuple[Values, dict
 
 
 def _elected(labels_nk: np.ndarray, votes_nk: np.ndarray) -> np.ndarray:
-    """Return (n,) the class with the most votes, of equal ones the first. labels_nk: the classes of k neighbours."""
+    """Return the class index with the most votes for each of n samples, int64 (n,); the lowest one if several have.
+
+    labels_nk: the class indices of k neighbours, (n, k). votes_nk: the weights of their votes, (n, k).
+    """
     total = np.zeros((len(labels_nk), labels_nk.max() + 1))
     np.add.at(total, (np.arange(len(labels_nk))[:, None], labels_nk), votes_nk)
     return total.argmax(axis=1)

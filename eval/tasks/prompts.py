@@ -45,8 +45,8 @@ PLACE = re.compile(r"\{c?\}")  # in a template, where a prompt goes
 class ZeroShotTask:
     """The content of a task file.
 
-    source: the shards of images. label: the field that holds the class of an image. classes: class name → its
-    prompts, already put into the templates. skip_others: whether samples of other classes are left out.
+    source: the shards of images. label: the JSON field of a sample that holds its class, or "cls". classes: class name
+    → its prompts, already put into the templates. skip_others: whether samples of other classes are left out.
     """
 
     source: str
@@ -75,15 +75,15 @@ def read_task(path: Path) -> ZeroShotTask:
 
 
 def class_names(labels: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return labels as names of classes: if all are numbers and none is a name, a number is a place in `names`, from 0.
-    What is neither stays as it is."""
+    """Return the class name of each label. If all labels are numbers and none is in `names`, a label is an index in
+    `names`, from 0, where it is small enough; all other labels are returned unchanged."""
     numbers = all(re.fullmatch("[0-9]{1,9}", label) for label in labels) and not set(labels) & set(names)
     return [names[int(label)] if numbers and int(label) < len(names) else label for label in labels]
 
 
 def read_probe(path: Path) -> tuple[dict[str, str], str]:
-    """Read the task file of a probe (JSON) at `path`; return its shards, by part (train, test), and its label: the
-    field that holds the class. Raises ConfigError, with the file and the key, if a key is missing or wrong.
+    """Read the task file of a probe (JSON) at `path`; return ({"train": shards, "test": shards}, the field of a sample
+    that holds its class). Raises ConfigError, with the file and the key, if a key is missing or wrong.
     """
     content = _content(path, "probe", dict.fromkeys(("train", "test", "label"), (str, "a text")))
     return {part: _beside(path, content[part]) for part in ("train", "test")}, content["label"]
@@ -93,8 +93,9 @@ def read_probe(path: Path) -> tuple[dict[str, str], str]:
 class InContextTask:
     """The content of a task file of in-context evaluation.
 
-    questions, examples: rows. template: a row as a prompt. length: most tokens of example and question; None: as the
-    language model has it.
+    questions, examples: files of rows with questions and answers. language_model: lm:NAME or a run. template: the text
+    of an example, with {question} and {answer} in place of those of its row. length: the most tokens of example and
+    question together; None: the limit of the language model.
     """
 
     questions: str
@@ -121,13 +122,17 @@ def read_in_context(path: Path) -> InContextTask:
 
 
 def check_row_template(template: str, key: str) -> None:
-    """Raise ConfigError unless a template of rows as prompts has both of its places. key: its name, for the message."""
+    """Raise ConfigError unless `template` has {question} and {answer}. key: name of the option, for the message."""
     if not all(place in template for place in ("{question}", "{answer}")):
         raise ConfigError(f"{key}={template}: must hold {{question}} and {{answer}}")
 
 
 def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Read the task file at `path`. name: the kind of its entry. kinds: its keys, with their types."""
+    """Return the JSON object in the task file at `path`; an entry "source" stands for a missing "test".
+
+    name: the kind of the entry in eval.suite, for messages. kinds: required key → (its type, the type in words). Raises
+    ConfigError if the file cannot be read, or a key is missing or of another type.
+    """
     try:
         content = read_json(path)
     except OSError as error:
@@ -150,7 +155,10 @@ def _content(path: Path, name: str, kinds: Mapping[str, tuple[Any, str]]) -> dic
 
 
 def _beside(path: Path, shards: str) -> str:
-    """Return the shards that a task file at `path` names: a URL, or paths relative to its folder."""
+    """Return `shards`, sources joined by "::", with each path resolved against the folder of the task file `path`.
+
+    URLs stay unchanged.
+    """
     parts = (part if "://" in part else str(path.parent / os.path.expanduser(part)) for part in shards.split("::"))
     return "::".join(parts)
 
@@ -159,7 +167,7 @@ def prompted(classes: Mapping[str, list[str]], templates: Sequence[str], path: P
     """Return class name → its texts: each prompt of the class put into each template in place of {c} or {}.
 
     A class with an empty list of prompts uses its name as the prompt. path: the file that holds the classes or
-    templates; a ConfigError for a faulty class or template names it.
+    templates, for messages. Raises ConfigError for fewer than two classes, or a faulty class or template.
     """
     if len(classes) < 2 or not templates:
         raise ConfigError(f"{path}: needs two classes and one template at least, e.g. 'a photo of {{c}}'")

@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 KEY = "eval.suite"
 SearchedCorpus: TypeAlias = "Corpus | RowPassages"
 QUESTION_FILES = (".json", ".jsonl", ".csv", ".tsv")
-MAX_GRADE = 10_000  # trec_eval allocates a table as long as the highest grade
+MAX_GRADE = 10_000  # largest grade that is read: trec_eval allocates a table as long as the highest grade
 PASSAGE_FILES = r"psgs.*\.(tsv|jsonl)|corpus\.jsonl"
 
 
 @dataclass(frozen=True)
 class QuestionSet:
-    """Questions, what is right for them, and the passages to search.
+    """Questions, the judgements of passages for them, and the passages to search.
 
     qrels: question id → passage id → grade; it may also have questions that are not in `questions`. corpus: the
-    passages. drop_own: whether a passage that has the id of the question is removed from its results, unless qrels
-    grade it for this question. This is BEIR's rule for sets like ArguAna, in which questions are passages.
+    passages. drop_own: whether the passage that has the id of a question is removed from the results of this question,
+    unless qrels grade it for the question. This is BEIR's rule for sets like ArguAna, in which questions are passages.
     """
 
     questions: Sequence[Question]
@@ -98,9 +98,10 @@ def check_beir(target: str) -> tuple[Path, str]:
 def open_beir(target: str, config: DataConfig) -> QuestionSet:
     """Open the BEIR target FOLDER or FOLDER@SPLIT as a question set.
 
-    It has the questions of the split with a right passage, the judgements of the split, and the corpus of the folder.
-    As for trec_eval, judgements of questions that the folder lacks do not count, and a right passage that the corpus
-    lacks is one that is not found. config: the data options; the split and the corpus in it are not used.
+    The set has the questions of the split with a right passage, the judgements of the split, and the corpus of the
+    folder. As in trec_eval, judgements of questions that are not in the folder are ignored, and a right passage that is
+    not in the corpus counts as not found. config: the data options; the split and the corpus in it are not used. Raises
+    ConfigError as `check_beir` does or if there is no question, DataError for damaged judgements.
     """
     folder, split = check_beir(target)
     passage, question = replace(config.passage, corpus=None), replace(config.question, split=split)
@@ -142,7 +143,7 @@ def _folder_and_split(target: str) -> tuple[Path, str]:
 
 def check_dpr(target: Any, config: DataConfig, key: str = "dpr") -> tuple[Any, str | None]:
     """Return the files that a DPR target names: (question file, passage file) for a folder, (the target itself, None)
-    for anything else. key: of the target, for messages.
+    for anything else. key: the option that names the target, for messages.
 
     Raises ConfigError for a missing file, or for a folder that has not exactly one file of each kind.
     """
@@ -213,7 +214,7 @@ def _qrels(right: dict[str, list[int]], corpus: SearchedCorpus) -> "Qrels":
 class RowPassages:
     """The passages in the rows of a question file as a corpus, without duplicates, in order of first occurrence.
 
-    It has those methods of Corpus (data/question_passage/corpus.py) that a search needs, and can be pickled. Passages
+    It has the methods of Corpus (data/question_passage/corpus.py) that a search needs, and can be pickled. Passages
     keep their ids from the file. A passage without an id, or with an id that another passage has already, gets its
     content key as id.
     """

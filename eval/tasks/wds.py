@@ -33,9 +33,7 @@ class WdsFolder:
     classes: Mapping[str, Sequence[str]]
 
     def class_names(self, labels: Sequence[str]) -> list[str]:
-        """Convert labels, which are class indices written as text, to class names. Raises DataError for any other
-        label.
-        """
+        """Return the class name of each label, a class index as text. Raises DataError for any other label."""
         names = list(self.classes)
         for label in labels:
             if not re.fullmatch("[0-9]{1,9}", label) or int(label) >= len(names):
@@ -80,7 +78,8 @@ def _classes(path: Path) -> dict[str, list[str]]:
 def _lines(path: Path, needed: bool = True) -> list[str]:
     """Return the lines of a text file, stripped and without blank lines.
 
-    For a missing file: [] if needed=False, else ConfigError. Raises ConfigError for a file that cannot be read.
+    needed: whether a missing file raises ConfigError; if not, [] is returned. Raises ConfigError for a file that cannot
+    be read.
     """
     if not path.is_file():
         if needed:

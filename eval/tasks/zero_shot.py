@@ -22,7 +22,10 @@ from dyad.eval.tasks.prompts import ZeroShotTask, class_names
 
 @dataclass(frozen=True)
 class ZeroShot(Classification):
-    """Evaluator of zero-shot classification on one set of labelled images. classes: class name → its prompts."""
+    """Evaluator of zero-shot classification on one set of labelled images.
+
+    classes: class name → its prompts. tokenize: prompts → tower inputs, int64 (number of prompts, L).
+    """
 
     task: ClassVar[str] = "zeroshot_classification"
     classes: Mapping[str, Sequence[str]]
@@ -43,7 +46,7 @@ class ZeroShot(Classification):
 
 @dataclass(frozen=True)
 class ChosenImages(Images):
-    """Some of the images of shards. chosen (k,): their sample ids. Positions are 0 … k - 1."""
+    """Some of the images of shards: image i of this object is the image with the sample id chosen[i]. chosen: (k,)."""
 
     chosen: np.ndarray
 
@@ -58,9 +61,11 @@ class ChosenImages(Images):
 
 
 def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet:
-    """Return labelled images with the names of their classes in place of numbers, without the images of other
-    classes if the task file says so. where: the entry, for messages. Raises DataError for other classes otherwise, and
-    when no image is left."""
+    """Return the labelled images with class names as labels (see `class_names`), without images of other classes.
+
+    where: the entry of eval.suite, for messages. Raises DataError if there are images of other classes and
+    task.skip_others is False, or if no image is left.
+    """
     labels = class_names(data.labels, [*task.classes])
     chosen = np.flatnonzero([label in task.classes for label in labels])
     if len(chosen) == len(labels):
@@ -79,5 +84,5 @@ def of_classes(data: LabelledSet, task: ZeroShotTask, where: str) -> LabelledSet
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (…, D), each scaled to length 1; zeros stay zeros."""
+    """Return vectors (…, D), each divided by its L2 norm; zero vectors stay zero."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -1,7 +1,7 @@
-"""Auxiliary losses of a run (also.NAME), over its towers: each with a task, data, objective and weight of its own.
+"""Auxiliary losses of a run (also.NAME), which train the run's towers on a task, data and objective of their own.
 
-also.NAME is a text of arguments as on the command line: "task=views objective=simclr data.train=a.tar weight=0.5". Its
-configuration is that of the run with these arguments. Imports no torch.
+The value of also.NAME is a text of arguments as on the command line, e.g. "task=views objective=simclr data.train=a.tar
+weight=0.5". The configuration of the loss is that of the run, changed by these arguments. Imports no torch.
 """
 
 import copy

@@ -12,7 +12,7 @@ from hydra.errors import HydraException
 
 from dyad.data.base.errors import ConfigError
 
-# Launcher of Hydra → what starts a run in its place, with the arguments of the run behind it
+# Launcher of Hydra → the start of a command that does its work here; the arguments of a run follow
 LAUNCHERS = {"joblib": "-P2 python -m train", "submitit_slurm": "sbatch --gpus-per-node=8 launch/slurm.sbatch"}
 
 
@@ -21,7 +21,8 @@ class CommandLine:
     """A parsed command line of `python -m train`.
 
     words: the arguments key=value. sweep (-m): train once for each combination of the values that `words` list.
-    show: what to print in place of training: "job" (--cfg job), the configuration; "runs", the arguments of each run.
+    show: what to print in place of training: "job" (--cfg job), the configuration; "runs" (--cfg runs), the arguments
+    of each run; "": nothing, train.
     """
 
     words: list[str]

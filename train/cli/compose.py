@@ -89,10 +89,10 @@ def compose_config(overrides: Sequence[str]) -> TrainConfig:
 def words_for(config: TrainConfig) -> list[str]:
     """Return a short list of key=value arguments that compose to `config`.
 
-    First comes experiment=NAME, or task=NAME if `config` has no experiment that is a file in configs/experiment/. Then
+    First comes experiment=NAME, or task=NAME if `config` has no experiment that is a preset or a file. Then
     objective=NAME, if the first argument alone would choose another objective. Then key=value for each key that these
-    do not set to its value in `config`; also for those to which the arguments together would give another value, as a
-    named model brings its own.
+    arguments do not set to its value in `config`, and for each key that such a key=value changes in turn: a
+    model.name, for example, sets defaults of other keys.
     """
     named = config.experiment or ""
     is_there = named in groups()["experiment"] or (named.endswith(SUFFIXES) and Path(named).expanduser().is_file())
@@ -115,7 +115,7 @@ def _changed_words(config: TrainConfig, composed: TrainConfig) -> list[str]:
 
 
 def as_argument(value: Any) -> str:
-    """Write a value as Hydra parses it on the command line, in quotes where needed: True → true, None → null."""
+    """Return a value as the text that Hydra parses to it, in quotes where needed: True → true, None → null."""
     if isinstance(value, list):
         return f"[{','.join(map(as_argument, value))}]"
     if isinstance(value, Mapping):
@@ -125,8 +125,10 @@ def as_argument(value: Any) -> str:
 
 
 def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
-    """Return the value of a key with `change` applied to each prefix in it (see WITH_ESCAPES), also in its lists and
-    mappings."""
+    """Return `value`, that of the dotted `key`, with `change` applied to each text whose key is in WITH_ESCAPES.
+
+    Texts inside lists and mappings are changed too.
+    """
     if isinstance(value, Mapping):
         return {name: _prefixes(name, item, change) for name, item in value.items()}
     if isinstance(value, list):
@@ -135,7 +137,7 @@ def _prefixes(key: str, value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _escaped(text: str) -> str:
-    """Write line breaks and tabs in `text` as \\n and \\t, the inverse of _unescaped.
+    """Return `text` with line breaks and tabs written as \\n and \\t, the inverse of _unescaped.
 
     A backslash is doubled only where it would else be read as part of such an escape.
     """
@@ -143,7 +145,7 @@ def _escaped(text: str) -> str:
 
 
 def _unescaped(word: str) -> str:
-    """Replace typed escapes in a key=value argument by their characters, e.g. \\n by a line break, for Hydra's parser.
+    """Return a key=value argument with typed escapes replaced by their characters, e.g. \\n by a line break.
 
     The table ESCAPES lists the escapes; only values of the keys in WITH_ESCAPES are changed.
     """
@@ -196,9 +198,9 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def typed(config: Any, overrides: Sequence[str] = ()) -> TrainConfig:
     """Convert a composed OmegaConf configuration to a TrainConfig. Raises ConfigError for a value of the wrong type.
 
-    First sets, in place, keys that the user left unset and that a SentenceTransformer folder may decide: from the
-    folder of the text tower if it is one, else to their defaults. overrides: the arguments of the command line, so that
-    a message shows a value as it was typed.
+    First fills in, in place, the keys without a value: from the text tower's folder if a SentenceTransformer is in it,
+    else with their defaults. overrides: the arguments of the command line, so that a message shows a value as it was
+    typed.
     """
     refuse_resolvers(OmegaConf.to_container(config))
     with _explain_errors(overrides):
@@ -223,12 +225,10 @@ def _explain_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> None:
-    """Check the arguments `words` of the command line, each by itself and for repeated keys.
+    """Raise ConfigError for an argument in `words` that is not key=value, sets a key to a second value, or is a sweep.
 
-    choices: the names of the presets of each group.
-
-    Raises ConfigError for an argument that is not key=value, an unknown key, a key with two different values, and
-    other arguments that _check_override refuses.
+    Also raises it for unknown keys and the other arguments that `_check_override` refuses. choices: group → the names
+    of its presets.
     """
     known = {key for key, _, _ in keys()}
     given: dict[str, str] = {}
@@ -252,7 +252,7 @@ def _check_words(words: Sequence[str], choices: Mapping[str, Sequence[str]]) -> 
 def _check_override(word: str, known: Iterable[str], choices: Mapping[str, Sequence[str]]) -> None:
     """Raise ConfigError for an unknown key or group choice, one of Hydra's keys, or a leading `+`.
 
-    word: the argument as typed. known: all keys of the configuration. choices: the names of the presets of each group.
+    word: the argument as typed. known: all keys of the configuration. choices: group → the names of its presets.
     """
     key, _, value = word.lstrip("+~").partition("=")
     if re.match(r"hydra([./]|$)", key):

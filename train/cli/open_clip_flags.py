@@ -50,7 +50,7 @@ def by_name(names: Mapping[str, str]) -> dict[str, str]:
     return {name: text for text, joined in names.items() for name in joined.split()}
 
 
-# Flags that need no key, or of which no key takes the value: what happens instead
+# Flag that needs no key here → what happens without it
 ALREADY = by_name(
     {
         "always: the gradient is that of the whole global batch, exact for any number of GPUs": "local-loss "
@@ -75,13 +75,13 @@ ALREADY = by_name(
     }
 )
 
-# Flags that count epochs, where the number of steps in an epoch is unknown
+# Flag that counts epochs → what to say where the number of steps in an epoch is unknown
 WITHOUT_STEPS = {
     "save-frequency": "checkpoint.every counts steps (500 unless set), and a run resumes at any of them",
     "val-frequency": "eval.every counts steps; 0 evaluates at the end",
 }
 
-# Flags that change the training and have no counterpart: such a command is refused
+# Flag that changes the training and has no counterpart here → what to do; a command with one is refused
 LOST = by_name(
     {
         "write them as optim.options.NAME=VALUE behind the translation": "opt-kwargs opt-fallback-list",
@@ -98,7 +98,7 @@ LOST = by_name(
     }
 )
 
-# Part of a flag, a model's name or --dataset-type → why a command with it, of another kind of model, is refused
+# Word in a flag, in a model's name or in --dataset-type that shows another kind of model → why the command is refused
 OTHER_MODELS = {
     "naflex": "images are squares of one size (model.image.image_size)",
     "audio": "there is no audio tower",
@@ -107,7 +107,7 @@ OTHER_MODELS = {
     "coca": "no captions are generated; take a pair of towers, like ViT-B-32",
 }
 
-# Flags without a counterpart that do not change what is learned
+# Flag without a counterpart here that does not change what is learned → what happens instead
 ABSENT = by_name(
     {
         "each tower is compiled, with torch's defaults": "torchcompile-strategy torchcompile-backend torchcompile-mode",
@@ -127,7 +127,7 @@ ABSENT = by_name(
 # Flag → its names in earlier versions of open_clip
 FORMER = {"image-interpolation": ["--interpolation"], "image-resize-mode": ["--resize-mode"]}
 
-# How many words follow a flag: none, one or more up to the next flag, or (all others) one
+# Flags that no value follows, and flags that one or more values follow; all other flags take exactly one
 NO_VALUE = {*SWITCHES} | set(
     """skip-scheduler save-most-recent dataset-resampled debug copy-codebase torchscript trace horovod local-loss
     gather-with-grad lock-image-freeze-bn-stats lock-text-freeze-layer-norm force-custom-text log-local

@@ -1,8 +1,8 @@
 """The presets of each group: those of configs/, and a recipe file of the user with presets in folders beside it.
 
-experiment=PATH.yaml is read as a recipe of configs/experiment: `defaults:` names presets, the rest are keys. A preset
-`mine` of the group model is model/mine.yaml beside it. Paths inside are relative to the working folder. No such file
-chooses code: it is data for Hydra's ConfigStore, and ${…} in it reads other keys alone.
+experiment=PATH.yaml is read like a recipe of configs/experiment: `defaults:` names presets, the rest are keys. The file
+model/mine.yaml in the recipe's folder is the preset model=mine. Paths in these files start at the working folder. The
+files cannot name code to run: Hydra's ConfigStore gets them as data, and ${…} in them may only name other keys.
 """
 
 import re
@@ -21,15 +21,15 @@ from dyad.train.run_folder.folder import config_text, flat, read_yaml
 CONFIG_DIR = Path(__file__).absolute().parents[2] / "configs"  # dyad/configs
 SUFFIXES = (".yaml", ".yml")
 OWN = "recipe_of_yours"  # the name of the recipe in the ConfigStore: no file of configs/experiment has it
-LONGEST = 200  # characters of the name of a preset
+LONGEST = 200  # the most characters of the name of a preset
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
 def groups(recipe: Path | None = None) -> dict[str, list[str]]:
-    """Return group → sorted names of its choices, e.g. "model", "data", "objective"; with a recipe file, of presets
-    beside it as well.
+    """Return group ("model", "data", "objective", …) → the names of its presets, sorted.
 
-    The group "local", for optional settings of one machine (configs/local/), is left out.
+    recipe: a recipe file of the user, whose presets in folders beside it are added at the end. The group "local", for
+    optional settings of one machine (configs/local/), is left out.
     """
     found = {d.name: sorted(f.stem for f in d.glob("*.yaml")) for d in sorted(CONFIG_DIR.iterdir()) if d.is_dir()}
     found["objective"] = sorted([*OBJECTIVES, *found["objective"]])
@@ -38,9 +38,9 @@ def groups(recipe: Path | None = None) -> dict[str, list[str]]:
 
 
 def recipe_of(words: Sequence[str]) -> Path | None:
-    """Return the recipe file that an argument experiment=PATH.yaml names, None without one.
+    """Return the recipe file that an argument experiment=PATH.yaml names; None if there is no such argument.
 
-    Raises ConfigError if there is no such file, or it is a link to another folder.
+    words: key=value arguments. Raises ConfigError if the file does not exist or is a link to another folder.
     """
     values = [word.partition("=")[2].strip("'\"") for word in words if word.partition("=")[0] == "experiment"]
     path = next((Path(value).expanduser() for value in values if value.endswith(SUFFIXES)), None)
@@ -52,8 +52,11 @@ def recipe_of(words: Sequence[str]) -> Path | None:
 
 
 def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
-    """Return the keys that the user set: by arguments, by a recipe file and the presets beside it that it or `words`
-    name, by configs/local, and by choosing a preset of the group model."""
+    """Return the dotted keys that the user set, on the command line or in a file.
+
+    These are the keys of the arguments `words`, of the user's recipe file and the presets beside it that the recipe or
+    an argument names, of configs/local, and of the preset that an argument model=NAME chooses.
+    """
     keys = {word.lstrip("+~").partition("=")[0] for word in words}
     files = [CONFIG_DIR / "local/default.yaml"]
     files += [CONFIG_DIR / f"model/{word.partition('=')[2]}.yaml" for word in words if word.startswith("model=")]
@@ -67,10 +70,10 @@ def typed_keys(words: Sequence[str], recipe: Path | None) -> set[str]:
 
 
 def store_recipe(path: Path, words: Sequence[str]) -> None:
-    """Store in Hydra's ConfigStore a recipe file, as experiment=OWN, and the presets beside it that it names.
+    """Store the user's recipe file `path` in Hydra's ConfigStore, as experiment=OWN, with the presets beside it.
 
-    words: the arguments of the command line, which may name presets as well. Raises ConfigError for a file that is no
-    YAML of keys, that reads something else than keys by ${…}, or that has the name of a preset of ours.
+    Only presets that the recipe or an argument of the command line (`words`) names are stored. Raises ConfigError for a
+    file that is not YAML of keys, whose ${…} reads anything but a key, or that has the name of a preset in configs/.
     """
     store, ours = ConfigStore.instance(), groups()
     node = {**_checked(path), "experiment": str(path)}
@@ -86,7 +89,7 @@ def store_recipe(path: Path, words: Sequence[str]) -> None:
 def refuse_resolvers(tree: Any) -> None:
     """Raise ConfigError if a value contains a resolver like ${oc.env:NAME}, which could copy a secret into files.
 
-    References to another key, ${another.key}, are allowed. tree: nested mappings.
+    References to another key, ${another.key}, are allowed. tree: nested mappings of keys.
     """
     for key, value in flat(tree).items():
         if "${" in re.sub(r"\$\{[\w.]+\}", "", str(value)):
@@ -94,7 +97,10 @@ def refuse_resolvers(tree: Any) -> None:
 
 
 def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
-    """Return (group, path) of the presets in folders beside a recipe that are named as our groups, experiment aside."""
+    """Return (group, path) of each YAML file in a folder beside the recipe that has the name of a group.
+
+    The groups experiment and local are left out. The list is empty without a recipe, or for one of configs/.
+    """
     if recipe is None or recipe.resolve().is_relative_to(CONFIG_DIR.resolve()):
         return []
     names = sorted(d.name for d in CONFIG_DIR.iterdir() if d.is_dir() and d.name not in ("experiment", "local"))
@@ -102,7 +108,7 @@ def _beside(recipe: Path | None) -> list[tuple[str, Path]]:
 
 
 def _chosen_beside(recipe: Path, words: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return those of `_beside` that the recipe or `words` name; other files of these folders are no presets of it."""
+    """Return the (group, path) pairs of `_beside` whose file name stands in the recipe's defaults or in `words`."""
     wanted = f"{_checked(recipe).get('defaults')} {words}"
     return [(group, path) for group, path in _beside(recipe) if re.search(rf"\b{re.escape(path.stem)}\b", wanted)]
 
@@ -124,12 +130,14 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def _words(entry: Any) -> list[Any]:
-    """Return the group and the preset of an entry of defaults; its value may be null."""
+    """Return the group and the preset that one entry of `defaults:` names, without nulls; a plain name stays alone."""
     return [word for pair in entry.items() for word in pair if word is not None] if isinstance(entry, dict) else [entry]
 
 
 def _refuse_link(path: Path) -> None:
-    """Raise ConfigError for a recipe or a preset that is a link to a file elsewhere. It may be private, and messages
-    about its keys would show them."""
+    """Raise ConfigError if `path`, a recipe or preset outside configs/, is a link to a file in another folder.
+
+    The target of such a link may be private, and error messages would show its keys.
+    """
     if CONFIG_DIR not in path.parents and not leads_inside(path, path.parent):
         raise ConfigError(f"{path} is a link that leads out of its folder: copy what it leads to (cp -L)")

@@ -1,7 +1,7 @@
-"""Defaults of keys that nobody typed, from what a run starts from: the folder of a model, or the run of init_from.
+"""Defaults of keys that the user did not set, from the model folder or the run (init_from) that a run starts from.
 
-A key counts as typed if it stands on the command line or in a file of the user. What a preset of ours sets was chosen
-for the preset's own model: for a model that the user names, the folder of that model wins. Imports no torch.
+A key counts as set if it stands on the command line or in a file of the user. Values of a preset in configs/ were
+chosen for the preset's own model, so the folder of a model that the user names overrides them. Imports no torch.
 """
 
 from collections.abc import Collection
@@ -17,8 +17,8 @@ from dyad.train.run_folder.folder import flat, run_of, saved_config
 from dyad.train.towers.libraries.published import of_one_model
 from dyad.train.towers.libraries.sentence_transformers import OPEN, folder_of_config
 
-NAMES = ("model.name", "model.text", "model.text.name")  # one of these typed: the user names the text model
-# What makes the weights of a run the model they are; with OPEN, the keys that init_from brings
+NAMES = ("model.name", "model.text", "model.text.name")  # if one of these is typed, the user names the text model
+# Keys that decide the architecture of a model. A run with init_from takes them, and those of OPEN, from the other run
 ARCHITECTURE = """
 model.name model.pretrained model.activation model.embed_dim model.shared data.resize
 model.image.kind model.image.name model.image.pretrained model.image.image_size model.image.widths
@@ -29,10 +29,10 @@ model.text.from_scratch model.text.lora_rank model.text.lora_alpha model.text.lo
 
 
 def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
-    """Change, in place, the keys of a composed configuration that what the run starts from decides.
+    """Replace, in place, values of a composed configuration by those of the model folder or run that it starts from.
 
-    typed: the keys, and sections of keys, that the user set. Raises ConfigError for a run whose configuration cannot be
-    read.
+    Only keys that the user did not set change. typed: the keys, and sections of keys, that the user set. Raises
+    ConfigError if the configuration of the run in init_from cannot be read.
     """
 
     def is_open(key: str) -> bool:
@@ -42,7 +42,7 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
         if is_open(key):
             OmegaConf.update(config, key, value)
     if config.init_from is None and not {*NAMES}.isdisjoint(typed):
-        with suppress(ConfigError):  # of a folder that cannot be used; `fill_defaults` says so where it matters
+        with suppress(ConfigError):  # for a folder that cannot be used; `fill_defaults` raises it where it matters
             found = folder_of_config(config, fetch=True)
             for key in [*found.defaults, *found.refused] if found else []:
                 if key in OPEN and is_open(key) and _has(config, key):
@@ -57,7 +57,7 @@ def take_start_defaults(config: DictConfig, typed: Collection[str]) -> None:
 
 
 def _of_run(config: DictConfig) -> dict[str, Any]:
-    """Return the keys of the run of init_from that make its weights the model they are; {} without such a run."""
+    """Return key → value of the architecture of the run that init_from names; {} if init_from names no run."""
     run = None if config.init_from is None else run_of(Path(config.init_from))
     saved = {} if run is None else flat(saved_config(run))
     return {key: saved[key] for key in (*ARCHITECTURE, *sorted(OPEN)) if key in saved and _has(config, key)}

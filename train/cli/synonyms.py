@@ -59,7 +59,7 @@ OTHER_NAMES = {
 SYNONYMS = {flag.replace("-", "_"): key for flag, key in OPEN_CLIP.items()}
 SYNONYMS |= by_name(OTHER_NAMES)
 
-# Names that no key has, by the advice for them
+# Name of another trainer's option that has no key here → what to do instead
 ADVICE = by_name(
     {
         "Processes are the launcher's: NPROC=4 bash launch/torchrun.sh …": "device devices gpu gpus num_gpus n_gpu "

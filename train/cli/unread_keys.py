@@ -113,8 +113,10 @@ def refuse_unread(words: Iterable[str], configs: Sequence[TrainConfig]) -> None:
 
 
 def unmet(key: str, configs: Sequence[TrainConfig]) -> list[str]:
-    """Return the conditions (keys of the table READ_ONLY_WITH) that a run must meet to read the dotted key, e.g.
-    "optim.lr", and none of `configs` meets; [] if one of the runs uses its value."""
+    """Return the conditions (keys of READ_ONLY_WITH) for a run to read the dotted `key` that none of `configs` fulfils.
+
+    key: e.g. "optim.lr". The list is empty if one of `configs` fulfils each condition, so that the key may be read.
+    """
     conditions = [condition for condition, keys in READ_ONLY_WITH.items() if key.startswith(tuple(keys.split()))]
     return [condition for condition in conditions if not any(_holds(condition, config) for config in configs)]
 
@@ -136,13 +138,13 @@ def _holds(condition: str, config: TrainConfig) -> bool:
 
 
 def _open_clip(config: TrainConfig) -> set[bool]:
-    """Return, of the image tower and the text tower of a run, whether it is one of open_clip."""
+    """Return the set with, for the image and the text tower that the run has, whether the tower is of open_clip."""
     image, text = config.model.image.kind is ImageTower.open_clip, config.model.text.kind is TextTower.open_clip
     return {*[image] * config.has_images, *[text] * config.has_texts}
 
 
 def _has_unnamed(config: TrainConfig) -> bool:
-    """Return whether a tower takes the name of model.name, having none of its own."""
+    """Return whether a tower of the run takes its name from model.name, as its own key (model.text.name) is null."""
     image, text = config.model.image, config.model.text
     is_image = config.has_images and image.kind != ImageTower.cnn and image.name is None
     return is_image or (config.has_texts and text.name is None)

@@ -1,4 +1,4 @@
-"""Runs work that may fail on one rank only, so that all ranks stop at the same point and one rank prints the error."""
+"""Run work that may fail on one rank only, so that all ranks stop at the same point and one rank prints the error."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ from dyad.train.distributed.signals import STARTUP
 from dyad.train.distributed.world import World, all_reduce_sum, broadcast_object, gather_objects
 
 T = TypeVar("T")
-BUSY = -1  # in place of an exit code: this rank works, and lives
-BEAT_SECONDS = 0.5  # between two exchanges of a rank that works with those that wait
+BUSY = -1  # in place of an exit code: this rank is still working
+BEAT_SECONDS = 0.5  # between two exchanges of codes while some ranks work and others wait
 
 
 def raise_on_all(world: World, work: Callable[[], T]) -> T:
@@ -85,8 +85,10 @@ def is_first_of_machine() -> bool:
 
 
 def machine(world: World) -> tuple[int, int]:
-    """Return the number of this machine, counted from 0 in the order of ranks, and how many the job has. Every rank
-    must call it."""
+    """Return (the index of this machine, the number of machines of the job). Every rank must call it.
+
+    Machines are counted from 0 in the order of their lowest ranks.
+    """
     firsts = list(accumulate(gather_objects(is_first_of_machine(), world)))
     return firsts[world.rank] - 1, firsts[-1]
 
@@ -113,9 +115,9 @@ def _attempt(world: World, work: Callable[[], T]) -> tuple[T | None, UserError |
 
 
 def _agree(world: World, result: T | None, error: UserError | None) -> T:
-    """Return `result` if no rank has an error; otherwise raise on all ranks, with the code of the lowest that has one.
+    """Return `result` if no rank passes an error; otherwise raise a UserError on all ranks.
 
-    Waits while other ranks are busy.
+    The exit code is that of the lowest rank with an error. Waits while other ranks are busy. Every rank must call it.
     """
     code = 0 if error is None else int(error.exit_code)
     while BUSY in (codes := _exchange_codes(world, code)):
@@ -130,7 +132,7 @@ def _agree(world: World, result: T | None, error: UserError | None) -> T:
 
 
 def _exchange_codes(world: World, code: int) -> list[int]:
-    """Return the codes of all ranks, by rank."""
+    """Return the `code` that each rank passes, in rank order. Every rank must call it."""
     codes_W = torch.zeros(world.size, dtype=torch.int64)
     codes_W[world.rank] = code
     return all_reduce_sum(codes_W, world).tolist()
@@ -138,9 +140,9 @@ def _exchange_codes(world: World, code: int) -> list[int]:
 
 @contextmanager
 def _heartbeat(world: World) -> Iterator[None]:
-    """Context manager: tell the other ranks, which wait for this one, that it lives.
+    """Context manager: tell the other ranks every BEAT_SECONDS that this rank still works.
 
-    A thread takes part in the exchanges of exit codes in which they wait, and sends BUSY in place of a code.
+    The other ranks wait in `_exchange_codes`. A thread of this rank answers there, with BUSY in place of an exit code.
     """
     over = Event()
 

@@ -1,7 +1,7 @@
-"""Where Triton and torch.compile keep what they have compiled: on a local disk, in a folder of this user alone.
+"""Put the kernels that Triton and torch.compile have compiled on a local disk, in a folder of this user alone.
 
-By themselves, Triton writes to the home folder, which many ranks may share over a network, and torch.compile to a
-folder of /tmp with a name that another user can guess and take first. What lies in these folders is run.
+By default, Triton writes to the home folder, which many ranks may share over a network, and torch.compile to a folder
+of /tmp whose name another user can guess and take first. Files in these folders are executed.
 """
 
 import os
@@ -14,10 +14,10 @@ VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"
 
 
 def use_local_caches() -> None:
-    """Set VARIABLES, for this process and its children; a value of the user stays.
+    """Set the environment variables of VARIABLES to folders for compiled kernels, unless the user has set them.
 
-    The folder is dyad-<user id> in $TMPDIR or /tmp; or dyad/compiled in the user's cache (~/.cache) if that would not
-    be safe or libraries could not be loaded from there.
+    Child processes get the variables too. The folders are in dyad-<user id> in $TMPDIR or /tmp; or in dyad/compiled in
+    the user's cache (~/.cache) if another user could change the former or libraries could not be loaded from it.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dyad/compiled"
     folder = _private_folder(Path(tempfile.gettempdir())) or home
@@ -33,9 +33,9 @@ def describe_caches() -> str:
 
 
 def _private_folder(parent: Path) -> Path | None:
-    """Make the folder of this user in `parent`, or find it there, and return it.
+    """Return the folder dyad-<user id> in `parent`, made if it does not exist.
 
-    None if others can read, write or replace it, or if `parent` is mounted without the right to run what lies there.
+    Returns None if other users can read, write or replace it, or if `parent` is mounted with noexec.
     """
     user, folder = os.getuid(), parent / f"dyad-{os.getuid()}"
     try:

@@ -1,4 +1,4 @@
-"""Data parallelism of the towers: gradients are averaged over ranks once per step, in the last backward of a tower.
+"""Data parallelism of the towers: gradients are averaged over ranks once per step, in a tower's last backward pass.
 
 Towers are wrapped in DistributedDataParallel, or sharded (sharding.py).
 """
@@ -24,9 +24,10 @@ def wrap_towers_of_terms(
 ) -> tuple[list[Pair], Sequence[nn.Module]]:
     """Return (x tower, y tower) of each loss, and the modules to give to `no_gradient_sync` and `average_now`.
 
-    The towers of one loss are wrapped as by `wrap_towers`, and are these modules themselves. Those of several losses
-    may share weights: they are not wrapped one by one, and one module holds them all, whose gradients `average_now`
-    averages after the backward of the last loss. compiled: whether to torch.compile them first.
+    losses: the towers of each loss. With one loss, its towers are wrapped as by `wrap_towers`, and the wrapped towers
+    are also the modules. Towers of several losses may share weights: they stay unwrapped, and the only module is a
+    wrapped nn.ModuleList of all towers, whose gradients `average_now` averages after the backward of the last loss.
+    compiled: whether to torch.compile the towers first.
     """
     if len(losses) == 1:
         pair = wrap_towers(losses[0], compiled, world)
@@ -36,7 +37,7 @@ def wrap_towers_of_terms(
 
 
 def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
-    """Wrap the x and the y tower in DistributedDataParallel, each on its own, and return both.
+    """Wrap the x and the y tower each in a DistributedDataParallel, and return (x tower, y tower).
 
     A shared tower is wrapped once. Towers without trainable parameters, and all towers of a single process, are
     returned unwrapped. compiled: whether to torch.compile them first.
@@ -46,7 +47,7 @@ def wrap_towers(towers: TwoTower, compiled: bool, world: World) -> Pair:
 
 
 def _distinct(losses: Sequence[TwoTower], compiled: bool) -> list[nn.Module]:
-    """Return the towers of all losses, a shared one once. compiled: whether to torch.compile them."""
+    """Return the towers of all losses, each shared tower once. compiled: whether to torch.compile them."""
     found = list(dict.fromkeys(tower for towers in losses for tower in (towers.x_tower, towers.y_tower)))
     for tower in found:
         if compiled and not isinstance(tower, FSDPModule):  # a sharded tower has compiled layers
@@ -58,7 +59,7 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
     trained = any(p.requires_grad for p in tower.parameters())
     if world.size == 1 or isinstance(tower, FSDPModule) or not trained:
         return tower
-    # of kernels of 1×1 in channels_last: other strides, but the same order in memory
+    # torch warns of 1×1 kernels in channels_last: their strides differ, but not their order in memory
     warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
     devices = [world.device] if world.device.type == "cuda" else None
     parallel = DistributedDataParallel(tower, devices, process_group=world.group, gradient_as_bucket_view=True)
@@ -71,7 +72,10 @@ def _wrapped(tower: nn.Module, world: World) -> nn.Module:
 
 @contextmanager
 def no_gradient_sync(towers: Iterable[nn.Module]) -> Iterator[None]:
-    """During the block, `backward` does not average gradients over ranks, except where it is the last of a step."""
+    """Context manager in which backward passes do not average gradients over ranks, except `backward` with last=True.
+
+    towers: modules as returned by `wrap_towers_of_terms`.
+    """
     with ExitStack() as stack:
         for tower in towers:
             if isinstance(tower, DistributedDataParallel):
@@ -86,13 +90,14 @@ def backward(
 ) -> None:
     """Propagate the gradients of embeddings back to the weights of the towers that made them.
 
-    towers: as returned by wrap_towers. last: whether it is the last backward of the step: it averages the gradients
-    over ranks, although it is inside the block of `no_gradient_sync`.
+    towers: as returned by wrap_towers. embeddings: those of x and y that require gradients, (n, D). gradients: the
+    gradient of each, (n, D). last: whether this is the last backward of the step: then it averages the gradients over
+    ranks, even inside `no_gradient_sync`.
 
     DistributedDataParallel prepares the averaging in a forward, for the backward that follows. In a step with several
-    chunks, forwards of other chunks may lie between the two, so it is prepared explicitly. Of a sharded tower each
-    layer is averaged as soon as its gradient is complete; of a shared one that is after the whole backward, or, where
-    torch has no finalize_backward, once for each of its embeddings.
+    chunks, forwards of other chunks may lie between the two, so the averaging is prepared explicitly here. A sharded
+    tower averages each layer as soon as the gradient of the layer is complete. If x and y share the tower, that is
+    after the whole backward or, in a torch without finalize_backward, once for each of the two embeddings.
     """
     distinct = list(dict.fromkeys(towers)) if last else []
     for tower in distinct:

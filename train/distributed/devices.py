@@ -1,4 +1,4 @@
-"""The GPUs of this machine: whether torch can use them, if not why and what to do, and which precision they compute."""
+"""The GPUs of this machine: whether torch can use them, why not and what to do, and the precision to compute in."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from dyad.train.config import Precision
 
 HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
 DEVICE_FILES = Path("/dev")
-_warnings: list[str] = []  # of torch's first look for GPUs: it warns once per process
+_warnings: list[str] = []  # torch's warnings when it first looks for GPUs: it warns once per process
 
 
 def cuda_usable() -> bool:
@@ -38,9 +38,9 @@ def gpus_hidden() -> bool:
 
 
 def gpu_problem() -> tuple[str, str] | None:
-    """Return why torch cannot use the GPUs that this machine has, and the fix; None if there is no such problem.
+    """Return (why torch cannot use the GPUs of this machine, the fix) as text; None if there is no such problem.
 
-    There is none if torch can use a GPU, if the machine has none, and if CUDA_VISIBLE_DEVICES hides all of them.
+    There is no problem if torch can use a GPU, if the machine has no GPU, or if CUDA_VISIBLE_DEVICES hides all of them.
     """
     if cuda_usable() or gpus_hidden() or not (gpu := shown_gpu()):
         return None
@@ -54,9 +54,9 @@ def gpu_problem() -> tuple[str, str] | None:
 
 
 def shown_gpu() -> str:
-    """Return the name and driver version of the first GPU as nvidia-smi prints them, or else a device file of the GPU.
+    """Return a text that names the first GPU of this machine; "" if there is none.
 
-    Returns "" if the machine shows no GPU.
+    It has the name and driver version as nvidia-smi prints them, or without nvidia-smi a device file, /dev/nvidia0.
     """
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     with suppress(OSError, subprocess.SubprocessError):
@@ -67,7 +67,7 @@ def shown_gpu() -> str:
 
 
 def chosen_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return `precision`; for `auto`, bf16 if `device` computes it (CUDA capability 8.0 or later), else fp32."""
+    """Return `precision`; in place of auto, bf16 on a GPU of CUDA capability 8.0 or later, else fp32."""
     if precision is not Precision.auto:
         return precision
     computes_bf16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -75,22 +75,23 @@ def chosen_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def emulates_bf16(device: torch.device) -> bool:
-    """Whether `device` is a CPU without instructions for bf16: a step takes many times as long as in fp32."""
+    """Whether `device` is a CPU without instructions for bf16, on which bf16 is many times slower than fp32."""
     return device.type == "cpu" and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
 
 
 def evaluation_precision(precision: Precision, device: torch.device) -> Precision:
-    """Return the precision of towers that only encode: the chosen one, and fp32 in place of bf16 that is emulated."""
+    """Return the precision for encoding without training: as `chosen_precision`, but fp32 where bf16 is emulated."""
     chosen = chosen_precision(precision, device)
     return Precision.fp32 if chosen is Precision.bf16 and emulates_bf16(device) else chosen
 
 
 @contextmanager
 def chosen_kernels(deterministic: bool) -> Iterator[None]:
-    """During the block, use GPU kernels that give equal bits for equal inputs; otherwise the fastest of cuDNN.
+    """Context manager that makes torch use deterministic GPU kernels, or else the fastest ones of cuDNN.
 
-    Begin it before the first product on a GPU, as cuBLAS reads its variable then. Raises ConfigError, in place of
-    torch's error, for an operation that has no deterministic kernel. On CPUs both give the same bits.
+    deterministic: whether equal inputs must give equal bits; kernels of CPUs always do. Enter the block before the
+    first matrix product on a GPU: cuBLAS reads an environment variable then. Raises ConfigError, in place of torch's
+    error, for an operation that has no deterministic kernel.
     """
     if deterministic:
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"

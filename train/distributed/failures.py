@@ -40,10 +40,11 @@ class PeerFailure(HardwareError):
 
 @contextmanager
 def process_group(timeout: float) -> Iterator[World]:
-    """Join the process group of this job, yield its World, and leave the group at the end of the block.
+    """Context manager: join the process group of this job, yield its World, and leave the group at the end.
 
-    timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`.
-    Raises HardwareError when the group cannot be formed; errors of the block are treated as by `report_failures`.
+    timeout: seconds that processes may take to join, and that communication between ranks may wait until `set_timeout`
+    changes it. Raises HardwareError when the group cannot be formed. Errors in the block are handled by
+    `report_failures`.
     """
     world = init_world(timeout)
     try:
@@ -71,7 +72,7 @@ def process_group(timeout: float) -> Iterator[World]:
 
 @contextmanager
 def report_failures(world: World, stage: Callable[[], str] = lambda: "a collective") -> Iterator[None]:
-    """Run the block; on an error in it, make sure that all ranks end and that one of them prints the reason.
+    """Context manager: on an error in the block, make sure that all ranks end and that one of them prints the reason.
 
     Communication between ranks that failed because of another rank becomes PeerFailure, which names the ranks that did
     not reach this stage within the timeout. Another error, raised by this rank alone, is written to the TCPStore
@@ -109,8 +110,8 @@ def report_failures(world: World, stage: Callable[[], str] = lambda: "a collecti
 class RankReports:
     """What the ranks of a failing job have written to the TCPStore (torch's key-value store).
 
-    registered: the ranks whose main thread has met the failure. answered: the ranks whose listener has. cause: the
-    first error, None if no rank wrote one.
+    registered: the ranks whose main thread has noticed the failure. answered: the ranks whose listener thread
+    (listener.py) has noticed it. cause: the first error that a rank wrote, None if no rank wrote one.
     """
 
     registered: set[int] = field(default_factory=set)
@@ -186,7 +187,7 @@ def _peer_failure(world: World, stage: str, reason: str, reports: RankReports) -
         error.ranks = [0]
         return error
     absent = [rank for rank in range(world.size) if rank not in reports.registered]
-    # A rank whose listener answers is busy or hangs. The others of them are gone, which is what its peers met.
+    # An absent rank whose listener answered is busy or hangs. If other absent ranks are gone, name only these.
     absent = [rank for rank in absent if rank not in reports.answered] or absent
     if absent:
         error = PeerFailure(

@@ -1,9 +1,9 @@
 """What the ranks of a failing job write to the TCPStore, and the thread of each rank that waits for it.
 
-torch's TCPStore is a key-value store, in torchrun or in rank 0. Keys: "alarm" is set by every rank that fails; "cause"
-is the first error of a rank; "answered" and "registered" count and list the ranks whose listener, and whose main
-thread, has seen the failure; "read" counts the ranks that have read all of it; "left/<n>" those at an orderly end of
-the n-th group of the job.
+torch's TCPStore is a key-value store, in torchrun or in rank 0. Its keys here: "alarm" is set by every rank that fails;
+"cause" is the first error of a rank; "answered" and "registered" list and count the ranks whose listener, and whose
+main thread, has noticed the failure; "read" counts the ranks that have read the reports; "left/<n>" counts the ranks
+that have left the n-th process group of the job without a failure.
 """
 
 import json
@@ -25,16 +25,16 @@ from dyad.train.distributed.signals import leave_now
 from dyad.train.distributed.world import World, abort_group
 
 CONNECT_SECONDS = 2.0  # how long a connection to the TCPStore may take after a failure: its process may be gone
-POLL_SECONDS = 1.0  # between two questions of a listener: 1,000 ranks ask 1,000 times a second
+POLL_SECONDS = 1.0  # between two reads of the alarm by a listener: 1,000 ranks read 1,000 times a second
 STUCK_SECONDS = 8.0  # after an alarm, a process ends whose main thread has not noticed it for so long
-LEAVE_SECONDS = 20.0  # and so much later one that has: it may be writing a checkpoint
+LEAVE_SECONDS = 20.0  # so much later a process ends whose main thread has noticed it: it may be writing a checkpoint
 
 
 @dataclass(frozen=True)
 class Cause:
-    """The first error that a rank of the job raised itself, not because it lost the connection to another rank.
+    """The first error that a rank of the job raised for a reason of its own, not because another rank was gone.
 
-    rank: the rank that raised it; code: its exit code; text: its message, one line.
+    rank: the rank that raised it. code: the exit code of the error. text: the first line of its message.
     """
 
     rank: int
@@ -43,14 +43,14 @@ class Cause:
 
 
 class ReportStore(PrefixStore):
-    """A connection of its own to the TCPStore: that of the process group may be blocked by a waiting call.
+    """A second connection to the job's TCPStore: that of the process group may be blocked by a waiting call.
 
-    seconds: how long connecting may take; RuntimeError after them.
+    seconds: how long connecting may take. Raises RuntimeError if nothing answers within that time.
     """
 
     def __init__(self, seconds: float) -> None:
         host, port, limit = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timedelta(seconds=seconds)
-        try:  # first by a socket of our own: torch tells of a store that is gone on 20 lines of C++
+        try:  # first by a socket of our own: for a store that is gone, torch prints 20 lines of C++
             socket.create_connection((host, port), timeout=seconds).close()
         except OSError as error:
             raise RuntimeError(f"no store at {host}:{port}: {error}") from error
@@ -59,7 +59,10 @@ class ReportStore(PrefixStore):
         super().__init__(f"dyad/contact/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
     def raise_alarm(self, cause: Cause | None) -> None:
-        """Write the cause, unless the job has one, and set the alarm of all ranks."""
+        """Set the alarm, which the listeners of all ranks read, after writing `cause` unless a rank already wrote one.
+
+        cause: the error of this rank; None if only its communication with another rank failed.
+        """
         if cause:
             self.compare_set("cause", "", json.dumps(asdict(cause)))
         self.set("alarm", "1")
@@ -69,7 +72,7 @@ class ReportStore(PrefixStore):
         return Cause(**json.loads(self.get("cause"))) if self.check(["cause"]) else None
 
     def register(self, key: str, rank: int) -> None:
-        """Add `rank` to the list `key`, and count it."""
+        """Append `rank` to the list stored under `key`, and add 1 to the count of its ranks."""
         self.append(key, f"{rank},")  # pyright: ignore[reportAttributeAccessIssue]
         self.add(f"{key}/count", 1)
 
@@ -83,14 +86,15 @@ class ReportStore(PrefixStore):
 
 
 class Listener:
-    """Ends this process after a failure of another rank, also while its main thread is in a collective or busy.
+    """A thread that ends this process after a failure of another rank, even if the main thread waits in a collective.
 
-    A thread asks the TCPStore for an alarm, over a connection of its own. After one it aborts the process groups of
-    this rank, so that the main thread gets an error. A main thread that gets none within STUCK_SECONDS is ended with
-    its process. Does nothing in a world of one rank. timeout: seconds that its connection to the store may take.
+    The thread polls the alarm in the TCPStore over a connection of its own. After an alarm it aborts the process groups
+    of this rank, so that the main thread gets an error, and ends the process if the main thread has not reacted within
+    STUCK_SECONDS. Does nothing with one rank. timeout: seconds that connecting to the store may take. Raises
+    RuntimeError if the store does not answer.
     """
 
-    _groups = count()  # a sweep makes one after the other, and a rank may leave an old one late
+    _groups = count()  # numbers the process groups: a sweep makes several, and a rank may leave an old one late
 
     def __init__(self, world: World, timeout: float) -> None:
         self._world, self._over, self._left = world, Event(), f"left/{next(self._groups)}"
@@ -100,13 +104,13 @@ class Listener:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening; the process may go on."""
+        """Stop the thread without waiting for other ranks; the process may go on."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(CONNECT_SECONDS)
 
     def stop_together(self) -> None:
-        """Stop listening at the end of a run without failure. Every rank must call it.
+        """Stop the thread at the end of a run without failure. Every rank must call it.
 
         Rank 0 waits until all have stopped, at most STUCK_SECONDS: the TCPStore may end with its process, and a rank
         that still listens would take that for a failure.
@@ -146,5 +150,5 @@ class Listener:
 
 
 def poll_interval(world: World) -> float:
-    """Return the seconds between two questions to the store while all ranks wait: the store gets 400 a second."""
+    """Return how many seconds a rank waits between two reads of the TCPStore: all ranks together read 400 a second."""
     return 0.02 * max(1.0, world.size / 8)

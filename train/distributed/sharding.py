@@ -31,10 +31,10 @@ FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
 
 def shard_size(config: DistConfig, world_size: int, ranks_per_machine: int | None = None) -> int:
-    """Return how many ranks share one copy of the weights; 1: every rank has all of them.
+    """Return how many ranks share one copy of the weights, by the keys dist.*; 1: every rank has all weights.
 
-    ranks_per_machine: None: as this job was started. Raises ConfigError if the result does not divide the number of
-    ranks, `world_size`.
+    world_size: the number of ranks. ranks_per_machine: the default for hsdp; None: the LOCAL_WORLD_SIZE of this job.
+    Raises ConfigError if the result does not divide world_size.
     """
     if config.name is Parallel.ddp:
         return 1
@@ -48,11 +48,11 @@ def shard_size(config: DistConfig, world_size: int, ranks_per_machine: int | Non
 def shard(
     towers: Iterable[nn.Module], config: DistConfig, dtype: torch.dtype | None, compiled: bool, world: World
 ) -> None:
-    """Shard towers in place, and move them to the device of this process; with dist=ddp do nothing.
+    """Shard towers in place, and move them to the device of this process; do nothing if `shard_size` is 1.
 
-    dtype: of autocast, None without. On GPUs the weights are gathered in it, and gradients are averaged in float32; on
-    CPUs both are in that of the weights, since norms there take no mixed dtypes. compiled: whether to torch.compile
-    their layers, each on its own. Every rank must call it.
+    dtype: that of autocast, None without autocast. On GPUs weights are gathered in `dtype`, and gradients are averaged
+    in float32; on CPUs the dtype of the weights is used for both, since norms there take no mixed dtypes. compiled:
+    whether to torch.compile each layer of the towers. Every rank must call it.
     """
     if (size := shard_size(config, world.size)) == 1:
         return
@@ -86,9 +86,9 @@ def shard(
 
 
 def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
-    """Yield how many layers of each tower are gathered one after the other, and a warning for a tower without any.
+    """Yield a line for the log on each tower: how many layers are gathered one by one, or a warning if there are none.
 
-    size: how many ranks share the weights; for 1 there is nothing to say.
+    size: how many ranks share one copy of the weights; for 1 nothing is yielded.
     """
     for side, tower in (("x", towers.x_tower), ("y", towers.y_tower)) if size > 1 else ():
         if count := len(list(layers_of(tower))):
@@ -99,14 +99,14 @@ def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, with the same memory; any other tensor as it is."""
+    """Return this rank's part of a sharded tensor (DTensor), sharing its memory; return any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
-    """Split tensors into (those that are whole on this rank, those that are sharded), each in their order.
+    """Split tensors into (the plain tensors, the sharded DTensors), each list in the given order.
 
-    torch's operations on lists of tensors take no list of both.
+    torch's operations on lists of tensors do not take both kinds in one list.
     """
     found: tuple[list[T], list[T]] = [], []
     for tensor in tensors:
@@ -122,7 +122,10 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def own_rows(tensor: Tensor) -> slice | None:
-    """Return which rows of the whole tensor this rank has; None: it has all of them."""
+    """Return the slice along dimension 0 that this rank has of a sharded tensor; None for a tensor that is not sharded.
+
+    The slice is empty if there are fewer rows than ranks and none is left for this rank.
+    """
     if not isinstance(tensor, DTensor):
         return None
     dim = next(i for i, placement in enumerate(tensor.placements) if isinstance(placement, Shard))

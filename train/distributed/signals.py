@@ -24,7 +24,7 @@ GRACE_SECONDS = 10.0  # how long a process that is asked to stop during startup 
 
 
 class Stopped(Exception):
-    """Raised on all ranks at the same point when a stop request ends work early, with nothing half written."""
+    """Raised on all ranks at the same point when a stop request ends work early; no file is left half written."""
 
 
 def _handle(
@@ -54,7 +54,10 @@ def _leave_dead_terminal() -> None:
 
 
 def leave_now(code: ExitCode) -> NoReturn:
-    """End this process at once, from any of its threads, with an exit code as of `exit_with`."""
+    """End this process at once with exit code `code`, from any of its threads.
+
+    The code is also written to the file for launch/torchrun.sh, as `exit_with` does.
+    """
     try:
         exit_with(code)
     except SystemExit:  # it would only end this thread
@@ -67,7 +70,7 @@ def leave_now(code: ExitCode) -> NoReturn:
 class StopRequest:
     """Catches stop signals during a block: `with StopRequest() as stop:` sets `stop.requested` when one arrives.
 
-    A second signal changes nothing. At the end of the block the old handlers come back. Ranks may get the signal at
+    A second signal changes nothing. The end of the block restores the old handlers. Ranks may get the signal at
     different times, or only one rank gets it: combine `requested` over all ranks before acting on it.
     """
 
@@ -128,7 +131,7 @@ class StartupStop:
         _leave_dead_terminal()
 
     def stop_requested(self) -> bool:
-        """Whether a stop was requested and this object still listens, as training has not begun to handle signals."""
+        """Whether a stop was requested and this object still handles signals, as the training loop has not begun."""
         return self._asked and not self._over.is_set()
 
     def end(self) -> bool:
@@ -158,10 +161,10 @@ class StartupStop:
 
 
 def _sibling_was_killed() -> bool:
-    """Whether a trainer of this machine was killed: fewer than LOCAL_WORLD_SIZE are left, and no exit code is written.
+    """Whether a training process of this machine was killed: fewer than LOCAL_WORLD_SIZE run, and none wrote a code.
 
-    torchrun then sends the others the signal that a scheduler would send; but they must exit with HARDWARE instead of
-    REQUEUE, as running the command again may not help. False if launch/torchrun.sh has not started this process.
+    torchrun then sends the other processes SIGTERM, as a scheduler would. They must exit with HARDWARE instead of
+    REQUEUE, as running the command again may not help. Returns False if launch/torchrun.sh did not start this process.
     """
     try:
         code = Path(os.environ["DYAD_EXIT_CODE"]).read_text()

@@ -63,11 +63,12 @@ class World:
 
 
 def init_world(timeout: float, cpu: bool = False) -> World:
-    """Join the process group that torchrun started: NCCL on GPUs, gloo on CPUs, none for a single process.
+    """Join the process group of torchrun's processes and return this process's World; a single process joins none.
 
-    timeout: seconds that processes may take to join, and that a collective may wait until `set_timeout`. cpu: use no
-    GPU. Raises HardwareError, naming the rank, when the group cannot be formed, a machine has more processes than GPUs,
-    or torch cannot use its GPUs; ConfigError for several tasks of srun without torchrun.
+    The backend is NCCL on GPUs, gloo on CPUs. timeout: seconds that processes may take to join, and that a collective
+    may wait until `set_timeout` changes it. cpu: use no GPU. Raises HardwareError, naming the rank, when the group
+    cannot be formed, a machine has more processes than GPUs, or torch cannot use its GPUs; ConfigError for several
+    tasks of srun without torchrun.
     """
     from accelerate import PartialState
 
@@ -81,7 +82,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
             f"{rank_and_world}: {processes} processes on a machine with {gpus} GPU(s). Start one for each GPU, or hide "
             "them: CUDA_VISIBLE_DEVICES="
         )
-    # with its device NCCL connects here, where a failure has its message, and not in the first collective
+    # with device_id NCCL connects here, where a failure gets a clear message, not in the first collective
     device: dict[str, Any] = {}
     if not cpu and "LOCAL_RANK" in os.environ:
         device["device_id"] = torch.device("cuda", _local_rank())
@@ -99,7 +100,7 @@ def init_world(timeout: float, cpu: bool = False) -> World:
     finally:
         waiting.cancel()
     assert state.device is not None
-    # not cpu:1, as accelerate has it: Module.to would copy buffers, and who knows the old ones would see no change
+    # accelerate's device is cpu:1; Module.to would copy buffers to it, and references to the old ones would be stale
     own = torch.device("cpu") if cpu else state.device
     if state.num_processes == 1:
         return World(device=own)
@@ -115,15 +116,15 @@ def init_world(timeout: float, cpu: bool = False) -> World:
 
 
 def _address() -> tuple[str, str]:
-    """Where the store of this job is."""
+    """Return (host, port) of this job's TCPStore, from MASTER_ADDR and MASTER_PORT; "" for a variable that is unset."""
     return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
 
 
 def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
-    """Join a further process group, of the next run of a sweep.
+    """Join another process group at the same address, for the next run of a sweep.
 
-    It has keys of its own in the store of the first: the addresses that earlier groups left there are of connections
-    that are closed. The store of rank 0 lives as long as its process.
+    The TCPStore of the first group is used again, since it lives as long as the process of rank 0. Keys get a prefix of
+    their own: under the old keys are addresses of connections that are closed.
     """
     store, backend = _FIRST[_address()]
     where: dict[str, Any] = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
@@ -132,7 +133,7 @@ def _join_again(timeout: timedelta, device: dict[str, Any]) -> None:
 
 
 def _set_nccl_failure_handling() -> None:
-    """Set the environment variables that decide what NCCL does when a collective fails; values of the user stay."""
+    """Set the environment variables for what NCCL does when a collective fails, unless the user has set them."""
     # 2: the collective after one that timed out raises; by default NCCL ends the process, and nothing is reported
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     # Before it aborts, NCCL waits four times so long for dumps of its flight recorder: a minute by default.
@@ -181,7 +182,7 @@ def _print_if_unreachable(rank_and_world: str, timeout: float) -> None:
 
 
 def set_timeout(seconds: float) -> None:
-    """Let collectives that this process begins from now on wait at most `seconds`, in all its process groups."""
+    """Limit the wait of every collective that this process begins from now on to `seconds`, in all process groups."""
     # torch 2.11 and older know it by a private name alone
     set_of_group = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout
     for group in list(c10d._world.pg_map):  # also those of device meshes, which begin with a timeout of torch's own
@@ -189,9 +190,10 @@ def set_timeout(seconds: float) -> None:
 
 
 def patient_at_first(work: Callable[P, T], first: float, later: float) -> Callable[P, T]:
-    """Return `work`, in whose first call collectives may wait `first` seconds, and `later` seconds from its end on.
+    """Return a function that calls `work`, with a longer timeout of collectives in its first call.
 
-    A first call may compile for minutes on one rank, while the others wait.
+    Collectives may wait `first` seconds during that call, which may compile for minutes on one rank while the other
+    ranks wait, and `later` seconds after it.
     """
     called = False
 
@@ -223,7 +225,10 @@ def shutdown(world: World, broken: bool = False) -> None:
 
 
 def abort_group(world: World) -> None:
-    """End all communication of this process, once: collectives that wait for it, or in which it waits, end."""
+    """Abort all communication of this process, so that collectives in which it or another rank waits end with an error.
+
+    Does nothing if called again.
+    """
     if world.aborted.is_set():
         return
     world.aborted.set()  # first: an aborted collective of NCCL completes with undefined memory
@@ -260,7 +265,8 @@ def gather_objects(value: T, world: World) -> list[T]:
 def all_reduce_sum(values: Tensor, world: World) -> Tensor:
     """Sum the tensor `values` elementwise over ranks, in place, and return it. Every rank must call it.
 
-    values: of world.device, or on the CPU: small numbers on the CPU cost no time of a GPU and are not lost in an abort.
+    values: a tensor of any shape on world.device or on the CPU. Small numbers are best kept on the CPU, where the sum
+    takes no time of the GPU and is not lost when the group is aborted.
     """
     if world.size > 1:
         on_device = values.device.type == world.device.type

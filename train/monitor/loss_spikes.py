@@ -2,15 +2,16 @@
 
 from collections import deque
 
-WINDOW = 10  # finite losses of applied steps
+WINDOW = 10  # the number of recent losses to which a loss is compared
 
 
 class LossSpikes:
     """Decides whether a loss is a spike: loss > mean + (factor − 1) · size, over the last WINDOW losses.
 
-    Only losses of steps that were applied (not skipped) count. size is |mean|, so that a spike is a loss > factor ·
-    mean; where losses are near zero or change sign, size is their range (max − min) if that is larger. Nothing is a
-    spike before there are WINDOW losses, or if factor is None.
+    size is |mean|, so that a spike is a loss above factor · mean; if the range (max − min) of the losses is larger, as
+    near zero or where they change sign, size is that range. factor: the key optim.spike. Nothing is a spike before
+    there are WINDOW losses, or if factor is None. losses: the last losses; the caller appends the loss of each step
+    that was applied (not skipped).
     """
 
     def __init__(self, factor: float | None) -> None:

@@ -18,7 +18,7 @@ from torch.profiler import profile, schedule
 from dyad.data.base.errors import first_line
 from dyad.train.config import UNTRACED
 
-# Part of a step → how the names of its ranges in a trace begin
+# Part of a step → the beginning of the names of its ranges (torch.profiler.record_function) in a trace
 TOWERS = {"towers, forward": "towers forward", "towers, backward": "towers backward"}
 PARTS = TOWERS | {"objective": "objective", "optimiser": "Optimizer.", "waiting for data": "enumerate(DataLoader)"}
 COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges and operations of collectives begin
@@ -26,10 +26,11 @@ COLLECTIVES = ("nccl", "gloo:", "c10d::")  # how the names of kernels, ranges an
 
 @contextmanager
 def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable, log: Callable) -> Iterator[Callable]:
-    """Yield a function that calls `step` and traces `count` of the calls, after the first UNTRACED.
+    """Context manager that yields a function which calls `step` with its arguments and traces `count` of the calls.
 
-    folder: where the trace and its summary go, named by `rank`. report: takes the numbers of the summary, as metrics by
-    name. log: takes a line that says where the files are. A run that ends while it is traced has a shorter trace.
+    The first UNTRACED calls are not traced. folder: where the trace and its summary are written, in files named by
+    `rank`. report: called with the metrics of `summary`, name → number. log: called with a line that says where the
+    files are. If the block ends earlier, the trace has fewer steps.
     """
 
     calls = 0
@@ -65,14 +66,14 @@ def traced(step: Callable, count: int, folder: Path, rank: int, report: Callable
 
 
 def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[str, float]]:
-    """Return a table of the parts of a step, and metrics by name, from the events of a Chrome trace.
+    """Return (a table of the time of each part of a step, as text; metrics by name) from the events of a Chrome trace.
 
-    finished: how many steps of the trace have finished. What comes after them, such as the end of a run, does not
-    count. Raises ValueError if there is none.
+    finished: how many steps of the trace have finished; later events, such as those of the end of a run, are left out.
+    Raises ValueError if no step has finished.
 
-    outside_towers: the share of the time in which the towers do not compute: run no kernel of theirs on a GPU, or, on a
-    CPU, are not in forward or backward. exposed_comm_time: seconds of a step in which nothing but a collective runs. On
-    a GPU also launches, kernels per step. A part has the kernels that were launched during its ranges.
+    The metrics: outside_towers, the share of the time in which no kernel of the towers runs on the GPU or, on a CPU, no
+    tower is in forward or backward; exposed_comm_time, the seconds of a step in which only collectives run; on a GPU
+    also launches, the number of kernels per step. A kernel belongs to the part in whose ranges it was launched.
     """
     of: dict[str, list[Any]] = defaultdict(list)
     spans = [event for event in events if event.get("ph") == "X"]
@@ -104,7 +105,7 @@ def summary(events: Iterable[dict[str, Any]], finished: int) -> tuple[str, dict[
 
 
 def _union(spans: Iterable[dict[str, Any]]) -> float:
-    """Return the microseconds in which at least one of the spans runs."""
+    """Return the microseconds in which at least one span runs. spans: trace events with "ts" (start) and "dur"."""
     total, reached = 0.0, float("-inf")
     for start, stop in sorted((span["ts"], span["ts"] + span["dur"]) for span in spans):
         total, reached = total + max(0.0, stop - max(start, reached)), max(reached, stop)

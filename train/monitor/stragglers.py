@@ -8,7 +8,7 @@ import torch
 
 from dyad.train.distributed.world import World, all_reduce_sum
 
-SPAN = 5.0  # ranks are compared once the slowest has needed so many seconds by itself: less may be chance
+SPAN = 5.0  # seconds of own time of the slowest rank before ranks are compared: differences of less may be chance
 
 
 class LocalTimer:
@@ -49,8 +49,8 @@ class LocalTimer:
 class Stragglers:
     """Warns, by a line to `log`, of a rank whose pace is below `share` times the median pace of the other ranks.
 
-    A rank's pace is the inverse of its own time for a step: waiting for its batch, plus computing until it waits for
-    other ranks, which `timer` measures. A slow rank is named again only after it has caught up in between.
+    A rank's pace is the inverse of its own time for a step: the wait for its batch, plus the computation until it waits
+    for other ranks, which `timer` measures. A rank that stays slow is named once, not at every check.
     """
 
     def __init__(self, timer: LocalTimer, share: float, world: World, log: Callable[[str], None]) -> None:
@@ -69,8 +69,8 @@ class Stragglers:
     def check(self) -> None:
         """Compare the times of all ranks and warn of slow ones; call it after a step.
 
-        Does nothing until the slowest rank has spent SPAN seconds on waiting for batches and computing, without its
-        waiting for other ranks. Every rank must call it, because the ranks exchange these times by an all-reduce.
+        Does nothing until the slowest rank has spent SPAN seconds on waiting for batches and computing, not counting
+        its wait for other ranks. Every rank must call it, because the ranks exchange these times by an all-reduce.
         """
         if self._world.size == 1 or not self._steps:
             return

@@ -23,10 +23,10 @@ from dyad.train.towers.trial import features_on_meta, on_meta
 
 @dataclass
 class Telemetry:
-    """Returns metrics of this rank's device, at each logged step: `telemetry(batch, steps, batch_time)`.
+    """Measures how this rank uses its device; the call `telemetry(batch, steps, batch_time)` returns the metrics.
 
-    precision: of the towers. copies: measures the copies of batches to the device. once: further metrics, for the next
-    logged step alone.
+    precision: that of the towers. copies: the timer of the copies of batches to the device. once: further metrics, name
+    → value, which the next call returns too and removes.
     """
 
     towers: TwoTower
@@ -39,10 +39,11 @@ class Telemetry:
     def __call__(self, batch: Batch, steps: int, batch_time: float) -> Mapping[str, float]:
         """Return metrics (name → value) of the `steps` steps since the last call, which took batch_time seconds each.
 
-        On a GPU: peak_gpu_gib, the most memory that tensors took since the last call, in GiB; copy_time, the mean
-        seconds that the copies of a step took. On a CPU: peak_rss_gib, the most memory of the process since its start.
-        tflops_per_second_per_device, on rank 0: of the towers, counted at the first call, with its batch; left out
-        where a tower cannot be counted. mfu: its share of the GPU's peak, if that is known.
+        On a GPU: peak_gpu_gib, the largest memory of tensors since the last call, in GiB; copy_time, the mean seconds
+        that the copies of a step took. On a CPU: peak_rss_gib, the largest memory of the process since its start, in
+        GiB. On rank 0, unless a tower's FLOPs cannot be counted: tflops_per_second_per_device, the TFLOP/s of the
+        towers, whose FLOPs per step are counted once, for the batch of the first call; mfu, its ratio to the GPU's
+        peak, if the peak is known.
         """
         found, device = dict(self.once), self.world.device
         self.once.clear()
@@ -54,7 +55,7 @@ class Telemetry:
             found["peak_rss_gib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # Linux counts in KiB
         if self._flops is None:
             self._flops = 0.0
-            with suppress(Exception):  # a tower of others may do anything, and a metric must not end a run
+            with suppress(Exception):  # a plugin's tower may raise anything, and a metric must not end a run
                 self._flops = step_flops(self.towers, batch) if self.world.rank == 0 else 0.0
         if self._flops:
             found["tflops_per_second_per_device"] = self._flops / batch_time / 1e12
@@ -65,16 +66,19 @@ class Telemetry:
 
 
 def peak_tflops(gpu: str, precision: Precision) -> float | None:
-    """Return the peak TFLOP/s of a GPU in the precision of the towers (fp32: as TF32), by its name; None if unknown."""
+    """Return the peak TFLOP/s of dense products in `precision` (fp32: in TF32) of a GPU; None if unknown.
+
+    gpu: the name of the GPU as torch.cuda.get_device_name returns it.
+    """
     half, tf32, _ = next((figures for part, figures in GPUS.items() if part in gpu), (None, None, None))
     return tf32 if precision is Precision.fp32 else half
 
 
 def step_flops(towers: TwoTower, batch: Batch) -> float:
-    """Return the FLOPs that the towers need, forward and backward, for one rank's `batch`, without the objective.
+    """Return the FLOPs of the towers' forward and backward passes for one rank's `batch`, without the objective.
 
-    They are model FLOPs: what a step computes a second time (chunks, checkpointing) counts once. Features of a frozen
-    trunk that the tower may take from its cache do not count.
+    These are model FLOPs: a forward pass that a step repeats (for chunks or gradient checkpointing) counts once. The
+    forward pass of a frozen trunk does not count if the tower may have its output in a cache.
     """
     x = [batch.x, *([batch.extra_x.x] if batch.extra_x else [])]
     sides = ((towers.x_tower, x), (towers.y_tower, [batch.y, *([batch.extra.y] if batch.extra else [])]))
@@ -82,10 +86,11 @@ def step_flops(towers: TwoTower, batch: Batch) -> float:
 
 
 def row_flops(tower: Any, rows: Tensor) -> tuple[float, float]:
-    """Return the FLOPs of a Tower's forward pass and of its backward pass, for one of the inputs `rows`, (b, …).
+    """Return (FLOPs of the forward pass, FLOPs of the backward pass) of a Tower for one input.
 
-    Texts that the tower groups by length count at their mean length. A copy of the tower without memory runs once, on
-    two rows, eagerly: the tower and the random numbers stay as they are.
+    rows: a batch of inputs (b, …), for their shape and, if the tower groups texts by length, for their mean length.
+    Counted on a copy of the tower on the meta device, run eagerly on two rows: neither the tower nor the state of the
+    random number generators changes.
     """
     shape, copied = list(rows.shape[1:]), on_meta(tower)
     for norm in batch_norms(copied):

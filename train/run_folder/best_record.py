@@ -1,7 +1,7 @@
-"""The best checkpoint of a run, by a metric of its evaluations (checkpoint.best): RUN@best.
+"""The best checkpoint of a run, by the metric that checkpoint.best names; RUN@best stands for it in options.
 
-Each checkpoint of a run says which one was the best when it was written: the entry "best" of its state.json. So the
-newest one knows the best of the run, and no second file can contradict it. Imports no torch.
+Each checkpoint records which checkpoint was the best when it was written, in the entry "best" of its state.json. So the
+newest checkpoint names the best of the run, and no second file can contradict it. Imports no torch.
 """
 
 from typing import Annotated, Any
@@ -13,7 +13,10 @@ from dyad.data.base.limits import MOST
 
 
 class Best(TypedDict):
-    """The best evaluation of a run: its metric, as metrics.jsonl names it, the value, and the finished steps."""
+    """The best evaluation of a run.
+
+    metric: name of the metric, as in metrics.jsonl. value: its value, finite. step: finished steps at the evaluation.
+    """
 
     metric: str
     value: Annotated[float, Field(allow_inf_nan=False)]
@@ -21,5 +24,8 @@ class Best(TypedDict):
 
 
 def read_best(entry: Any) -> Best | None:
-    """Check the entry "best" of a state.json, None without checkpoint.best. Raises ValueError for any other value."""
+    """Check and return `entry`, the entry "best" of a state.json: a Best, or None for a run without checkpoint.best.
+
+    Raises ValueError for any other value.
+    """
     return TypeAdapter(Best | None).validate_python(entry, strict=True)

@@ -11,8 +11,9 @@
     manifest.json          format version, size and SHA-256 of the others; written last, checked before loading
 
 With sharded towers each rank that has a part of the weights writes files of its own, model-00001-of-00008.safetensors
-and so on. A tensor is cut by rows; the metadata of a file says where its rows begin (tensor_files.py). So any layout of
-ranks reads any other. Ranks write into a folder beside; rank 0 moves their files to its own and writes the manifest.
+and so on. A tensor is cut by rows; the metadata of a file says where its rows begin (tensor_files.py). So a checkpoint
+can be read with any number of ranks, sharded or not. The other ranks write into a folder beside the checkpoint
+(checkpoint_parts.py); rank 0 moves their files into it and writes the manifest.
 
 No folder depends on another, so damage to one leaves the others usable. Nothing is pickled.
 
@@ -65,11 +66,10 @@ OTHER_SHAPE = (LookupError, ValueError, TypeError, AttributeError, RecursionErro
 
 
 class Checkpoint:
-    """A checkpoint folder that is read. Its manifest is read once, here; what is read is verified against it first.
+    """A reader of one checkpoint folder. The constructor reads the manifest, the methods verify each file against it.
 
-    Raises DataError when the manifest cannot be read, ConfigError for another format version. Every property and method
-    verifies the files that it reads and raises DataError as `verify` does; all others also raise it for a file that
-    cannot be parsed although its checksum is right.
+    Raises DataError when the manifest cannot be read, ConfigError for another format version. Properties and methods
+    raise DataError for a file that is missing, truncated or changed, or that cannot be parsed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,30 +83,32 @@ class Checkpoint:
             newer, older = ("a newer", "update Dyad"), ("an older", "use that one, or begin anew")
             age, way_out = newer if version > FORMAT else older
             raise ConfigError(f"{folder} is of {age} Dyad (format {version}, this one reads {FORMAT}): {way_out}")
-        self._entries: dict[str, dict[str, Any]] = files  # of each file its size and SHA-256
+        self._entries: dict[str, dict[str, Any]] = files  # file name → its size and SHA-256
 
     @property
     def step(self) -> int:
-        """How many optimiser steps were finished when it was written."""
+        """The number of optimiser steps that were finished when the checkpoint was written."""
         with self._verified(STATE):
             return whole_number("step", self._state["step"])
 
     @property
     def best(self) -> "Best | None":
-        """Which checkpoint was the best of its run when it was written; None without checkpoint.best."""
+        """The best evaluation of the run up to this checkpoint; None for a run without checkpoint.best."""
         with self._verified(STATE):
             from dyad.train.run_folder.best_record import read_best  # imports pydantic, which a bare GPU image lacks
 
             return read_best(self._state.get(BEST))
 
     def weights(self) -> SavedTensors:
-        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"). With optim.ema those that train are
-        their moving average."""
+        """Return the weights by name ("towers.x_tower.…", "objective.logit_scale"), as a lazy mapping.
+
+        If the run had optim.ema, each trained weight is replaced by its moving average.
+        """
         with self._verified(*OF_WEIGHTS):
             return self._tensors(MODEL) | self._tensors(AVERAGE)
 
     def read(self) -> CheckpointState:
-        """Read all of it, with tensors on the CPU."""
+        """Return the whole content of the checkpoint, with tensors on the CPU."""
         with self._verified(*FILES):
             metadata = dict(self._state)
             step, scalars = whole_number("step", metadata.pop("step")), dict(metadata.pop(SCALARS))
@@ -116,9 +118,10 @@ class Checkpoint:
             return CheckpointState(step=step, metadata=metadata, scalars=scalars, **tensors)
 
     def verify(self, *names: str) -> None:
-        """Compare the files `names`, of FILES, with the sizes and SHA-256 in the manifest; without names all of them.
+        """Compare files with the sizes and SHA-256 in the manifest.
 
-        Raises DataError naming the first file that is missing, truncated or changed.
+        names: members of FILES; without names, all of FILES are compared. Raises DataError, naming the file, for the
+        first one that is missing, truncated or changed.
         """
         for name in names or FILES:
             files = self._files(name)
@@ -137,7 +140,7 @@ class Checkpoint:
 
     @contextmanager
     def _verified(self, *names: str) -> Iterator[None]:
-        """Verify the files `names`; the with block reads them."""
+        """Context manager: verify the files `names`, which the block reads; turn errors of reading into DataError."""
         self.verify(*names)
         try:
             yield
@@ -150,20 +153,20 @@ class Checkpoint:
         return read_json(self.folder / STATE)
 
     def _tensors(self, name: str) -> SavedTensors:
-        """Return the tensors of one of FILES, whole or in parts; none if it is an optional file, which is not there."""
+        """Return the tensors of `name`, a member of FILES that may be split into parts; empty if there is no file."""
         return SavedTensors(self.folder / file for file in self._files(name))
 
     def _files(self, name: str) -> list[str]:
-        """Return which files hold the content of `name`, one of FILES: itself, or its parts."""
+        """Return the names of the files with the content of `name`, a member of FILES: that file, or its parts."""
         parts = re.compile(re.escape(Path(name).stem) + r"-\d+-of-\d+\.safetensors")
         return [file for file in self._entries if file == name or parts.fullmatch(file)]
 
 
 def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
-    """Return the folder of the run's newest checkpoint that is whole, or None when the run has no checkpoints.
+    """Return the folder of the run's newest undamaged checkpoint, or None when the run has no checkpoints.
 
     log: called with one line for each damaged checkpoint that is passed over. Raises DataError when there are
-    checkpoints and all are damaged, ConfigError when one is of another format version.
+    checkpoints and all are damaged, ConfigError when one has another format version.
     """
     found = [folder_of(run_dir, step) for step in steps(run_dir)]
     for folder in found:
@@ -179,7 +182,7 @@ def find(run_dir: Path, log: Callable[[str], None]) -> Path | None:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether `path` is a checkpoint folder itself, judged by its name or its manifest."""
+    """Whether `path` is a checkpoint folder, not a run folder: it is named step_… or has a manifest."""
     return bool(re.fullmatch(r"step_\d{8,}", path.resolve().name)) or (path / MANIFEST).exists()
 
 
@@ -193,5 +196,5 @@ def tidy(run_dir: Path) -> None:
         final = left.with_name(left.stem.removeprefix("."))
         if left.suffix in (".partial", PARTS) or final.exists():
             remove(left)
-        else:  # killed between the two renames of whole_folder: the old checkpoint counts
+        else:  # killed between the two renames of whole_folder: restore the old checkpoint
             os.rename(left, final)

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that ranks other than 0 write, in a folder beside it; rank 0 moves them to its own."""
+"""Files of a checkpoint that ranks other than 0 write, in a folder beside it; rank 0 moves them into the checkpoint."""
 
 import os
 from contextlib import suppress
@@ -9,7 +9,7 @@ from typing import Any
 from dyad.data.base.files import open_foreign, remove
 from dyad.data.base.json_text import read_json
 
-Part = tuple[int, int, str]  # which of how many parts, and a name of the attempt that all ranks share
+Part = tuple[int, int, str]  # index of the part, number of parts, name of this attempt to save, equal on all ranks
 PARTS, FAILED = ".parts", ".failed"  # suffixes of the folder, and of a file in it with the error of a rank
 
 
@@ -18,7 +18,10 @@ def parts_folder(final: Path, part: Part) -> Path:
 
 
 def give_up(final: Path, part: Part, error: Exception) -> None:
-    """Leave the error of this rank for `collect` on rank 0. Rank 0 itself deletes all parts, to free the disk."""
+    """Write the error of this rank to a file that `collect` on rank 0 finds. On rank 0, delete all parts instead.
+
+    final: the checkpoint folder that was to be written. part: which part of it this rank writes.
+    """
     parts = parts_folder(final, part)
     if part[0] == 0:
         remove(parts)
@@ -28,9 +31,11 @@ def give_up(final: Path, part: Part, error: Exception) -> None:
 
 
 def collect(folder: Path, final: Path, part: Part, wait: float) -> dict[str, dict[str, Any]]:
-    """Move the files that the other ranks wrote into `folder`; return their entries of the manifest.
+    """Wait for the files of the other ranks, move them into `folder`, and return their entries for the manifest.
 
-    wait: the seconds that they may take. Raises OSError when they take longer, or when one of them gives up.
+    folder: where rank 0 writes the checkpoint, before it is renamed to `final`. part: that of rank 0. wait: the seconds
+    that the other ranks may take. Returns file name → its size and SHA-256. Raises OSError when the ranks take longer,
+    or when a rank called `give_up`.
     """
     parts, entries, end = parts_folder(final, part), {}, monotonic() + wait
     for number in range(1, part[1]):

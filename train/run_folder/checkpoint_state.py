@@ -1,4 +1,4 @@
-"""What is in a checkpoint: it is collected from the objects of a run, and copied into them again."""
+"""The content of a checkpoint, which `capture` collects from a run's objects and `restore` copies into them again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,10 +30,10 @@ class CheckpointState:
     state tensors by "<parameter name>/<key>". metadata: further entries of state.json, chosen by the caller.
     sample_state: the objective's per-sample state, one entry per training sample; empty if it has none. scalars:
     numbers of the optimiser that are no tensors, by "<parameter name>/<key>" or "<number of the group>/<key>". average:
-    the moving average of the trained weights by name; empty if there is none. target: the weights of the target
-    network, likewise. part: of sharded towers, which of how many parts this rank writes, counted from 0, and a name of
-    the attempt that all ranks share; None: everything is here. rows: of each sharded weight, by name, which of its rows
-    are.
+    the moving average of the trained weights by name; empty if there is none. target: the weights of the target network
+    by name; empty if there is none. part: with sharded towers, (index of the part that this rank writes, number of
+    parts, name of this attempt to save, equal on all ranks); None: this object has the whole content. rows: name of a
+    sharded weight → which of its rows this object has.
     """
 
     step: int
@@ -49,7 +49,7 @@ class CheckpointState:
 
     @property
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """The tensors of each file that is written, by the name of the file."""
+        """Name of each safetensors file to write → its tensors by name; empty optional files are left out."""
         found: dict[str, Mapping[str, Tensor]] = {MODEL: self.model, OPTIMIZER: self.optimizer}
         found |= {SAMPLE_STATE: self.sample_state, AVERAGE: self.average, TARGET: self.target}
         return {name: tensors for name, tensors in found.items() if tensors or name not in OPTIONAL}
@@ -65,18 +65,18 @@ def capture(
     target: Mapping[nn.Parameter, Tensor] | None = None,
     part: Part | None = None,
 ) -> CheckpointState:
-    """Collect the tensors and entries that `save` writes, as a CheckpointState.
+    """Collect the content of a checkpoint from the objects of a run, and return it as a CheckpointState.
 
-    The tensors are references, not copies: save or copy them before the next optimiser step. modules: everything with
-    weights, by the prefix of its names. metadata: further entries of state.json. sample_state: the objective's
-    per-sample state, one entry per training sample; None if it has none. average: the moving average of the weights by
-    parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises TypeError for
-    an optimiser whose state is neither tensors nor numbers.
+    The tensors are references, not copies: save or copy them before the next optimiser step. modules: prefix of weight
+    names → module. step: finished optimiser steps. metadata: further entries of state.json. sample_state: the
+    objective's per-sample state, one entry per training sample; None if it has none. average: the moving average of the
+    weights by parameter. target: the weights of the target network by parameter. part: as in CheckpointState. Raises
+    TypeError for an optimiser whose state is neither tensors nor numbers.
     """
     assert not {"step", SCALARS} & set(metadata), "these keys of state.json are the checkpoint's own"
     model = named_tensors(modules)
     name_of = {id(tensor): name for name, tensor in model.items()}
-    slots = {  # of AdamW they all are tensors, the step count too
+    slots = {  # AdamW's are all tensors, the step count too
         f"{name_of[id(parameter)]}/{key}": value
         for parameter, state in optimizer.state.items()
         for key, value in state.items()
@@ -100,9 +100,9 @@ def capture(
 def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> list[dict[Any, Tensor]]:
     """Copy a checkpoint's weights into `modules` and its optimiser state into `optimizer`, bit for bit.
 
-    Returns the moving average and the target network's weights, by parameter, empty if the checkpoint has none; of
-    `state.sample_state` each rank loads its part elsewhere. Raises ConfigError, with nothing changed, for another
-    model.
+    Returns [the moving average, the target network's weights], each as parameter → tensor, empty if the checkpoint has
+    none. `state.sample_state` is not restored here. Raises ConfigError, with nothing changed, if the checkpoint is of
+    another model.
     """
     refuse_another_model(state.model, modules)
     named = named_tensors(modules)
@@ -129,8 +129,11 @@ def restore(state: CheckpointState, modules: Mapping[str, nn.Module], optimizer:
 
 
 def refuse_moments(slots: Mapping[int, Mapping[str, Any]], optimizer: Optimizer) -> None:
-    """Raise ConfigError if state of a parameter, by its position, is none of AdamW. The fused kernel believes shapes:
-    it would write behind the end of a short tensor."""
+    """Raise ConfigError if `optimizer` is AdamW and a saved state lacks the keys or shapes of AdamW's state.
+
+    slots: position of a parameter in the optimiser → its saved state. The fused kernel does not check shapes: it would
+    write behind the end of a tensor that is too short.
+    """
     if not isinstance(optimizer, AdamW):
         return
     for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):

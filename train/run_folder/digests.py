@@ -1,7 +1,7 @@
 """SHA-256 of the files of a checkpoint, each computed once on a machine as long as the file stays the same.
 
-A resume finds the newest whole checkpoint and then loads it on every rank; both check it, and a digest takes most of
-the time of reading.
+A resume checks the files twice: when it looks for the newest undamaged checkpoint, and when each rank loads it. Most of
+the time of reading is spent on the SHA-256.
 """
 
 import os
@@ -14,13 +14,16 @@ from dyad.data.shards.storage import sha256_of
 from dyad.train.distributed.agreement import only_on
 from dyad.train.distributed.world import World, gather_objects
 
-# A file system's clock ticks coarsely: a file that changed so many seconds before it was read may change again with
-# the same time stamp, so its digest is not kept.
+# Time stamps of file systems are coarse: a file that changed less than this many seconds before it was read may change
+# again without a new time stamp, so its digest is not kept.
 SETTLED = 2.0
 
 
 class Stamp(NamedTuple):
-    """A state of a file. mtime, ctime: in nanoseconds; a program can set the first, the kernel alone the second."""
+    """What identifies the content of a file at a moment: equal stamps mean that the file has not changed.
+
+    path: the resolved path. size: in bytes. mtime, ctime: in nanoseconds; programs can set mtime, but not ctime.
+    """
 
     path: str
     inode: int
@@ -33,7 +36,7 @@ _KNOWN: dict[Stamp, str] = {}
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a local file in hexadecimal, from memory if this state of the file has one already."""
+    """Return the SHA-256 of a local file in hexadecimal. A file that is unchanged since the last call is not read."""
     stamp = _stamp(path)
     if stamp in _KNOWN:
         return _KNOWN[stamp]
@@ -44,12 +47,13 @@ def digest_of(path: Path) -> str:
 
 
 def once_a_machine(world: World, check: Callable[[], None]) -> None:
-    """Run `check` on the first rank of each machine; the other ranks of the machine then know the digests that it
-    computed. Every rank must call it. An error of any rank is raised on all ranks, as in raise_on_all.
+    """Run `check` on the first rank of each machine, then give the digests it computed to the machine's other ranks.
+
+    Every rank must call it. An error of any rank is raised on all ranks, as in raise_on_all.
     """
     own = int(os.environ.get("LOCAL_RANK", "0"))
     only_on(world, own == 0, check)
-    machine = world.rank - own  # its first rank
+    machine = world.rank - own  # the first rank of this machine
     for of_machine, known in gather_objects((machine, _KNOWN if own == 0 else {}), world):
         if of_machine == machine:
             _KNOWN.update(known)

@@ -30,13 +30,13 @@ from dyad.train.run_folder.older_runs import ADDED, UNNAMED, UNRECORDED, in_firs
 
 CONFIG, STATE = "config.yaml", "run_state.json"
 BEST_SUFFIX = "@best"
-FORMAT = 1  # of a run folder, in run_state.json; none there: 1. The rule is that of checkpoint.py
-LARGEST, DEEPEST = 1 << 20, 64  # bytes and levels of nesting of config.yaml
-# what names steps, besides the checkpoints
+FORMAT = 1  # version of the run folder, in run_state.json (1 if it has none); raised by the rule in checkpoint.py
+LARGEST, DEEPEST = 1 << 20, 64  # the most bytes, and the most levels of nesting, of a config.yaml that is read
+# files and folders whose content depends on the step that was reached, besides the checkpoints
 STEP_FILES = ("metrics.jsonl", "ledger.jsonl", "restarts.jsonl", "eval", "negatives", "profile")
 RUN_FILES = (CONFIG, "checkpoints", *STEP_FILES)  # what a training leaves in its folder
 
-# Keys that do not change the weights (or how such keys begin): they may change on resume, and no run's name has them
+# Keys, or beginnings of keys, that do not change the weights: they may change on resume and are not in the run's name
 NOT_MATHS = tuple(
     """run. tracking. eval. checkpoint. dist. resume compile deterministic profile keep_graphs optim.max_skipped
     data.workers data.timeout data.bad_ data.val model.frozen_cache_mb plugins plan.""".split()
@@ -50,16 +50,16 @@ WITH_DATA = ("data.train", "data.passage.corpus")
 
 
 def without_best(path: Path) -> Path:
-    """Return RUN if `path` is the name RUN@best; another path, also a folder that is called so, unchanged."""
+    """Return `path` without the suffix "@best"; unchanged if it has none, or if `path` itself exists."""
     return path if path.exists() else Path(str(path).removesuffix(BEST_SUFFIX))
 
 
 def run_folder(config: TrainConfig) -> Path:
     """Return the path of a run's folder, `<run.dir>/<run.name>`.
 
-    Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment; of a
-    recipe file, its name without suffix stands for `<experiment>`. The digits are a hash of the keys that change the
-    trained weights (see maths_keys).
+    Without run.name, the name is `<experiment>-<8 hex digits>`, or `<task>-<8 hex digits>` without an experiment. If
+    the experiment is a recipe file, `<experiment>` is the name of the file without folder and suffix. The digits are a
+    hash of the keys that change the trained weights (see maths_keys).
     """
     named = {key: value for key, value in in_first_terms(maths_keys(config)).items() if key not in UNNAMED}
     keys = {key: value for key, value in named.items() if ADDED.get(key, ...) != value}
@@ -96,7 +96,7 @@ def by_section(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _public(value: Any) -> Any:
-    """Convert a configuration value to what others may see: None becomes "null", paths lose the user's home folder."""
+    """Return a configuration value for display: None as "null", paths, also in lists, without the home folder."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if isinstance(value, Mapping):
@@ -110,8 +110,8 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """Read config.yaml of a run folder, as nested dictionaries.
 
     Interpolations (${…}) stay unresolved; keys that had other names in older versions get their present names. Raises
-    ConfigError when the folder has no config.yaml, when that is a symbolic link out of the folder, or cannot be read,
-    and when a newer program has made the folder.
+    ConfigError when the folder has no config.yaml, when config.yaml is a symbolic link out of the folder or cannot be
+    read, and when a newer version of Dyad has made the folder.
     """
     version = recorded_state(folder).get("format", FORMAT)
     if isinstance(version, int) and version > FORMAT:
@@ -137,7 +137,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _parsed(text: str) -> Any:
-    """Parse YAML text of somebody else. A resuming start asks for it a dozen times, and parsing takes 0.1 s."""
+    """Parse YAML text that a stranger may have written, without resolving ${…}. Raises ValueError for deep nesting.
+
+    Results are cached: a start that resumes parses the same text a dozen times, at 0.1 s each.
+    """
     _check_nesting(text)
     tree = OmegaConf.to_container(OmegaConf.create(text), enum_to_str=True)
     OmegaConf.to_yaml(tree)  # whole numbers of 5,000 digits can be read, and not written
@@ -145,7 +148,10 @@ def _parsed(text: str) -> Any:
 
 
 def config_text(path: Path) -> str:
-    """Return the text of a YAML file of somebody else. Raises OSError, and ValueError for one larger than LARGEST."""
+    """Return the text of a YAML file that a stranger may have written.
+
+    Raises OSError if the file cannot be read, ValueError if it is larger than LARGEST bytes.
+    """
     with open_foreign(path, LARGEST) as file:
         return file.read().decode()
 
@@ -163,12 +169,12 @@ def _check_nesting(text: str) -> None:
 
 
 def check_run(config: TrainConfig) -> None:
-    """Raise ConfigError if the run folder has a checkpoint, and its config.yaml and `config` train different weights.
+    """Raise ConfigError if the run folder has a checkpoint of a configuration that trains other weights than `config`.
 
-    That is so if a key that changes the trained weights (see maths_keys) differs. Three kinds of keys may differ: the
-    length of the run, those that resume.allow_batch_change or resume.allow_more_data let change, and those of
-    UNRECORDED that the run's config.yaml lacks; another key that it lacks (new in later versions of Dyad) had the value
-    in the table ADDED. precision=auto is that of the run. With resume=never nothing is checked.
+    The keys that change the trained weights (see maths_keys) are compared with those in the folder's config.yaml. Not
+    compared are the length of the run, keys that resume.allow_batch_change or resume.allow_more_data let change, and
+    keys of UNRECORDED that are missing there. Other missing keys count as having the value in the table ADDED.
+    precision=auto stands for the precision of the run. With resume=never nothing is checked.
     """
     folder, resume = run_folder(config), config.resume
     if (old := _resumed_keys(config)) is None:
@@ -197,31 +203,34 @@ def check_run(config: TrainConfig) -> None:
 
 
 def run_of(path: Path) -> Path | None:
-    """Return the run folder of `path`: a run, RUN@best or RUN/checkpoints/step_…; None for another path."""
+    """Return the run folder RUN for the paths RUN, RUN@best and RUN/checkpoints/step_…; None for any other path."""
     path = without_best(path.expanduser())
     return next((folder for folder in (path, path.parent.parent) if (folder / CONFIG).is_file()), None)
 
 
 def recorded_precision(config: TrainConfig) -> Precision:
-    """Return config.precision; for `auto` that of the run which this one resumes; `auto` if it resumes none."""
+    """Return config.precision; in place of auto, the precision of the run that is resumed, if one is."""
     used = _begun_keys(config).get("precision")
     return Precision(used) if config.precision is Precision.auto and used in list(Precision) else config.precision
 
 
 def recorded_activation(config: TrainConfig) -> Activation:
-    """Return model.activation of the run that this one resumes, else that of `config`."""
+    """Return model.activation of the run that is resumed; that of `config` for a new run."""
     used = _begun_keys(config).get("model.activation")
     return Activation(used) if used in list(Activation) else config.model.activation
 
 
 def recorded_caption_per(config: TrainConfig) -> CaptionPer:
-    """Return data.caption_per, which is `line` if it is that in the run that this one resumes, as in all older runs."""
+    """Return `line` if the run that is resumed has data.caption_per=line, as older runs do, else that of `config`."""
     used = _begun_keys(config).get("data.caption_per")
     return CaptionPer.line if used == CaptionPer.line else config.data.caption_per
 
 
 def _begun_keys(config: TrainConfig) -> dict[str, Any]:
-    """Return the dotted keys of the run in the run folder, or in the folder that resume names; {} for a new run."""
+    """Return the configuration of the run that is resumed, dotted key → value; {} for a new run.
+
+    The resumed run is the one in the run folder, or the one whose checkpoint config.resume.mode names.
+    """
     if config.resume.mode in ("auto", "never"):
         return _resumed_keys(config) or {}
     run = run_of(Path(config.resume.mode))
@@ -229,8 +238,10 @@ def _begun_keys(config: TrainConfig) -> dict[str, Any]:
 
 
 def _resumed_keys(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the configuration that the run folder has saved, dotted key → value; None with resume=never, and for a
-    folder without a checkpoint or config.yaml."""
+    """Return the configuration saved in the run folder, dotted key → value.
+
+    Returns None with resume=never, and if the folder has no checkpoint or no config.yaml.
+    """
     folder = run_folder(config)
     if config.resume.mode == "never" or not steps(folder) or not (folder / CONFIG).exists():
         return None
@@ -262,7 +273,10 @@ def put_aside(folder: Path, names: Iterable[str]) -> None:
 
 
 def put_other_checkpoints_aside(folder: Path, step: int) -> None:
-    """Put all checkpoints aside but that of `step`, the oldest first. Raises HardwareError where that is impossible."""
+    """Move all checkpoints but that of `step` into a subfolder (see `put_aside`), the oldest first.
+
+    Raises HardwareError if they cannot be moved.
+    """
     with raise_named(folder):
         put_aside(folder, [f"checkpoints/{folder_of(folder, s).name}" for s in reversed(steps(folder)) if s != step])
 
@@ -286,9 +300,10 @@ def is_finished(config: TrainConfig) -> bool:
 
 
 def shorter_run(config: TrainConfig) -> Path | None:
-    """Return the folder of a finished run that is shorter than this new one and else the same; None without one.
+    """Return the folder of a finished run that differs from `config` only in being shorter; None if there is none.
 
-    Only runs without a name of their own are looked at: their names say whether all other keys are equal.
+    Only runs without run.name are considered: the hash in their folder names shows whether all other keys are equal.
+    Returns None too if the run of `config` has a checkpoint already.
     """
     new = run_folder(config)
     for folder in [] if config.run.name or steps(new) else sorted(new.parent.glob(f"{new.name[:-8]}*")):
@@ -313,7 +328,7 @@ def recorded_state(folder: Path) -> dict[str, Any]:
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Return the path of the checkpoint that a run writes after `step` optimiser steps."""
+    """Return the path of the checkpoint folder that the run in `run_dir` writes after `step` optimiser steps."""
     return run_dir / "checkpoints" / f"step_{step:08d}"
 
 
@@ -332,9 +347,9 @@ def plain(config: Any) -> dict[str, Any]:
 
 
 def _as_tree(value: Any) -> Any:
-    """Convert a dataclass (an instance, or a type with its defaults) to nested dictionaries, with enums by name.
+    """Convert a dataclass instance, or a dataclass type with its defaults, to nested dictionaries, with enums by name.
 
-    OmegaConf does the same in 0.1 s.
+    OmegaConf can do the same, but takes 0.1 s.
     """
     if is_dataclass(value):
         # a type lacks the attributes whose default a function makes

@@ -21,9 +21,9 @@ LEDGER = "ledger.jsonl"
 class Ledger(AbstractContextManager["Ledger"]):
     """Appends the events that altered a run to its ledger.jsonl (replaced samples, skipped steps).
 
-    Only rank 0 has a file; with run_dir=None nothing is written. step: the step at which the run begins; entries of
-    later steps, from an earlier start, are removed. log: called with a line when the disk takes no more entries, or
-    when entries of an earlier start are damaged.
+    run_dir: the run folder; None, as on ranks other than 0: nothing is written. step: the step at which the run begins;
+    entries of later steps, from an earlier start, are removed. log: called with a line when an entry cannot be written,
+    or when entries of an earlier start are damaged.
     """
 
     def __init__(self, run_dir: Path | None, step: int, log: Callable[[str], None]) -> None:

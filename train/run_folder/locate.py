@@ -12,9 +12,10 @@ from dyad.train.run_folder.folder import folder_of, steps, without_best
 def locate(path: Path, log: Callable[[str], None]) -> Path:
     """Return the checkpoint folder that a user means by `path`.
 
-    A checkpoint folder, and that of RUN@best, is returned unchecked; for a run folder it is the run's newest whole
-    checkpoint. log: called with one line for each damaged checkpoint that is passed over. Raises ConfigError when there
-    is no checkpoint, or no best one; DataError when a run has checkpoints and all are damaged, or the best is missing.
+    For a checkpoint folder that is the folder itself, for RUN@best the run's best checkpoint, both without verifying
+    their files; for a run folder it is the newest undamaged checkpoint. log: called with one line for each damaged
+    checkpoint that is passed over. Raises ConfigError when there is no checkpoint, or no best one; DataError when a run
+    has checkpoints and all are damaged, or the best is missing.
     """
     if (run := without_best(path)) != path:
         return _best_checkpoint(run, path, log)
@@ -31,7 +32,7 @@ def refuse_without_checkpoint(path: Path) -> None:
 
 
 def _best_checkpoint(run: Path, name: Path, log: Callable[[str], None]) -> Path:
-    """Return the folder of the best checkpoint of a run. name: RUN@best, for messages."""
+    """Return the folder of the best checkpoint of a run; raises as `locate` does. name: RUN@best, for messages."""
     if not steps(run):
         raise ConfigError(f"{name}: '{run}' is no run folder that has a checkpoint")
     best = _newest_best(run, log)
@@ -47,7 +48,10 @@ def _best_checkpoint(run: Path, name: Path, log: Callable[[str], None]) -> Path:
 
 
 def _newest_best(run: Path, log: Callable[[str], None]) -> Best | None:
-    """Return the best that the newest checkpoint of a run knows; one whose state.json is damaged is passed over."""
+    """Return the entry "best" of a run's newest checkpoint; checkpoints whose state.json is damaged are passed over.
+
+    Returns None for a run without checkpoint.best. Raises DataError if all checkpoints are damaged.
+    """
     for folder in (found := [folder_of(run, step) for step in steps(run)]):
         try:
             return Checkpoint(folder).best

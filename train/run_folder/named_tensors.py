@@ -1,4 +1,4 @@
-"""The tensors of modules by name, and what is copied into them from the files of a checkpoint, whole or by rows."""
+"""Name the tensors of modules, and copy saved tensors of these names into them, whole or only this rank's rows."""
 
 from collections.abc import Mapping
 
@@ -61,7 +61,7 @@ def refuse_another_model(weights: Mapping[str, Tensor], modules: Mapping[str, nn
 
 @torch.no_grad()
 def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
-    """Copy the saved tensor `name` into `tensor`, of a sharded one this rank's rows, and return that."""
+    """Copy saved[name] into `tensor` in place and return `tensor`; if it is sharded, copy only this rank's rows."""
     rows = own_rows(tensor)
     if rows is not None and isinstance(saved, SavedTensors):
         local(tensor).copy_(saved.rows(name, rows))
@@ -71,10 +71,11 @@ def filled(tensor: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def state_like(parameter: Tensor, saved: Mapping[str, Tensor], name: str) -> Tensor:
-    """Return a copy of a saved tensor of a parameter's optimiser state, sharded or laid out as the parameter.
+    """Return a copy of saved[name], a tensor of the optimiser state of `parameter`, to load into the optimiser.
 
-    A copy is needed, because a saved tensor is memory-mapped from a file that may be deleted. The memory format (for
-    example channels last) of the parameter is needed, because the fused AdamW ignores strides.
+    If its shape is that of the parameter, the copy is sharded as the parameter, or else on the CPU in the parameter's
+    memory format (for example channels last), because the fused AdamW ignores strides. A copy is needed because saved
+    tensors are memory-mapped from a file that may be deleted.
     """
     if _shape(saved, name) != parameter.shape:
         return saved[name].clone()

@@ -1,4 +1,7 @@
-"""What older runs called and meant by the keys of their config.yaml, in the terms of this version. Needs no torch."""
+"""Tables and functions that translate the config.yaml of runs of older versions to the keys of this version.
+
+Needs no torch.
+"""
 
 from dataclasses import fields
 from typing import Any
@@ -12,7 +15,8 @@ from dyad.train.losses.options.choices import Noise
 RENAMED = {"optim.patience": "optim.max_skipped", "model.memo_mb": "model.frozen_cache_mb"}
 # Sections that older runs do not have
 SECTIONS = {"data.sequence": SequenceConfig, "model.context": ContextConfig}
-# Keys that older runs do not have, with the value that does not enter a run's name: the names of those runs stay
+# Key that older versions did not have → the value with which it is left out of the hash in a run's name, so that names
+# of older runs stay the same
 ADDED = {
     "data.columns": [],
     "data.template": None,
@@ -51,15 +55,16 @@ ADDED = {
     "data.augment.solarise": 0.0,
     **{f"{section}.{key.name}": key.default for section, options in SECTIONS.items() for key in fields(options)},
 }
-# … of these only the runs themselves know what they had; the others were as ADDED says
+# Keys whose value in an older run is unknown if its config.yaml lacks them; others had the value in ADDED
 UNRECORDED = ("model.batch_norm", "model.text.lower_case", "model.text.dense", "from_weights")
-# Keys that do not enter a run's name, since those of older runs lack them, and are compared all the same
+# Keys that are left out of the hash in a run's name, whatever their value, but compared when a run resumes
 UNNAMED = ("from_weights", "model.activation", "data.caption_per")
-NCE, NOISE, DENSITY = "nce", "noise", "density"  # older runs of it called the density noise, which was the batch
+# Older runs of objective=nce had the value of objective.density in objective.noise; their noise was the batch
+NCE, NOISE, DENSITY = "nce", "noise", "density"
 
 
 def in_present_terms(tree: dict[str, Any]) -> dict[str, Any]:
-    """Change the nested keys of a config.yaml in place to those of this version, and return them."""
+    """Change the keys and values of a parsed config.yaml, in place, to those of this version, and return the tree."""
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
         if isinstance(tree.get(section), dict) and key in tree[section]:
@@ -77,7 +82,10 @@ def in_present_terms(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_first_terms(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return dotted keys as the first runs with them had them, for their names."""
+    """Return dotted key → value under the names that the keys had when they were introduced, for the hash in run names.
+
+    Only objective.density is renamed; see NCE.
+    """
     if (keys.get("objective.name"), keys.get(f"objective.{NOISE}")) != (NCE, Noise.batch):
         return keys
     rest = {key: value for key, value in keys.items() if key != f"objective.{DENSITY}"}

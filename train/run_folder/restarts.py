@@ -1,8 +1,9 @@
 """restarts.jsonl: the hardware failures of a run (code 4), and whether a launch script starts the run again.
 
-One JSON object per failure, {"step": …, "time": …, "cause": …, "hosts": […], "job": …, "restart": …}. step: of the
+One JSON object per failure, {"step": …, "time": …, "cause": …, "hosts": […], "job": …, "restart": …}. step: that of the
 newest checkpoint. hosts: the machines of the ranks that failed, as far as known. job: the job of SLURM or the launch
-script. restart: 1 for the first restart of that job; 0 if the failure ended the job. Needs no torch.
+script. restart: 1 for the first restart of that job, 2 for the second, …; 0 if the failure ended the job. Needs no
+torch.
 """
 
 import json
@@ -23,8 +24,9 @@ UNKNOWN = "killed, or its machine is gone: no rank has written a reason"
 def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
     """Record a hardware failure of the run in `folder` and print it; return whether the run is to start again.
 
-    It is, if the last start wrote a checkpoint and `job` was started again less than dist.restarts times. requeued:
-    whether the scheduler has started it again already, as SLURM does when a node is lost.
+    It is to start again if the last start wrote a checkpoint and `job` was restarted less than dist.restarts times.
+    job: identifier of the job of SLURM or of the launch script. requeued: whether the scheduler has started the job
+    again already, as SLURM does when a node is lost.
     """
     state = recorded_state(folder)
     first, saved = state.get("step", 0), max(steps(folder), default=0)
@@ -57,7 +59,7 @@ def after_failure(folder: Path, job: str, requeued: bool = False) -> bool:
 
 
 def _repeated(hosts: list[str], earlier: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each of the machines that has failed before."""
+    """Yield a line for each machine in `hosts` that failed before. earlier: the entries of restarts.jsonl so far."""
     for host in hosts:
         if times := sum(host in entry.get("hosts", []) for entry in earlier):
             yield f"node {host} has failed {times + 1} times in this run: leave it out (SLURM: sbatch --exclude={host})"

@@ -27,12 +27,11 @@ LOCK = ".lock"
 
 
 class RunState:
-    """Writes run_state.json, the status of a run; with run_dir=None nothing is written. Rank 0 writes it. If rank 0 is
-    lost, the rank that prints the reason writes "failed".
+    """Writes run_state.json, the status of a run, on rank 0; if rank 0 is lost, on the rank that prints the error.
 
     As a context manager it writes "running" on entry, and "failed" with the error when the block raises. The block
-    itself must write any other end ("finished" or "preempted") with `write`. step: finished optimiser steps at the
-    start. rank: of this process. hosts: the machine of each rank.
+    itself must write any other end ("finished" or "preempted") with `write`. run_dir: the run folder; None: nothing is
+    written. step: finished optimiser steps at the start. rank: that of this process. hosts: the machine of each rank.
     """
 
     def __init__(
@@ -102,9 +101,9 @@ def locked(run_dir: Path, other: str = "run.name") -> Iterator[None]:
     the lock. Raises ConfigError when another live process, on this machine or on another one that shares the folder,
     holds the lock. other: the configuration key that the error message advises to change.
     """
-    with raise_named(run_dir):  # of a link there, the file that it leads to would be emptied
+    with raise_named(run_dir):  # O_NOFOLLOW: through a link, another file would be emptied
         descriptor = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        opened = os.fdopen(descriptor, "a+")  # an OSError of a pipe
+        opened = os.fdopen(descriptor, "a+")  # raises OSError for a pipe
     with opened as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

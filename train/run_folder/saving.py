@@ -1,9 +1,10 @@
-"""Checkpoints are written, in the background where training need not wait, and old ones are deleted.
+"""Write checkpoints, in the background while training goes on, and delete old ones.
 
-In the background: training waits for a copy to host memory, then a thread writes it to the disk.
+In the background means: training waits for a copy to host memory, then a thread writes the copy to the disk.
 
-Loader processes may be forked meanwhile: a fork has Python's global lock, so the writing thread then either waits for
-the disk or a digest, which hold no lock, or holds locks of its own files and pools, which a loader never takes.
+Loader processes may be forked meanwhile. fork() happens while the main thread holds Python's global lock. The writing
+thread then waits for the disk or a digest, without a lock, or holds locks of its own files and pools, which a loader
+never takes.
 
 At most one checkpoint is being written; the next save waits for it. At the end of the run, and at a stop request,
 `save` writes without a copy and returns when the checkpoint is on the disk. If a checkpoint cannot be written, a
@@ -42,9 +43,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
 
     Leaving its `with` block waits for a checkpoint that is still being written.
 
-    keep: how many checkpoints stay on the disk. before_save: called before each checkpoint is written, to flush the
-    logs. schedule: says when the next checkpoint is due, for the error message. Attribute seconds: time spent writing
-    so far, in the background or not.
+    folder: the run folder. keep: how many of the newest checkpoints stay on the disk. before_save: called before each
+    checkpoint is written, to flush the logs. schedule: says when the next checkpoint is due, for the error message.
+    log: prints a line. Attribute seconds: time spent writing so far, in the background or not.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
             self._in_flight = None
 
     def save_in_background(self, state: CheckpointState) -> None:
-        """Copy weights and optimiser of `state` to host memory, let a thread write the checkpoint, and return at once.
+        """Copy the weights and optimiser state in `state` to host memory, and let a thread write the checkpoint.
 
         Call `wait` first. state.sample_state (per-sample state) is not copied: do not change it before the next `wait`.
         """
@@ -104,7 +105,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
 def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer: Optimizer) -> None:
     """Raise HardwareError if the disk of a run folder has no room for the first checkpoint.
 
-    Counted are the weights, and the two moments that AdamW is going to have of each trained one.
+    The size of a checkpoint is taken as that of the weights, plus with AdamW two moments of each trained weight.
     """
     weights = named_tensors(modules).values()
     trained = [p for group in optimizer.param_groups for p in group["params"]] if isinstance(optimizer, AdamW) else []
@@ -119,8 +120,8 @@ def refuse_full_disk(run_dir: Path, modules: Mapping[str, nn.Module], optimizer:
 def host_copies(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to host memory and return the copies by name.
 
-    buffers: those of an earlier call by name; they are reused where shape and dtype are equal, and new ones are added.
-    Copies from a GPU are asynchronous: synchronise before you read them.
+    buffers: name → CPU tensor of an earlier call, which is overwritten if shape and dtype are equal; new ones are
+    added, in pinned memory for tensors on a GPU. Copies from a GPU are asynchronous: synchronise before you read them.
     """
     for name, tensor in tensors.items():
         copy = buffers.get(name)
@@ -137,13 +138,15 @@ def write_checkpoint(
     before_save: Callable[[], None] = lambda: None,
     wait: float = 600.0,
 ) -> Path:
-    """Write the checkpoint `state` into the run folder and return the checkpoint's folder. Call on rank 0,
-    and on every rank with a part of sharded towers: those return when it is written; rank 0 waits for them, `wait` s.
+    """Write the checkpoint `state` into the run folder, delete old checkpoints, and return the checkpoint's folder.
 
-    Of this checkpoint and all older ones the newest `keep` stay, and the best, which the entry "best" of
-    `state.metadata` names; the others are deleted. before_save: called first; it flushes the logs, so that the logs on
-    the disk never end before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written;
-    older checkpoints then stay as they are.
+    Call it on rank 0 and, with sharded towers, on every rank that has a part (state.part). Rank 0 waits up to `wait`
+    seconds for the parts of the other ranks, and writes the manifest.
+
+    The newest `keep` checkpoints up to this one stay, and the one that the entry "best" of `state.metadata` names; the
+    others are deleted. before_save: called first on rank 0, to flush the logs, so that the logs on the disk never end
+    before the step of a checkpoint. Raises HardwareError when logs or checkpoint cannot be written; older checkpoints
+    then stay as they are.
     """
     assert keep >= 1
     final = folder_of(run_dir, state.step)
@@ -173,7 +176,7 @@ def write_checkpoint(
 
 
 def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
-    """Write the files of a checkpoint that this rank has; return the manifest's entries of them."""
+    """Write this rank's files of a checkpoint to `folder`; return file name → size and SHA-256, for the manifest."""
     number, count, _ = state.part or (0, 1, "")
     entries: dict[str, dict[str, Any]] = {}
 
@@ -200,13 +203,16 @@ def _write(folder: Path, state: CheckpointState) -> dict[str, dict[str, Any]]:
 
 
 def _rows(state: CheckpointState, key: str, tensor: Tensor) -> slice | None:
-    """Return which rows of the whole a tensor has, "<parameter name>" or "<parameter name>/<key>"; None: all."""
+    """Return which rows of a sharded weight, or of its optimiser state, `tensor` has; None: it has all rows.
+
+    key: "<parameter name>" or "<parameter name>/<key of the optimiser state>".
+    """
     own = state.rows.get(key) or state.rows.get(key.rpartition("/")[0])
     return own if own and tensor.dim() and len(tensor) == own.stop - own.start else None
 
 
 def _delete_old(run_dir: Path, state: CheckpointState, keep: int) -> None:
-    """Delete the checkpoints that are older than the newest `keep`, but for the best, which `state` names."""
+    """Delete checkpoints up to state.step, except the newest `keep` and the best, which state.metadata names."""
     best = state.metadata.get(BEST) or {}
     older = [step for step in steps(run_dir) if step <= state.step][keep:]
     for folder in (folder_of(run_dir, step) for step in older if step != best.get("step")):

@@ -1,4 +1,4 @@
-"""Tensors in safetensors files, read when they are asked for: whole in one file, or cut by rows into several."""
+"""Read and write tensors in safetensors files. A tensor is in one file, or cut by rows into parts in several files."""
 
 import hashlib
 import json
@@ -15,15 +15,16 @@ from torch import Tensor
 from dyad.data.base.files import checked_path
 from dyad.data.base.json_text import parse_json
 
-PIECE = 1 << 20  # bytes that are hashed and then written while a cache still has them
-DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # of each dtype the name in the file
+PIECE = 1 << 20  # bytes that are hashed and then written at a time, so that the CPU cache still has them
+DTYPES = {dtype: name for name, dtype in _TYPES.items()}  # dtype → its name in a safetensors file
 STARTS = "starts"  # key of a file's metadata: name of a tensor → the row of the whole at which the file's part begins
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """The tensors of `files` by name. A tensor that several files have is put together from its parts.
+    """A read-only mapping of name → tensor over the safetensors files `files`; a tensor is read when it is looked up.
 
-    Raises ValueError for parts of a tensor that leave rows out, overlap or do not fit together.
+    If several files have a tensor of one name, it is the concatenation of their rows. Raises ValueError for parts of a
+    tensor that leave rows out, overlap or differ in their other dimensions.
     """
 
     def __init__(self, files: Iterable[Path] = ()) -> None:
@@ -55,7 +56,7 @@ class SavedTensors(Mapping[str, Tensor]):
         return len(self._parts)
 
     def __or__(self, other: "SavedTensors") -> "SavedTensors":
-        """Return the tensors of both; where both have a name, those of `other`."""
+        """Return the union of the two mappings; for a name that both have, it has the tensor of `other`."""
         both = SavedTensors()
         both._parts = self._parts | other._parts
         return both
@@ -65,7 +66,7 @@ class SavedTensors(Mapping[str, Tensor]):
         return torch.Size(shapes[0] if len(shapes) == 1 else [sum(shape[0] for shape in shapes), *shapes[0][1:]])
 
     def rows(self, name: str, rows: slice) -> Tensor:
-        """Read some rows of a tensor, and nothing else of it."""
+        """Return the rows `rows` (start and stop, without step) of tensor `name`, without reading its other rows."""
         parts = [(start, file.get_slice(name)) for start, file in self._parts[name]]
         found = []
         for start, part in parts:
@@ -76,15 +77,15 @@ class SavedTensors(Mapping[str, Tensor]):
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> str:
-    """Write tensors to a safetensors file, and return its SHA-256.
+    """Write tensors to a safetensors file, and return the file's SHA-256 in hexadecimal.
 
-    The digest is taken of the bytes on their way, piece by piece, so that the file is not read again: half the time of
-    safetensors' save_file and a digest. starts: by name, the rows of the whole tensors at which those that are parts
-    begin. Raises OSError when the file cannot be written.
+    The SHA-256 is computed while the bytes are written, so that the file is not read again; this takes half the time of
+    safetensors' save_file followed by a SHA-256. starts: name of a tensor that is a part of a larger one → the row of
+    the larger tensor at which the part begins. Raises OSError when the file cannot be written.
     """
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     digest = hashlib.sha256()
-    names = sorted(own, key=lambda name: (-own[name].element_size(), name))  # wide ones first: all are aligned
+    names = sorted(own, key=lambda name: (-own[name].element_size(), name))  # wide dtypes first: all are aligned
     with path.open("wb") as file:
         for content in (_header({name: own[name] for name in names}, starts), *(_bytes(own[name]) for name in names)):
             for start in range(0, len(content), PIECE):
@@ -94,7 +95,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], starts: Mapping[str,
 
 
 def _header(tensors: Mapping[str, Tensor], starts: Mapping[str, int]) -> memoryview:
-    """Return the begin of a safetensors file: the length of the JSON that follows, which says where a tensor lies."""
+    """Return the header of a safetensors file: 8 bytes with the length of the JSON, then the JSON (dtypes, offsets)."""
     content: dict[str, Any] = {"__metadata__": {STARTS: json.dumps(starts, sort_keys=True)}} if starts else {}
     end = 0
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
 """An exponential moving average of the trained weights (optim.ema), for evaluation, mining and exports.
 
 After the n-th step that changed the weights w, counted from 0: average ← d · average + (1 − d) · w with
-d = min(optim.ema, (1 + n) / (10 + n)), so that the initial weights of a short run do not weigh on it; the first average
-is w. Buffers, such as the running statistics of batch norms, are not averaged: they are those of the last step.
+d = min(optim.ema, (1 + n) / (10 + n)), so that early weights count little in the average of a short run; the first
+average is w. Buffers, such as the running statistics of batch norms, are not averaged: they are those of the last step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,14 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dyad.train.distributed.sharding import local
 
-WARMUP = 10
+WARMUP = 10  # the 10 in the formula of d above
 
 
 class WeightAverage:
-    """The average of `parameters` with the decay `decay`; None: no average, and nothing is done.
+    """The moving average of `parameters`, as in the module docstring.
 
-    tensors: the average by parameter, empty before the first update. updates: how many there were.
+    decay: optim.ema; None: there is no average, and the methods do nothing. Attributes: tensors: parameter → its
+    average, empty before the first update. updates: the number of updates so far.
     """
 
     def __init__(self, parameters: Sequence[Parameter], decay: float | None) -> None:
@@ -31,7 +32,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the present weights into the average."""
+        """Update the average with the current values of the parameters."""
         if self._decay is None:
             return
         if not self.tensors:
@@ -43,7 +44,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """In the block the parameters hold the average; after it the trained weights again."""
+        """Context manager: put the average into the parameters, and the trained weights back when the block ends."""
         self._exchange()
         try:
             yield
@@ -52,7 +53,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        for parameter, average in self.tensors.items():  # by copies: a sharded tower reads its weights at their place
+        for parameter, average in self.tensors.items():  # in place: a sharded tower keeps its own tensors
             weights = local(parameter).clone()
             local(parameter).copy_(local(average))
             local(average).copy_(weights)

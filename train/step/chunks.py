@@ -1,11 +1,12 @@
-"""Cuts a batch into chunks for the towers, and puts the embeddings of all chunks together for the objective.
+"""Cut a batch into chunks for the towers, and put the embeddings of all chunks together for the objective.
 
-A tower runs once per chunk, on one tensor: rows of the pairs and of the extra items of its side (for example mined
-negatives) alike. So both must have the same shape. Token ids do, as one tokenizer pads them to one length.
+A tower runs once per chunk, on one tensor with the rows of the pairs and of the extra items (for example mined
+negatives) of its side. So pairs and extra items must have rows of one shape. Rows of token ids have: one tokenizer pads
+all texts to one length.
 
-Texts are sorted by length before they are cut into several chunks, each side by itself: a text encoder then cuts off
-more columns that are padding in every row. The embeddings are put back into the order of the batch. Rows of one
-sequence stay in one chunk, in their order: the embedding of a row depends on those before it.
+Texts are sorted by length, on each side separately, before they are cut into several chunks: a text encoder then cuts
+off more columns that are padding in every row. The embeddings are put back into the order of the batch. Rows of one
+sequence stay in one chunk, in their order: the embedding of a row depends on the rows before it.
 """
 
 import math
@@ -22,8 +23,8 @@ from dyad.train.losses.gathered.batch import Columns
 from dyad.train.losses.gathered.further_rows import XNegatives
 from dyad.train.towers.text.rows import index_on
 
-TensorPair = Sequence[Tensor]  # of x and of y
-Arguments = dict[str, Lengths]  # of a tower, by name; a number for each row
+TensorPair = Sequence[Tensor]  # a tensor of side x and one of side y
+Arguments = dict[str, Lengths]  # further arguments of a tower: name → a number for each row
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Chunk:
     """One chunk of a batch: the rows that both towers embed at once.
 
     index: position of the chunk in the batch, from 0. inputs: the input rows of the x tower and of the y tower.
-    arguments: of both, what a tower takes beside them, by name: lengths, the tokens of each row; places, that of each
-    row in its sequence. sizes: the numbers of x rows and y rows. A side without rows gets one dummy row, whose
-    embedding is dropped, so that the towers run equally often on all ranks.
+    arguments: the further arguments of the x tower and of the y tower, by name: lengths, the number of tokens of each
+    row; places, the position of each row in its sequence. sizes: the numbers of x rows and y rows. A side without rows
+    has size 0 and one dummy row, whose embedding is dropped, so that the towers run equally often on all ranks.
     """
 
     index: int
@@ -46,37 +47,37 @@ class Chunk:
 class Side:
     """One side of a batch, x or y, cut into chunks.
 
-    parts: of each chunk, this side's entries of Chunk.inputs, arguments and sizes. order: the place in the batch of
-    each row of the chunks; None: they are in the order of the batch.
+    parts: for each chunk, this side's entries of Chunk.inputs, arguments and sizes. order: the index in the batch of
+    each row of the concatenated chunks, int64 (n,); None: the chunks are in the order of the batch.
     """
 
     parts: list[tuple[Tensor, Arguments, int]]
     order: Tensor | None
 
     def joined(self, embeddings: Sequence[Tensor]) -> Tensor:
-        """Put the embeddings of all chunks together, in the order of the batch."""
+        """Concatenate the embeddings of all chunks, without dummy rows, and return them in the order of the batch."""
         whole = joined(embeddings)
         return whole if self.order is None else whole[self.order.argsort()]
 
     def split(self, gradient: Tensor) -> Sequence[Tensor]:
-        """Cut the gradient of the embeddings, in the order of the batch, into the gradients of each chunk."""
+        """Cut `gradient`, (n, D) in the order of the batch, into one tensor for each chunk: the inverse of `joined`."""
         return (gradient if self.order is None else gradient[self.order]).split([size for _, _, size in self.parts])
 
 
 def chunk_count(global_batch_size: int, world_size: int, chunk_size: int | None) -> int:
     """Return into how many chunks each rank's part of a batch is cut; the same on all ranks.
 
-    chunk_size: how many pairs a chunk has at most; None: everything in one chunk.
+    global_batch_size: pairs of all ranks. chunk_size: the most pairs of a chunk; None: one chunk for all pairs.
     """
     rows = math.ceil(global_batch_size / world_size)
     return math.ceil(rows / (chunk_size or rows))
 
 
 def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]:
-    """Cut a batch into `count` chunks, each with an equal share of the rows of x and of y, extra items among them.
+    """Cut a batch into `count` chunks of equal numbers of x rows and of y rows, extra items included.
 
-    Also returns the two sides, which put what the chunks give in the order of the batch. The shares differ by one row
-    at most, or by one sequence; if there are fewer rows than chunks, some shares are empty.
+    Returns the chunks and (side x, side y), whose `joined` brings the embeddings of the chunks into the order of the
+    batch. The numbers of rows (or of sequences) differ by at most one; with fewer rows than chunks some are 0.
     """
     rows, lengths = batch.y, batch.y_lengths
     if (extra := batch.extra) is not None:
@@ -95,10 +96,11 @@ def in_chunks(batch: Batch, count: int) -> tuple[list[Chunk], tuple[Side, Side]]
 
 
 def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | None = None) -> Side:
-    """Cut the n rows of a side into `count` chunks; those of texts (lengths (n,)) sorted by length, the longest first.
+    """Cut the n rows of a side, (n, …), into `count` chunks.
 
-    The longest first, because they show at once how much memory a chunk takes at most. places (n,): the place of each
-    row in its sequence, from 0; None: rows are no sequences. Sequences are not sorted.
+    lengths: number of tokens of each row, (n,); None: rows are not texts. If given, rows are sorted by length, the
+    longest first, so that the first chunk shows how much memory a chunk takes at most. places: position of each row in
+    its sequence, from 0, (n,); None: rows are not of sequences. Rows of sequences are not sorted.
     """
     order, starts = None, np.arange(len(rows)) if places is None else np.flatnonzero(places == 0)
     if lengths is not None and count > 1 and places is None:
@@ -106,7 +108,7 @@ def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | N
         order = index_on(rows.device, longest_first)
         rows, lengths = rows[order], lengths[longest_first]
     dummy = rows[:1] if len(rows) else rows.new_zeros(1, *rows.shape[1:])  # so that a tower can always run
-    # of the dummy row, which is not cut, and of all rows
+    # arguments of the dummy row, and of all rows
     dummies: Arguments = {"lengths": np.array(rows.shape[1:2]), "places": np.zeros(1, np.int64)}
     arguments = {name: each for name, each in (("lengths", lengths), ("places", places)) if each is not None}
     bounds = [int(part[0]) if len(part) else len(rows) for part in np.array_split(starts, count)]
@@ -118,7 +120,7 @@ def _side(rows: Tensor, lengths: Lengths | None, count: int, places: Lengths | N
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors along their rows. If only one of them has rows, return that tensor itself, not a copy."""
+    """Concatenate tensors along dimension 0. If only one of them has rows, return that tensor itself, not a copy."""
     filled = [part for part in parts if len(part)]
     return torch.cat(filled) if len(filled) > 1 else (filled or parts)[0]
 
@@ -139,9 +141,11 @@ def separated(y_nD: Tensor, columns: int, extra: Extra | None) -> tuple[Tensor, 
 
 
 def separated_x(x_nD: Tensor, rows: int, extra: ExtraX | None) -> tuple[Tensor, XNegatives | None]:
-    """Split the x embeddings of a batch into those of its b rows and those of its k extra x-side items, as `separated`.
+    """Split the x embeddings of a batch into those of its b rows and those of its k extra x-side items.
 
-    rows: b. The second result is None if `extra` is None, on all ranks or on none.
+    x_nD: embeddings of the rows, then of the extra items; n = b + k. rows: b. extra: the extra items of the batch, None
+    on all ranks or on none. Returns the (b, D) embeddings of the rows, and XNegatives: the (k, D) embeddings of the
+    extra items with the row that each belongs to and its content key; None if `extra` is None.
     """
     if extra is None:
         return x_nD, None

@@ -1,6 +1,6 @@
 """Cache of the autograd graphs of chunks between the two passes of a step, as far as free memory allows.
 
-A step embeds its batch chunk by chunk twice (see step.py). A chunk whose graph is cached needs no second forward.
+A step embeds its batch chunk by chunk twice (see loss_term.py). A chunk whose graph is cached needs no second forward.
 Caching changes no result, so ranks and steps may cache different numbers of graphs.
 """
 
@@ -25,7 +25,7 @@ TRAINING_COPIES = 3  # gradients and the two moments of AdamW, each as large as 
 
 
 class GraphCache:
-    """A stack of the embeddings of one step's chunks, with their autograd graphs.
+    """A stack of the embeddings of one step's chunks, with their autograd graphs. len() is the number of cached chunks.
 
     A full cache drops its oldest entries. most: how many chunks to keep; None: as many as fit into `budget`.
     """
@@ -40,7 +40,7 @@ class GraphCache:
         return len(self._cached)
 
     def add(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> TensorPair:
-        """Embed one more chunk by calling `embed`, cache the embeddings with their graph, and return them.
+        """Call `embed`, which embeds one chunk; cache the embeddings with their autograd graph, and return them.
 
         If there is no room for one more graph, the oldest ones are dropped first. inputs: the tensors that `embed`
         reads, which do not count as memory of the graph.
@@ -62,8 +62,9 @@ class GraphCache:
     def _capacity(self) -> int:
         """Return how many autograd graphs may be cached: the configured number, else as many as fit into memory.
 
-        In the second case one graph less is allowed, to leave room for the gradients that backward makes. What the
-        first takes above the largest of the others counts once: the others use its casts of the weights for autocast.
+        In the second case one graph less is allowed, to leave room for the gradients that backward makes. Each graph
+        counts with the size of the largest one. The first graph may be larger, as it also holds the casts of the
+        weights for autocast, which all graphs share; this excess counts once.
         """
         if self._most is not None:
             return self._most
@@ -74,7 +75,8 @@ class GraphCache:
 class MemoryBudget:
     """Measures how many bytes the autograd graphs of `towers` may take on a device, and how many one graph takes.
 
-    optimizer: whose moments count as memory that is still needed, until they are allocated.
+    optimizer: the optimiser of the towers. Memory for its moments is kept free until they are allocated; if it is None,
+    the memory is always kept free.
     """
 
     def __init__(self, towers: nn.Module, device: torch.device, optimizer: Optimizer | None = None) -> None:
@@ -97,7 +99,7 @@ class MemoryBudget:
         return free - max(state, 0) - SPARE * total
 
     def measured(self, embed: Callable[[], TensorPair], inputs: Sequence[Tensor]) -> tuple[TensorPair, int]:
-        """Call embed(); return its result and how many bytes the autograd graph takes that the call builds.
+        """Call embed(); return (its result, the bytes of the autograd graph that the call builds).
 
         The bytes of `inputs` and of the weights do not count. On a GPU the bytes are the growth of allocated memory; on
         a CPU, the sizes of the tensors saved for backward.
@@ -126,7 +128,7 @@ def gpu_memory(device: torch.device) -> tuple[int, int]:
 
 
 def cpu_memory() -> tuple[int, int]:
-    """Return (free, total) bytes of RAM for this process: those of the machine divided by the job's processes on it.
+    """Return (free, total) bytes of RAM for this process: the machine's, divided by the job's processes on it.
 
     Free memory is also limited by the control groups (see cgroup_headroom).
     """

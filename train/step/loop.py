@@ -27,7 +27,8 @@ def fit(
 ) -> tuple[str, int]:
     """Run the optimiser steps first_step … total_steps - 1 of the schedule. Every rank must call it.
 
-    Returns how the run ended, "finished" or "preempted", and the number of finished optimiser steps.
+    Returns (how the run ended, "finished" or "preempted"; the number of finished optimiser steps). Raises ValueError if
+    `batches` has not exactly one batch for each of these steps.
 
     batches: one per step. step(batch, index): takes optimiser step `index` and returns its scalars. monitor: observes
     each step. diagnose(): returns further scalars of the last step, computed when the step is logged. evaluate(step):
@@ -83,7 +84,7 @@ def fit(
 
 @dataclass
 class Stopwatch:
-    """Adds up the seconds of the steps since the last call of `read`: waiting, computing, saving.
+    """Adds up the seconds that steps have spent waiting, computing and saving since the last call of `read`.
 
     waited: seconds of waiting for batches; worked: of computing; saving: of writing checkpoints. steps: how many steps
     were added.
@@ -103,7 +104,7 @@ class Stopwatch:
         """Return timing metrics (name → value) of the steps since the last call of `read`, then set all sums to zero.
 
         data_time: mean seconds that a step waited for its batch. batch_time: mean seconds per step, waiting included.
-        samples_per_second: of all ranks together; samples_per_second_per_device: the mean of a rank.
+        samples_per_second: pairs per second of all ranks together; samples_per_second_per_device: the mean per rank.
         checkpoint_seconds: seconds spent on saving since the last call.
         """
         batch_time = (self.waited + self.worked) / self.steps

@@ -6,8 +6,8 @@ al. 2021, arXiv 2101.06983). So the gradient is that of the whole batch. The new
 first pass, as far as memory allows, and are not run again; a single chunk is therefore a plain step. Batch norms couple
 the rows of a tower's input: for statistics of the global batch they need a single chunk (train/towers/batch_norm.py).
 
-Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), that of a target network and of an
-auxiliary loss by one entry more. Both passes draw the same noise, and so does a resumed run, without any generator
+Noise (dropout, patch dropout) is seeded by (seed, step, rank, tower, chunk), and by one more entry each for a target
+network and for an auxiliary loss. Both passes draw the same noise, and so does a resumed run, without any generator
 state in the checkpoint.
 """
 
@@ -44,10 +44,11 @@ RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_sca
 
 @dataclass(frozen=True)
 class StepRun:
-    """How a step runs one of its losses.
+    """What a step passes to LossTerm.gradient to run a loss.
 
-    towers: those of x and y, as they are run: wrapped for data parallelism, say. graph_budget: for the
-    graphs that are kept. scaled: scales the loss before backward. timer: stopped when the embeddings are there.
+    towers: the x tower and the y tower, wrapped for data parallelism where needed. graph_budget: the memory for cached
+    autograd graphs. scaled: multiplies a loss by the loss scale of fp16 before backward. timer: a running timer, which
+    the loss stops when all embeddings are computed.
     """
 
     towers: Sequence[nn.Module]
@@ -58,10 +59,10 @@ class StepRun:
 
 @dataclass(frozen=True)
 class TermResult:
-    """What a loss gives its step: 0-d tensors of this rank, whose means over ranks are those of the global batch.
+    """The result of a loss in a step: 0-d tensors of this rank, whose means over ranks are the values of the batch.
 
-    loss: weight · loss. violated: how many of the assumed conditions do not hold. metrics: by the names under which
-    they are logged. checks: the conditions, and what is still to be summed over ranks.
+    loss: config.weight · loss. violated: the number of conditions (losses/sums/conditions.py) that were assumed and do
+    not hold. metrics: name as it is logged → value. checks: these conditions, and values still to be summed over ranks.
     """
 
     loss: Tensor
@@ -71,12 +72,14 @@ class TermResult:
 
 
 class LossTerm:
-    """One loss of a step: an objective of the embeddings of a batch by two towers.
+    """One loss of a step: an objective on the embeddings of a batch by an x tower and a y tower.
 
-    config: of the run, or of an auxiliary loss (also.NAME). total_steps: of the run. pairs: how many pairs each rank
-    has, if in every step; None: side y has items of its own, or the numbers change. name: of an auxiliary loss.
-    Attributes: modules: what has weights, by the prefix of their names. target: the target network. embeddings: of x
-    and of y in the last step, (b, D) each, without gradient. keys: content keys of x and of y, (b,) each.
+    config: that of the run, or of an auxiliary loss (also.NAME). total_steps: optimiser steps of the run. pairs: the
+    number of pairs of each rank, if it is the same in every step and each x has one y; else None. name: NAME of an
+    auxiliary loss, "" for the run's own loss. Raises ConfigError as `shard` does.
+
+    Attributes: modules: prefix of weight names → module. target: the target network. embeddings: those of the x and y
+    of the pairs in the last step, (b, D) each, without gradient. keys: their content keys, int64 (b,) each.
     """
 
     embeddings: tuple[Tensor, Tensor]
@@ -110,7 +113,7 @@ class LossTerm:
         self._keep_graphs = (config.keep_graphs if unsharded else 1) if self.chunks > 1 else 1
 
     def begin(self, batch: Batch, step: int) -> Batch:
-        """Get ready for optimiser step `step` (from 0); return the batch on the device, with its noise."""
+        """Prepare optimiser step `step` (from 0). Return `batch` on the device, with its noise (such as blur) added."""
         if not self.towers.training:  # an evaluation may have left eval() behind
             self.towers.train()
         self.target.begin(step)
@@ -118,7 +121,7 @@ class LossTerm:
         return batch.to(self.world.device).with_noise()
 
     def undo(self) -> None:
-        """Restore the objective's state and the running statistics of before `begin`."""
+        """Restore the objective's state and the running statistics of batch norms to those before `begin`."""
         self.objective.undo()
         self.statistics.write(self._before)
 
@@ -128,7 +131,7 @@ class LossTerm:
         self.target.update(step)
 
     def named(self, metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return metrics by the names under which they are logged: those of an auxiliary loss begin with its name."""
+        """Return `metrics` with the names under which they are logged: "NAME/" is put before those of also.NAME."""
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def gradient(
@@ -142,12 +145,14 @@ class LossTerm:
     ) -> TermResult:
         """Compute the loss of a batch, and add the gradient of weight · loss to .grad of the trained parameters.
 
-        The result is right under its conditions, which are assumed if `speculative`. step: index of the optimiser step,
-        which seeds dropout. wait_for_sizes: waits for the sizes of the global batch and returns them. logged: whether
-        costly metrics are wanted, the same on all ranks.
+        step: index of the optimiser step, which seeds dropout. run: the towers and tools to use. wait_for_sizes: waits
+        for the sizes of the global batch and returns them. speculative: whether the objective may assume the conditions
+        of losses/sums/conditions.py; then the gradient is right only if `violated` of the result is 0 on all ranks.
+        logged: whether costly metrics are wanted, the same on all ranks.
 
-        On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; those of other
-        towers and of the objective's parameters (e.g. temperature) are not.
+        On return the gradients of towers wrapped in DistributedDataParallel are averaged over ranks; gradients of other
+        towers and of the objective's parameters (e.g. temperature) are not. Raises ConfigError if a metric of the
+        objective has a name of RESERVED.
         """
         self.statistics.begin(len(batch))
         chunks, sides = in_chunks(batch, self.chunks)
@@ -185,7 +190,7 @@ class LossTerm:
         # a frozen side has no gradient, but its tower must run backward too: its averaging waits for one
         of_sides = [torch.zeros_like(e) if e.grad is None else e.grad for e in (x, y)]
         gradients = list(zip(*(side.split(g) for side, g in zip(sides, of_sides, strict=True)), strict=True))
-        for chunk in reversed(chunks):  # in the order of one backward through all of them: the same sums to the bit
+        for chunk in reversed(chunks):  # the order of a single backward through all chunks: bitwise equal sums
             embeddings = graphs.pop() if graphs else embed(chunk, run.towers)
             trained = [(e, g) for e, g in zip(embeddings, gradients[chunk.index], strict=True) if e.requires_grad]
             with record_function("towers backward"), tf32_products(self.world.device):
@@ -204,9 +209,9 @@ class LossTerm:
 
     @record_function("towers forward")
     def _embed(self, chunk: Chunk, towers: Sequence[nn.Module], *key: int, step: int) -> TensorPair:
-        """Run `towers` (x and y) on a chunk, with the noise of step `step`; return x and y embeddings, (b, D) each.
+        """Run the x and the y tower on a chunk, with the noise of step `step`; return their embeddings, (b, D) each.
 
-        Dummy rows are left out. key: further numbers of the seed.
+        Dummy rows are left out. key: further numbers from which the noise is seeded.
         """
         device, embeddings = self.world.device, []
         for side, (tower, rows, arguments) in enumerate(zip(towers, chunk.inputs, chunk.arguments, strict=True)):

@@ -1,4 +1,4 @@
-"""The optimiser, AdamW or one of timm, with weight decay on the same parameters as open_clip; rates by layer."""
+"""Build the optimiser, AdamW or one of timm, with open_clip's rule for weight decay; learning rates by layer."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ from dyad.train.config import OptimConfig
 from dyad.train.run_folder.checkpoint_state import capture
 
 FUSED = {"cpu", "cuda"}  # devices for which torch has AdamW as one kernel
-LAYER = re.compile(r"(.*?\.)??\d+\.")  # of a parameter's name: up to its first number, the number of its layer
+LAYER = re.compile(r"(.*?\.)??\d+\.")  # the beginning of a parameter's name up to its first number, that of its layer
 TO_LIST = 'python -c "import timm.optim; print(*timm.optim.list_optimizers())"'
 
 
@@ -25,8 +25,8 @@ def build_optimizer(
     """Build the optimiser optim.name over the parameters that require gradients.
 
     named_parameters: (name, parameter) pairs. config: learning rate, betas and weight decay. scales: name → factor of
-    the learning rate, 1 for all other parameters. Each factor has groups of its own, with the entry "lr_scale". No
-    weight decay for parameters with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, as in
+    the learning rate, 1 for all other parameters; the factor of a parameter group is its entry "lr_scale". Parameters
+    with fewer than two dimensions, or with bn, ln, bias or logit_scale in their name, get no weight decay, as in
     open_clip_train 3.3. Raises ConfigError if no parameter requires gradients, or for an optimiser or options that
     timm does not have.
     """
@@ -49,11 +49,12 @@ def build_optimizer(
 
 
 def _of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer:
-    """Build timm's optimiser `config.name` over `groups` of parameters, unless a checkpoint cannot hold its state.
+    """Build timm's optimiser `config.name` over the parameter groups `groups`.
 
-    Learning rate and weight decay are those of `config`; all else is timm's default or in config.options, also β and ε,
-    whose usual values differ between optimisers. Raises ConfigError for a name or option that timm does not have, for a
-    package that is not installed, and for an optimiser whose state is neither tensors nor numbers.
+    Learning rate and weight decay are those of `config`. All other arguments, also β and ε, are in config.options or
+    timm's defaults, as their usual values differ between optimisers. Raises ConfigError for a name or option that timm
+    does not have, for a package that is not installed, and for an optimiser whose state a checkpoint cannot hold
+    because it is neither tensors nor numbers.
     """
     from timm.optim import create_optimizer_v2, list_optimizers  # pyright: ignore[reportPrivateImportUsage]
 
@@ -81,11 +82,11 @@ def _of_timm(groups: Sequence[dict[str, Any]], config: OptimConfig) -> Optimizer
 def learning_rate_scales(towers: nn.Module, decay: float) -> dict[str, float]:
     """Return "towers.<name of a parameter>" → factor of its learning rate, for the parameters in trunks of `towers`.
 
-    A tower's layer trains at the rate of the next one times the decay (optim.layer_decay). As in BEiT (Bao et al. 2022,
-    arXiv 2106.08254): of a trunk with n layers, what precedes the layers (embeddings, stem) has depth 0, layer i has
-    depth i, and what follows (the last norm, the pooling) has depth n + 1 and the full rate.
+    The factor is decay (optim.layer_decay) to the power (largest depth of the trunk − depth of the parameter), as in
+    BEiT (Bao et al. 2022, arXiv 2106.08254). In a trunk with n layers, parameters before the layers (embeddings, stem)
+    have depth 0, those of layer i depth i, and those after the layers (the last norm, the pooling) depth n + 1.
 
-    towers: a TwoTower. Projections and the temperature are not in the result: they train at the rate of the schedule.
+    towers: a TwoTower. Projections and the temperature are not in the result: their factor is 1.
     """
     scales: dict[str, float] = {}
     for tower, module in towers.named_children():
@@ -98,9 +99,9 @@ def learning_rate_scales(towers: nn.Module, decay: float) -> dict[str, float]:
 def layer_depths(trunk: nn.Module) -> dict[str, int]:
     """Return name of a parameter → depth of its layer, counted from 0, for every parameter of a trunk.
 
-    The layers of a timm model, also inside an open_clip tower, are those that timm itself lists for this purpose. Of
-    any other trunk they are its numbered modules in the order of its parameters: blocks of open_clip's towers, layers
-    of transformers, stages of a ResNet block by block.
+    The layers of a timm model, also inside an open_clip tower, are those of its group_matcher. The layers of any other
+    trunk are its numbered modules (as in "blocks.3.") in the order of its parameters: the blocks of open_clip's towers,
+    the layers of transformers, the blocks of each stage of a ResNet.
     """
     names = [name for name, _ in trunk.named_parameters()]
     for prefix, module in trunk.named_modules():

@@ -1,4 +1,4 @@
-"""The schedule of a run: the learning rate of each step, and what the run says of it when it starts."""
+"""The learning rate of each step, and the lines about it that a run logs when it starts."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,11 @@ from dyad.train.step.target import describe_target
 
 
 def warmup_steps(total_steps: int, config: OptimConfig) -> int:
-    """Return the warm-up of a run of `total_steps` in steps; a share is rounded up, as in transformers."""
+    """Return the number of warm-up steps of a run of `total_steps` steps.
+
+    config.warmup is this number if it is an int, or a share of the run if it is a float: then it is rounded up, as in
+    transformers.
+    """
     return config.warmup if isinstance(config.warmup, int) else math.ceil(config.warmup * total_steps)
 
 
@@ -34,9 +38,10 @@ def learning_rate(step: int, total_steps: int, config: OptimConfig) -> float:
 
 
 def describe_schedule(config: TrainConfig, run: RunSchedule, options: object, total_before: object) -> Iterator[str]:
-    """Yield lines on the schedule: what a longer or shorter run does to it, its warm-up, copies of the weights.
+    """Yield lines for the log on the warm-up, on copies of the weights, and on how a changed length changes the rate.
 
-    options: of the objective. total_before: the number of steps that the run had before it was resumed, if it is known.
+    run: the steps of the run. options: the options of the objective. total_before: the total steps of the run before it
+    was resumed; anything but an int: unknown.
     """
     optim, first, total = config.optim, run.first_step, run.total_steps
     warmup = warmup_steps(total, optim)

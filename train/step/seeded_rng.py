@@ -1,4 +1,4 @@
-"""The random numbers of dropout and the like, equal in both passes of a step and in a resumed run."""
+"""Random numbers of dropout and other noise in the towers, equal in both passes of a step and in a resumed run."""
 
 import hashlib
 from collections.abc import Hashable, Iterator
@@ -9,10 +9,9 @@ import torch
 
 @contextmanager
 def seeded_rng(device: torch.device, *key: Hashable) -> Iterator[None]:
-    """Seed the random generators of CPU and `device` from the numbers and names `key` during the block.
+    """Context manager: seed the random generators of the CPU and of `device` from `key`; restore them after the block.
 
-    key: for example (seed, step, rank, tower, chunk). Equal keys give equal noise. Afterwards the states of the
-    generators are restored.
+    key: numbers and names, for example (seed, step, rank, tower, chunk). Equal keys give equal random numbers.
     """
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "little") >> 1
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

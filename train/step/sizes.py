@@ -1,4 +1,4 @@
-"""How many rows each rank has in a step, exchanged between the hosts while the towers run on the devices."""
+"""Exchange how many rows each rank has in a step, between the CPUs of the ranks while the towers run on the GPUs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,12 @@ from dyad.train.losses.sums.conditions import Sizes
 
 
 def exchange_sizes(batch: Batch, world: World, pairs: tuple[int, ...] | None) -> Callable[[], Sizes]:
-    """Send how many x rows, y columns and further y items this rank has; return what waits for those of all ranks.
+    """Send this rank's numbers of x rows, y columns and extra y items to all ranks; return a function that waits for
+    the numbers of all ranks and returns them as Sizes.
 
-    pairs: the numbers of rows of all ranks, if they are the same in every step and there are as many columns; None:
-    rows and columns are exchanged too. A batch with such pairs and without further items needs no communication. Every
-    rank must call this function and its result.
+    pairs: the number of pairs of each rank, if it is the same in every step and the y columns are those of the pairs;
+    then a batch without extra items needs no communication. None: unknown. Every rank must call this function and its
+    result. Raises ValueError if the batch has another number of rows than `pairs` says.
     """
     extra = batch.extra
     further = (0, 0) if extra is None else (len(extra.row), extra.positives)

@@ -25,19 +25,21 @@ from dyad.train.step.optim import build_optimizer, learning_rate_scales
 from dyad.train.step.schedule import learning_rate
 from dyad.train.step.sizes import exchange_sizes
 
-STEPS_WITHOUT_ASSUMING = 100  # steps that assume nothing, after one whose assumptions did not hold
+STEPS_WITHOUT_ASSUMING = 100  # steps whose objective assumes nothing, after a step whose assumptions did not hold
 
 
 class TrainStep:
     """Takes optimiser steps: `step(batch, index)` takes step `index` (from 0) and returns its scalars.
 
     The scalars are equal on all ranks. terms: the losses, whose weighted sum is trained. The first is the run's own,
-    with the run's configuration; auxiliary ones have objectives, batches (Batch.auxiliary) and towers of their own,
-    which may share weights. Attributes that describe the last step: scalars: as returned. skip_reason: "nonfinite" or
-    "spike" if the step was skipped, else "". stage: the work in progress, for error messages. Other attributes: towers,
-    objective, target: those of the run's own loss. local_timer: measures the time from a step's start to this rank's
-    first communication with other ranks. stopping: whether a rank was asked to stop when its last step ended. average:
-    the moving average of the weights.
+    with the run's configuration; auxiliary losses have objectives, batches (Batch.auxiliary) and towers of their own,
+    which may share weights.
+
+    Attributes that describe the last step: scalars: those that the call returned. skip_reason: "nonfinite" or "spike"
+    if the step was skipped, else "". stopping: whether any rank had been asked to stop. Other attributes: stage: the
+    work in progress, for error messages. towers, objective, target: those of the run's own loss. local_timer: measures
+    the time from a step's start to this rank's first communication with other ranks. average: the moving average of the
+    weights.
     """
 
     scalars: Mapping[str, float]
@@ -125,10 +127,11 @@ class TrainStep:
         logged: bool,
         speculative: bool,
     ) -> tuple[dict[str, float] | None, Tensor]:
-        """Fill .grad of the trained parameters; return the step's scalars and the norm of the gradient.
+        """Compute .grad of the trained parameters; return the step's scalars and the gradient's L2 norm, a 0-d tensor.
 
-        One host read brings the scalars, the stop requests, and whether the conditions hold that the objective assumes
-        if `speculative` (see train/losses/sums/conditions.py). The scalars are None if they do not.
+        batches, sizes: one for each loss. stop_requested, logged: as in `__call__`. speculative: whether objectives may
+        assume conditions (see train/losses/sums/conditions.py); the scalars are None if one of them does not hold. The
+        scalars, the stop requests and the conditions are read from the device at once.
         """
         self.optimizer.zero_grad(set_to_none=True)
         # The end of the outermost autocast context forgets the casts of the weights. This one, which is off, keeps them
@@ -177,9 +180,9 @@ class TrainStep:
     def _averaged(self, scalars: dict[str, Tensor], summed: list[Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
         """Average the loss and metrics in `scalars` (name → 0-d tensor) over ranks, and sum the 1-d tensors `summed`.
 
-        Returns the means by name, and the sums. Every rank must call it. It also averages, in place, the gradients of
-        the objective's parameters and those running statistics of batch norms that differ between ranks. One all-reduce
-        of one flat tensor does all of this, as many small ones would take longer.
+        Returns (the means by name, the sums). Every rank must call it. It also averages, in place, the gradients of the
+        objectives' parameters and the running statistics of batch norms that differ between ranks. One all-reduce of
+        one flat tensor does all of this, as many small ones would take longer.
         """
         if self.world.size == 1:
             return scalars, summed
@@ -193,7 +196,7 @@ class TrainStep:
         return dict(zip(scalars, values / self.world.size, strict=True)), [*sums.split([len(t) for t in summed])]
 
     def _apply_or_skip(self, step: int, loss: float, grad_norm: float, norm: Tensor) -> None:
-        """Take the optimiser step; or skip it, and undo what the forward pass changed, if loss or gradient is unusable.
+        """Take the optimiser step; if loss or gradient is unusable, skip it and undo what the forward pass changed.
 
         Sets self.skip_reason: "nonfinite" (loss or grad_norm is not finite), "spike" (the loss is far above the recent
         ones), or "" if the step is taken. loss and grad_norm must be equal on all ranks, so that all decide alike.
@@ -220,8 +223,8 @@ class TrainStep:
         self._scaler.update()
 
     def _undo(self) -> None:
-        """Undo what the forward passes of the last attempt changed besides gradients."""
-        for term in reversed(self.terms):  # what two of them share is then as it was before the first
+        """Restore the objectives' states and running statistics that the last attempt's forward passes changed."""
+        for term in reversed(self.terms):  # so that state which two terms share is as it was before the first of them
             term.undo()
 
     def _skip_message(self, loss: float) -> str:

@@ -1,13 +1,15 @@
-"""Target networks (target.kind): copies of the towers, without gradient, whose embeddings the two sides learn against.
+"""Target networks: copies of the towers, without gradient, whose embeddings the objective takes as targets.
 
-none: there is no copy; the objective takes the other side of the same step, frozen. copy: before each step whose number
-is a multiple of target.every, the target becomes a copy of the trained weights. ema: it begins as the initial weights;
-after each step that was not skipped, target ← m · target + (1 − m) · weights, with m of `momentum`.
+The key target.kind chooses one. none: there is no copy; the targets of one side are the embeddings of the other side,
+detached. copy: before each step whose number is a multiple of target.every, the target's weights become a copy of the
+trained weights. ema: they begin as the initial weights; after each step that was not skipped,
+target ← m · target + (1 − m) · weights, with m as returned by `momentum`.
 
-The target's towers run in the mode of the trained ones: dropout draws noise of its own; batch norms use statistics of
-the same batch, and the running statistics, which both towers share, are those of the trained towers' pass alone. Frozen
-weights are shared too. It is a second module rather than the trained one with other weights put in for a pass: autocast
-would take its casts of the trained weights, and fully_shard puts its own parameters back.
+The target's towers run in train() mode, as the trained towers do: dropout draws noise of its own, and batch norms use
+the statistics of the batch. Frozen weights and the running statistics of batch norms are shared with the trained
+towers; only the trained towers' forward pass updates the running statistics. The target is a second module, not the
+trained module with other weights put in for a pass: autocast would use its cached casts of the trained weights, and
+fully_shard would put its own parameters back.
 """
 
 import math
@@ -25,15 +27,15 @@ from dyad.train.distributed.world import World
 from dyad.train.step.chunks import Chunk, Side, TensorPair
 from dyad.train.towers.tower import TwoTower
 
-NOISE = 1  # further number of the seed of the target's noise
+NOISE = 1  # added to the key of `seeded_rng`, so that the target draws other noise than the trained towers
 
 
 class Target:
-    """The target network of a run; with target.kind=none it has no towers, and nothing is done.
+    """The target network of a loss. With target.kind=none it has no towers, and its methods do nothing.
 
-    towers: the trained towers, in train() mode. copy: their frozen copy (TwoTower.frozen_copy), made before both were
-    sharded; None: there is no target. Attributes: towers: the target's x tower and y tower. tensors: the target's
-    weights by trained parameter.
+    towers: the trained towers, in train() mode. copy: their frozen copy (TwoTower.frozen_copy), made before either was
+    sharded; None: there is no target. total_steps: optimiser steps of the run. Attributes: towers: the target's x tower
+    and y tower. tensors: trained parameter → the target's weight.
     """
 
     def __init__(
@@ -49,17 +51,18 @@ class Target:
 
     @torch.no_grad()
     def load(self, saved: Mapping[Parameter, Tensor]) -> None:
-        """Take the target's weights from `saved`; those that it lacks become the trained weights of now."""
+        """Set the target's weights from `saved`, trained parameter → weight; for a parameter not in `saved`, set the
+        weight to the current value of the parameter."""
         for parameter, own in self.tensors.items():
             local(own).copy_(local(saved.get(parameter, parameter)))
 
     def begin(self, step: int) -> None:
-        """Copy the trained weights if that is due before step `step` (from 0)."""
+        """With target.kind=copy, copy the trained weights if `step` (from 0) is a multiple of target.every."""
         if self._config.kind is TargetKind.copy and step % self._config.every == 0:
             self.load({})
 
     def update(self, step: int) -> None:
-        """Average the trained weights of now, after step `step` (from 0) was taken, into the target."""
+        """With target.kind=ema, update the target with the trained weights, after step `step` (from 0) was taken."""
         if self._config.kind is TargetKind.ema:
             share = momentum(step, self._total_steps, self._config)
             average, weights = (list(map(local, tensors)) for tensors in (self.tensors.values(), self.tensors))
@@ -71,8 +74,8 @@ class Target:
     ) -> dict[str, Tensor]:
         """Return the target's embeddings of the b pairs, "x_target" and "y_target", (b, D) each; {} without a target.
 
-        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; further items get none. embed(chunk, towers, key):
-        runs towers on a chunk, with noise of the seed `key`.
+        chunks, sides: the batch, as `in_chunks` cuts it. pairs: b; embeddings of extra items are left out.
+        embed(chunk, towers, key): returns the embeddings of a chunk by `towers`, with noise seeded by `key`.
         """
         if not self.towers:
             return {}
@@ -82,17 +85,18 @@ class Target:
 
 
 def momentum(step: int, total_steps: int, config: TargetConfig) -> float:
-    """Return m of step `step` (from 0): m_end − (m_end − m_start) (cos(π step / total_steps) + 1) / 2.
+    """Return the decay m of the target's average at step `step` (from 0):
+    m_end − (m_end − m_start) (cos(π step / total_steps) + 1) / 2.
 
-    m_start: target.momentum; m_end: target.momentum_end. With m_end = 1 it is the schedule of BYOL (Grill et al. 2020,
-    arXiv 2006.07733, "Implementation details").
+    m_start: target.momentum; m_end: target.momentum_end. With m_end = 1 this is the schedule of BYOL (Grill et al.
+    2020, arXiv 2006.07733, "Implementation details").
     """
     start, end = config.momentum, config.momentum_end
     return end - (end - start) * (math.cos(math.pi * step / total_steps) + 1) / 2
 
 
 def describe_target(config: TargetConfig) -> str:
-    """Describe in one line what the target is; "" if there is none."""
+    """Return a line for the log that describes the target network; "" with target.kind=none."""
     return {
         TargetKind.none: "",
         TargetKind.copy: f"target.kind=copy: a side learns against towers of the last multiple of {config.every} steps",

@@ -27,10 +27,10 @@ QUEUE_SIZE = 10_000  # records in a tracker's queue
 class TrackedRun:
     """The description of a run from which a tracker (W&B, TensorBoard) is created.
 
-    folder: the run folder. config: its W&B mode is already resolved to online, offline or disabled. run_config: the
-    run's configuration as plain values; a tracker redacts its secrets. first_step: the step from which the run
-    continues. taken_back: (step, whether it is a record of training) for each record that the run sent before it was
-    stopped and will log again. wandb_id: id of the W&B run, None without W&B.
+    folder: the run folder. config: the tracking settings, with config.wandb resolved to online, offline or disabled.
+    run_config: the run's configuration as plain values; a tracker removes the secrets in it. first_step: the step from
+    which the run continues. taken_back: (step, whether it is a record of training) for each record that the run sent
+    before it was stopped and will log again. wandb_id: id of the W&B run, None without W&B.
     """
 
     folder: Path
@@ -42,10 +42,10 @@ class TrackedRun:
 
 
 class Tracker(Sink, ABC):
-    """Base class of trackers (W&B, TensorBoard), which show a run to people.
+    """Base class of trackers (W&B, TensorBoard), which display a run in a program of their own.
 
-    A method may fail or never return, so BackgroundTracker calls them in a thread. A subclass is created from a
-    TrackedRun. where: address or command to see the run, "" if none is needed. recovery: a sentence with the command
+    The constructor of a subclass takes a TrackedRun. Methods may fail or never return, so BackgroundTracker calls them
+    in a thread. where: address or command to see the run, "" if none is needed. recovery: a clause with the command
     that sends missing records after a failure, or "".
     """
 
@@ -69,11 +69,11 @@ class Tracker(Sink, ABC):
 
 
 class BackgroundTracker(Sink):
-    """Runs a tracker in a thread of its own. In all, the run waits at most TIMEOUT seconds for its start and its close.
+    """Runs a tracker in a thread of its own. The run waits at most TIMEOUT seconds for its start and close together.
 
-    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped, with one line to `log`. name:
-    of the tracker, for messages. start: creates the tracker, called in the thread. clean_up: called when the tracker is
-    dropped, so that the process can end; it must return within CLEAN_UP seconds.
+    A tracker that fails, does not answer, or falls QUEUE_SIZE records behind is dropped: it gets no more records, and
+    `log` gets one line. name: the tracker's name, for messages. start: creates the tracker; called in the thread.
+    clean_up: called when the tracker is dropped, so that the process can end; must return within CLEAN_UP seconds.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class BackgroundTracker(Sink):
             self._ended.set()
 
     def _submit(self, job: Callable[[Tracker], None] | None) -> None:
-        """Queue a job for the tracker's thread; None ends the thread. Drop the tracker if it has failed or lags behind.
+        """Queue a job for the tracker's thread (None ends it). Drop the tracker if it failed or the queue is full.
 
-        To drop it means to send it nothing more. It lags behind when the queue is full.
+        Does nothing for a tracker that has been dropped.
         """
         if self._dropped:
             return

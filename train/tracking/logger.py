@@ -23,8 +23,8 @@ from dyad.train.tracking.trackers import TRACKERS
 class Logger(AbstractContextManager["Logger"]):
     """Passes the records and text lines of the training loop to sinks: files, console, trackers.
 
-    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. batch: samples of a step. wandb_id: id of
-    the W&B run, saved in checkpoints; None without W&B. epoch: steps of an epoch.
+    Rank 0 has sinks; every other rank has `Logger()`, which does nothing. batch: the global batch size. wandb_id: id of
+    the W&B run, saved in checkpoints; None without W&B. epoch: optimiser steps of an epoch.
     """
 
     def __init__(self, sinks: Sequence[Sink] = (), batch: int = 0, wandb_id: str | None = None, epoch: int = 1) -> None:
@@ -54,7 +54,7 @@ class Logger(AbstractContextManager["Logger"]):
             sink.print(printable(line))
 
     def flush(self) -> None:
-        """Wait until the disk holds every record logged so far. Raises OSError when the disk does not take them."""
+        """Wait until every record logged so far is on the disk. Raises OSError when that fails."""
         for sink in self._sinks:
             sink.flush()
 
@@ -92,11 +92,12 @@ def build_logger(
     run_config: Mapping[str, Any],
     wandb_id: str | None = None,
 ) -> Logger:
-    """Create the logger of rank 0 for a run from schedule.first_step on; remove later records from metrics.jsonl.
+    """Return the logger of rank 0 for a run that starts at schedule.first_step; remove later records of metrics.jsonl.
 
-    config: tracking settings, with W&B's mode already resolved (`resolve_wandb_mode`). schedule: an evaluation that is
-    owed will run again, so its record is removed as well. run_config: the run's configuration as plain values, for the
-    trackers, which redact secrets in it. wandb_id: id of the W&B run, from the checkpoint; None for a new run.
+    folder: the run folder. config: tracking settings, with config.wandb already resolved (`resolve_wandb_mode`). If
+    schedule.evaluation_owed, the record of that evaluation is removed too, as it will run again. run_config: the run's
+    configuration as plain values, for the trackers, which remove the secrets in it. wandb_id: id of the W&B run, from
+    the checkpoint; None for a new run.
     """
     path = folder / "metrics.jsonl"
     console = build_console(schedule)
@@ -118,7 +119,7 @@ def build_logger(
 def cut(path: Path, step: int, log: Callable[[str], None], evaluation_owed: bool = False) -> set[RecordPosition]:
     """Remove the records after step number `step` from metrics.jsonl, because the resumed run logs them again.
 
-    path: of metrics.jsonl. Returns (step, whether it is a record of training) for each removed record.
+    path: the file metrics.jsonl. Returns (step, whether it is a record of training) for each removed record.
     evaluation_owed: also remove the evaluation's record at `step` itself. Damaged lines are removed and reported to
     `log`. If an error occurs, the file stays as it was.
     """

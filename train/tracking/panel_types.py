@@ -24,9 +24,9 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Scored:
-    """The scores of one data set, for a model card, by metric name.
+    """The scores of one data set, for a model card.
 
-    hub_task: the name of the task on the Hugging Face hub.
+    dataset: the name of the data set. hub_task: the name of the task on the Hugging Face hub. scores: metric → Score.
     """
 
     dataset: str
@@ -57,11 +57,11 @@ class Grid:
 class Panels:
     """The scores, tables and histograms of one data set that trackers (W&B, TensorBoard) show at the end of a run.
 
-    final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, as far as known (see Score). galleries:
-    title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or "best_wrong" → (n + 1
-    bin edges, n counts) of the scores of right pairs, random wrong pairs, or each query's best wrong pair. confusion:
-    columns true, predicted, count. classes: columns class, accuracy, samples, lowest accuracy first. Both tables are
-    None if nothing was classified.
+    final: name of a metric, or BASELINE/METRIC → {value, low, high, chance}, without unknown entries (see Score).
+    galleries: title of letters, digits and _ → table with one row per query. histograms: "right", "wrong" or
+    "best_wrong" → (n + 1 bin edges, n counts) of the scores of right pairs, random wrong pairs, or each query's best
+    wrong pair. confusion: table of confused classes, columns true, predicted, count. classes: table with columns class,
+    accuracy, samples, lowest accuracy first. confusion and classes are None if nothing was classified.
     """
 
     dataset: str

@@ -18,11 +18,11 @@ from dyad.train.tracking.panel_types import Panels
 Record = Mapping[str, float]
 WHEN = ("step", "samples_seen", "epoch", "time")  # entries of every record; all others are metrics
 
-RecordPosition = tuple[float, bool]  # the step of a record, and whether it is of training
+RecordPosition = tuple[float, bool]  # the step of a record, and whether it has metrics of training (see is_training)
 
 
 def is_training(record: Record) -> bool:
-    """Whether a record has the metrics of a training step. Other records have those of an evaluation."""
+    """Whether a record has the metrics of a training step. Other records have the metrics of an evaluation."""
     return "train/loss" in record
 
 
@@ -36,7 +36,7 @@ class Sink:
     def log(self, record: Record) -> None:
         """Output one record; subclasses of Sink write it to a file, the console or a tracker.
 
-        record: the entries WHEN and metrics by name, as in a line of metrics.jsonl.
+        record: the entries of WHEN and metrics, name → value, as in a line of metrics.jsonl.
         """
 
     def print(self, line: str) -> None:
@@ -49,9 +49,9 @@ class Sink:
         """
 
     def flush(self) -> None:
-        """Wait until the disk holds every record logged so far; the subclass of Sink for metrics.jsonl does so.
+        """Wait until every record logged so far is on the disk.
 
-        Here, and in sinks that need no such guarantee, it does nothing.
+        Does nothing here; only the subclass of Sink for metrics.jsonl overrides it.
         """
 
     def close(self, failed: bool) -> None:
@@ -62,9 +62,9 @@ class Sink:
 
 
 class Lines:
-    """Converts a record of metrics to a line of text.
+    """Formats records as text in open_clip's format: `lines(record)` returns the line.
 
-    "Loss: 3.21 (3.30)" shows the loss, and its mean over this epoch's lines so far.
+    "Loss: 3.21 (3.30)" shows the loss, and the mean loss over this epoch's lines so far.
     """
 
     def __init__(self, schedule: RunSchedule) -> None:
@@ -136,9 +136,9 @@ class LogFile(TextSink):
 
 
 class PlainConsole(TextSink):
-    """Prints to a standard output that is no terminal: a file, or the log of a scheduler.
+    """Prints lines to a standard output that is not a terminal, such as a file or the log of a scheduler.
 
-    The metrics of the last evaluation are left out: tables of them follow when the run has ended.
+    The record of the last evaluation is left out, because its metrics are printed as tables when the run has ended.
     """
 
     def log(self, record: Record) -> None:

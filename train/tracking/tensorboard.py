@@ -20,7 +20,7 @@ LARGEST = 1 << 20  # pixels of a thumbnail
 
 
 class TensorBoard(Tracker):
-    """Writes all metrics as scalars, and histograms of similarity scores.
+    """The TensorBoard tracker: writes metrics as scalars, and at the end histograms of scores, tables and images.
 
     TensorBoard hides the events that the run wrote past `run.first_step` before it was stopped.
     """
@@ -60,7 +60,7 @@ class TensorBoard(Tracker):
                     )
 
     def _write_grid(self, tag: str, grid: Grid) -> None:
-        """Write a table as text, and each of its images as an image under the number of its row and its column."""
+        """Write a table as Markdown text under `tag`, and each image in it under "<tag>/<row number> <column>"."""
         from dyad.data.image_text.decode import decode
 
         self._writer.add_text(tag, markdown(grid), self._step)
@@ -76,7 +76,7 @@ class TensorBoard(Tracker):
 
 
 def markdown(grid: Grid) -> str:
-    """Return a table in Markdown, in which texts of others are no HTML; of an image its caption."""
+    """Return a table in Markdown, with texts escaped, so that HTML in them has no effect, and images as captions."""
 
     def shown(cell: Cell) -> str:
         text = cell.caption if isinstance(cell, Thumbnail) else "" if cell is None else str(cell)

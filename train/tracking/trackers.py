@@ -1,6 +1,6 @@
-"""The table of trackers. A new one takes a Tracker subclass in a file of its own, a row here and a configuration key.
+"""The table of trackers. A new tracker needs a subclass of Tracker in its own file, an entry here, a configuration key.
 
-Does not import torch, because the configuration is checked with it before anything heavy is imported.
+Does not import torch, because the configuration is checked with this table before anything heavy is imported.
 """
 
 from dyad.train.config import TrackingConfig
@@ -12,7 +12,7 @@ TRACKERS: dict[str, type[Tracker]] = {"W&B": WandbRun, "TensorBoard": TensorBoar
 
 
 def check_tracking(config: TrackingConfig) -> None:
-    """Raise ConfigError for a tracker that `config` asks for and that cannot work.
+    """Raise ConfigError if `config` asks for a tracker whose package or API key is missing.
 
     Uses no network; call it on rank 0, before heavy imports.
     """

@@ -42,11 +42,9 @@ def wandb_mode(config: TrackingConfig) -> Wandb:
 def resolve_wandb_mode(config: TrackingConfig, run_dir: Path, log: Callable[[str], None]) -> TrackingConfig:
     """Return a copy of `config` with tracking.wandb resolved to online, offline or disabled, and log one line about it.
 
-    Nothing is logged if nobody asked for W&B: tracking.wandb=disabled, or auto without an API key and WANDB_MODE.
-
-    Call it before data are read. The user's mode becomes offline if the W&B server does not answer, and disabled if the
-    wandb package cannot be imported. log: prints the line. run_dir: the run folder, shown in the line. Raises
-    ConfigError if the user asks for online and there is no API key.
+    Nothing is logged if `wandb_mode` is disabled. Otherwise the mode becomes offline if the W&B server does not answer,
+    and disabled if the wandb package cannot be imported. Call it before data are read. log: prints the line. run_dir:
+    the run folder, shown in the line. Raises ConfigError if the user asks for online and there is no API key.
     """
     mode, where = wandb_mode(config), ""
     reason = " (WANDB_MODE)" if config.wandb is Wandb.auto and os.environ.get("WANDB_MODE") else ""
@@ -77,10 +75,10 @@ def wandb_package() -> Any:
 
 
 def set_up_wandb() -> Any:
-    """Return the package wandb after its set-up, in which it reads its settings.
+    """Return the package wandb after wandb.setup, in which it reads the user's settings.
 
-    A file wandb/settings of the working folder is not among them, because it could name another server, to which W&B
-    would then send the API key.
+    A settings file in the working folder (wandb/settings) is not read: it could name another server, to which W&B would
+    then send the API key.
     """
     wandb = wandb_package()
     with chdir("/"):

@@ -1,1 +1,1 @@
-"""Evaluation of sequences."""
+"""Evaluation of task=sequence: next-item prediction and its baselines."""

@@ -1,9 +1,9 @@
-"""Next items: the rank of the item that a user chose, among all items, by the context of what the user chose before.
+"""Next-item prediction: the rank of the item that a user chose among all items, given the items chosen before.
 
-HR@K is the share of events whose item is among the first K, nDCG@K the mean of 1 / log2(1 + rank) over those, 0 beyond
-K, and MRR the mean of 1 / rank: with one right item, as in Kang & McAuley 2018 (SASRec), section IV.C, but over the
-whole catalogue (Krichene & Rendle 2020: sampled ones may order models wrongly). An item that training never had has no
-vector: it is never found.
+HR@K is the share of events whose item is among the first K, nDCG@K the mean over events of 1 / log2(1 + rank), with 0
+for ranks above K, and MRR the mean of 1 / rank. Each event has one right item, as in Kang & McAuley 2018 (SASRec),
+section IV.C, but it is ranked among all items: metrics among sampled items may order models wrongly (Krichene & Rendle
+2020). An item that does not occur in training has no embedding, and counts as not found.
 
 Symbols: n events; N items; D embedding width.
 """
@@ -32,8 +32,12 @@ from dyad.train.eval_config import Seen
 
 @dataclass(frozen=True)
 class NextItem(Evaluator):
-    """Evaluator of one log of events to predict. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
-    history can be answers. index: a FAISS index; "Flat" is exact; an approximate one finds `depth` items."""
+    """Evaluator of next-item prediction on one log of events.
+
+    data: the events to predict, with their histories. recall_k: each K of HR@K and nDCG@K. seen: whether the items of a
+    history can be answers (keep) or not (drop). index: specification of a FAISS index; "Flat" is exact, an approximate
+    one finds `depth` items for each history. baselines: the systems that the model is compared with.
+    """
 
     data: NextItems
     recall_k: Sequence[int]
@@ -63,7 +67,7 @@ class NextItem(Evaluator):
         return {**{f"{name}@{k}": True for name in ("HR", "nDCG") for k in self.recall_k}, "MRR": True}
 
     def _ranked(self, encode: Encoder) -> tuple[tuple[np.ndarray, np.ndarray], Ranked]:
-        """Return the embeddings of histories, (n, D), and of items, (N, D), and the ranks of the targets."""
+        """Return ((embeddings of histories, (n, D), embeddings of items, (N, D)), the ranks of the right items)."""
         x_nD, items_ND = encode_histories(encode, self.data)
         n, count = len(self.data), len(items_ND)
         known = self.data.target_n < count
@@ -77,7 +81,10 @@ class NextItem(Evaluator):
         return (x_nD, items_ND), found
 
     def _values(self, rank: np.ndarray) -> Values:
-        """Return metric → its value for each event, of the ranks of the targets (n,), MISSED where not found."""
+        """Return metric → its value for each event, float64 (n,).
+
+        rank (n,): the rank of the right item of each event, from 1, or MISSED.
+        """
         gain = np.where(rank == MISSED, 0.0, 1 / np.log2(1.0 + rank))
         hits = {k: rank <= k for k in self.recall_k}
         return {
@@ -95,7 +102,7 @@ class NextItem(Evaluator):
         return {"num_events": float(len(self.data)), "num_items": float(count), "num_unknown": float(unknown)}
 
     def _chance(self) -> dict[str, float]:
-        """Return the metrics of a random order of all items."""
+        """Return metric → its expected value if all items are ranked at random."""
         count = len(self.data.items)
         known = float((self.data.target_n < count).mean())
         values = self._values(np.arange(1, count + 1))

@@ -1,10 +1,10 @@
-"""Baselines of next items, which count the events of training: popularity, successors of the last item, item-kNN; and
-for items that are texts BM25 by the text of the last item.
+"""Baselines of next-item prediction, computed from the events of training: popularity, successors of the last item,
+item-kNN; and, for items that are texts, BM25 with the text of the last item as the query.
 
-Each baseline returns a function from a history, the numbers of its k items, oldest first, int64 (k,), to the scores of
-all items as the next one, (N,), the highest first in a ranking.
+Each baseline is a function that takes the data and returns a scoring function: it takes a history, the indices of its k
+items, oldest first, int64 (k,), and returns a score of each item as the next one, (N,); higher is better.
 
-Symbols: N items; U users; k items of a history. Items i and j; n_j: events of training with j.
+Symbols: N items; U users; k items of a history; i, j items; n_j the number of training events with item j.
 """
 
 from collections.abc import Callable
@@ -21,20 +21,24 @@ from dyad.eval.config import Baseline
 from dyad.eval.metrics.matches import MISSED
 from dyad.train.eval_config import Seen
 
-Score = Callable[[Int64s], np.ndarray]  # the items of a history, oldest first → the scores of all items, (N,)
+Score = Callable[[Int64s], np.ndarray]  # items of a history, oldest first, (k,) → the scores of all items, (N,)
 
 
 def popularity(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): item j has n_j. The history does not count."""
+    """Return a function from a history to scores (N,), in which item j has the score n_j for every history.
+
+    n_j: the number of training events with item j.
+    """
     count_N = _counts(data)
     return lambda history_k: count_N
 
 
 def successors(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): item j has c_ij + n_j / (1 + Σ n).
+    """Return a function from a history to scores (N,), in which item j has the score c_ij + n_j / (1 + Σ n).
 
-    i: the last item of the history. c_ij: how often j is the event of a user right after i in training. The second
-    part is below 1, so among equal c the more popular item is ahead.
+    i: the last item of the history. c_ij: how often a user's event with i is directly followed by one with j in
+    training. n_j: the number of training events with j. The second term is below 1, so it only orders items of equal
+    c_ij, by popularity.
     """
     item_e, user_e = _training(data)
     same_user = user_e[1:] == user_e[:-1]
@@ -44,10 +48,10 @@ def successors(data: NextItems) -> Score:
 
 
 def item_knn(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): item j has Σ_i cos(u_i, u_j) over the different items i of the
-    history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
+    """Return a function from a history to scores (N,), in which item j has the score Σ_i cos(u_i, u_j) over the
+    different items i of the history, rounded to 9 decimals (Sarwar et al. 2001, section 3.1.1).
 
-    u_j, (U,): 1 for each user who has j in training, else 0.
+    u_j, (U,): 1 for each user with a training event with j, else 0.
     """
     item_e, user_e = _training(data)
     seen_UN = _matrix(user_e, item_e, (len(data.log.users), data_size(data)))
@@ -58,14 +62,15 @@ def item_knn(data: NextItems) -> Score:
     def score(history_k: Int64s) -> np.ndarray:
         items = np.unique(history_k)
         of_users = np.asarray(unit_UN[:, items].sum(1))[:, 0]
-        return np.round(unit_UN.T @ of_users, 9)  # equal sums of other orders of users are equal
+        return np.round(unit_UN.T @ of_users, 9)  # so that sums in another order of users are equal
 
     return score
 
 
 def bm25(data: NextItems) -> Score:
-    """Return a function from a history to scores (N,): BM25 of the text of an item for that of the last item of the
-    history as the query; 0 for texts that share no word with it. The items of `data` must be texts."""
+    """Return a function from a history to scores (N,): the BM25 score of each item's text, with the text of the last
+    item of the history as the query; 0 for texts that share no word with the query. The items of `data` must be texts.
+    """
     assert isinstance(data.items, ItemTexts)
     texts = [data.items.text(number).text for number in range(data_size(data))]
     index = build_bm25(texts)
@@ -79,7 +84,7 @@ def bm25(data: NextItems) -> Score:
     return score
 
 
-# Baseline → what makes its scores of a log
+# Baseline → the function that returns its scoring function for a log
 SCORERS: dict[Baseline, Callable[[NextItems], Score]] = {
     Baseline.popularity: popularity,
     Baseline.successors: successors,
@@ -89,8 +94,11 @@ SCORERS: dict[Baseline, Callable[[NextItems], Score]] = {
 
 
 def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen) -> Int64s:
-    """Return the rank of the target of each event, (n,): 1 + the items ahead, which are those with a higher score, and
-    of equal scores those with lower numbers; MISSED for an unknown target."""
+    """Return the rank of the right item of each event, int64 (n,), by a baseline; MISSED if its index is N or more.
+
+    The rank is 1 + the number of items with a higher score, or with an equal score and a lower index. make: a baseline,
+    such as `popularity`. seen: whether the other items of the history are ranked too (keep) or not (drop).
+    """
     score, target_n = make(data), data.target_n
     rank_n = np.full(len(data), MISSED)
     for i in np.flatnonzero(target_n < data_size(data)).tolist():
@@ -104,12 +112,12 @@ def ranks_by(make: Callable[[NextItems], Score], data: NextItems, seen: Seen) ->
 
 
 def data_size(data: NextItems) -> int:
-    """Return N, the number of items that can be answers."""
+    """Return N, the number of items that can be predicted. The log may have more items, with indices from N on."""
     return len(data.items.names)
 
 
 def _training(data: NextItems) -> tuple[Int64s, Int64s]:
-    """Return the item and the user of each event of training, by user, oldest first."""
+    """Return (item index, user index) of each training event, two int64 arrays, by user, oldest event first."""
     events = np.flatnonzero(data.train_e & (data.log.item_e < data_size(data)))
     return data.log.item_e[events], np.searchsorted(data.log.starts, events, side="right") - 1
 
@@ -119,5 +127,5 @@ def _counts(data: NextItems) -> np.ndarray:
 
 
 def _matrix(rows: Int64s, columns: Int64s, shape: tuple[int, int]) -> Any:
-    """Return the matrix that counts each pair of a row and a column."""
+    """Return a scipy CSR matrix of `shape` whose entry (r, c) is the number of positions with rows=r and columns=c."""
     return sparse.csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)
