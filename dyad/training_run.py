@@ -1,4 +1,4 @@
-"""A training run whose components are built and restored: what it prints, writes, reads, watches and saves."""
+"""A training run whose components are built and restored: its log lines, batches, diagnostics and checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -49,12 +49,15 @@ from dyad.train.step.schedule import describe_schedule
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 
-MANY_WEIGHTS = 40_000_000  # to train on a CPU; MiniLM has 23 million
+MANY_WEIGHTS = 40_000_000  # more trained weights than this on a CPU give a warning; MiniLM has 23 million
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run whose components are built and restored; train_run calls its methods. folder: the run folder."""
+    """A training run whose components are built and restored; `train_run` calls its methods in their order.
+
+    folder: the run folder. source: the checkpoint that the run starts from, if any. restored: the state taken from it.
+    """
 
     config: TrainConfig
     world: World
@@ -91,7 +94,8 @@ class TrainingRun:
             return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
-        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data."""
+        """Yield lines for the log: where the run begins (step, checkpoint or weights), then notes on its model,
+        objective and data."""
         config, restored = self.config, self.restored
         line = f"{self.folder}: {self.schedule.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -138,7 +142,8 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
+        """Set the stream of samples to the first step of the run, and return a list with one line about the stream. For
+        training data that are not a stream, do nothing and return []."""
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
@@ -168,7 +173,8 @@ class TrainingRun:
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
-        """Build what knows the best checkpoint of the run; a resumed run begins with the best of its checkpoint."""
+        """Build the BestCheckpoint, which finds the best checkpoint of the run. In a resumed run, it starts with the
+        best that the checkpoint recorded. writer: writes the checkpoints. log: called with each line to print."""
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
         higher = choices(self.components.evaluators).get(metric or "", True)
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
@@ -204,9 +210,10 @@ class TrainingRun:
         return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
+        """Compute diagnostics of the last step, name → value: of its embeddings, its batch and its loss. Every rank
+        must call it."""
         own, scalars = self.components.step.terms[0], self.components.step.scalars
-        if own.pairs is None:  # no diagonal
+        if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
         cosine = self.config.objective.similarity is Similarity.cosine
         of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine)
@@ -245,10 +252,10 @@ class TrainingRun:
             **self.restored.states(),
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
-        metadata["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
+        metadata["best"] = best.known(step)  # after the wait, as a checkpoint that could not be written does not count
         sample_state = components.sample_state.gathered(world.device) if components.sample_state else None
 
-        # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
+        # Of sharded towers, each rank of the first copy of the weights writes a part; a random name marks this attempt.
         size = shard_size(self.config.dist, world.size)
         part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
 

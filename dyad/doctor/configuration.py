@@ -1,6 +1,6 @@
-"""Check a configuration on this machine: its data, model, trackers and run folder. Nothing is written.
+"""Check a configuration on this machine: its data, model, trackers and run folder. No file is written.
 
-The public functions yield findings: lines marked ok, warn or fail, with a fix.
+The public functions yield findings, the results of single checks: a line marked ok, warn or fail, with a fix.
 """
 
 import os
@@ -54,9 +54,9 @@ from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.towers.text.text_tower import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
 
-SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
+SCANNED = 256 << 20  # bytes: a shard without an index that is larger is not read
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-QUERIES = "queries."  # begins the names of files of nothing but questions
+QUERIES = "queries."  # the names of files that hold only questions begin with it
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 OPEN_CLIP_WEIGHTS += ("open_clip_pytorch_model.bin",)
@@ -105,8 +105,11 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _sequences(config: TrainConfig) -> Iterator[Finding]:
-    """Read the sequences, and look for each of their items. Raises DataError for an event or item without what it
-    needs."""
+    """Open the sequences of data.train, and yield a finding with their numbers of steps, users, items and samples.
+
+    Raises DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples
+    than global_batch_size.
+    """
     log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT
     windows = windows_of(log.starts, config.data.sequence.length, ahead)
@@ -154,7 +157,8 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, unless there are none."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`; do nothing if there are
+    none."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
@@ -169,7 +173,11 @@ def _check_image(sample: ShardSample, config: TrainConfig) -> None:
 
 
 def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check rows of a file of texts, each with its place; yield a warning if none has the hard negatives wanted."""
+    """Check rows of a file of texts by `_check_row`; yield a warning if training draws hard negatives and none of the
+    rows has any.
+
+    rows: the fields of each row, and its file and line. path: the file, for the warning.
+    """
     found, negatives = [_check_row(*row, config) for row in rows], config.data.negatives
     is_drawn = config.task is Task.question_passage and negatives.per_row and NegativeList.mined not in negatives.lists
     if is_drawn and found and not any(found):

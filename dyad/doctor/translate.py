@@ -252,8 +252,8 @@ def _batch_norm(job: Translation) -> None:
 def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
-    Raises ConfigError for an optimiser that is neither AdamW nor timm's, and for a cooldown whose number of steps is
-    unknown.
+    Raises ConfigError for an optimiser that is neither AdamW nor timm's, for one of timm's without --lr, and for a
+    cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm:
