@@ -1,4 +1,4 @@
-"""Evaluates a run while it trains, and writes its HTML report at the end."""
+"""Evaluate a run while it trains, and write its HTML report at the end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
