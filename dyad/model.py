@@ -137,20 +137,21 @@ class Model:
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
-        """Return the embeddings of n images, float32 (n, D). normalize: whether to scale them to L2 norm 1; None: as
-        the model compares."""
+        """Return the embeddings of n images, float32 (n, D). normalize: whether to scale them to L2 norm 1; None: only
+        if the model compares by cosine."""
         return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
         """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
-        normalize: whether to scale them to L2 norm 1; None: as the model compares."""
+        normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine."""
         if not isinstance(self.loaded.model, ImageTextModel):
             raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Return the embeddings of n questions, float32 (n, D). Each question gets the prefix of the model and is cut
-        to its length in tokens. normalize: whether to scale embeddings to L2 norm 1; None: as the model compares."""
+        """Return the embeddings of n questions, float32 (n, D). Each question gets the prefix of the model, and is cut
+        to the model's length in tokens. normalize: whether to scale embeddings to L2 norm 1; None: only if the model
+        compares by cosine."""
         given = [Question("", text) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
@@ -158,7 +159,8 @@ class Model:
         self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
     ) -> np.ndarray:
         """Return the embeddings of n passages, float32 (n, D), with the prefix, the length in tokens and the use of
-        titles of the model. normalize: whether to scale embeddings to L2 norm 1; None: as the model compares."""
+        titles of the model. normalize: whether to scale embeddings to L2 norm 1; None: only if the model compares by
+        cosine."""
         texts = self._texts(inputs.passages_of(passages), self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
@@ -294,9 +296,10 @@ class Model:
     def tokenize(self) -> Any:
         """The function that converts n texts to token ids, int64 (n, L).
 
-        For questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row,
-        pairs the second text of each pair of title and text, or None. A language model's takes (prompts, answers,
-        longest prompt, longest answer).
+        For questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row;
+        pairs is the second text of each pair of title and text, or None. The function of a language model takes
+        (prompts, answers, longest prompt, longest answer), with lengths in tokens; its column 0 is the number of tokens
+        of the prompt.
         """
         return self.loaded.model.tokenize
 

@@ -68,9 +68,7 @@ def read_sequence_folder(folder: str) -> LoadedModel:
         about = About(**read_json(path / ABOUT, folder=path))
         weights = load_file(checked_path(path / WEIGHTS, folder=path))
         with open_foreign(path / ITEMS, folder=path) as file:
-            *names, _ = (
-                file.read().decode().split("\n")
-            )  # ids are separated by \n alone: an id may contain other line breaks
+            *names, _ = file.read().decode().split("\n")  # not splitlines: an id may contain other line breaks
         config = _config(about, weights)
         if len(names) != config.run.inputs:
             raise ValueError(f"{ITEMS} has {len(names):,} ids, {WEIGHTS} {config.run.inputs:,} items")

@@ -82,8 +82,8 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
 
 
 def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
-    """Return `data` with the objective's file of numbers by content key, if it has one, in fingerprint and manifest, so
-    that a resumed run must have the same file."""
+    """Return `data` with the objective's file of one number per y item (such as log q), if it has one, added to
+    fingerprint and manifest, so that a resumed run must have the same file."""
     table = getattr(objective, "table", None)
     if data.drawn is not None and objective.options.noise_file:
         path, items = objective.options.noise_file, data.drawn.support

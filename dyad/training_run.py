@@ -84,7 +84,8 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
+        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. Rank 0 alone
+        calls it. Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written."""
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with raise_named(self.folder):
             open_run(self.config)
@@ -229,10 +230,11 @@ class TrainingRun:
         evaluation_owed: bool,
         last: bool,
     ) -> None:
-        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes, by `writer`.
+        """Write a checkpoint after `step` steps. Every rank must call it.
 
-        First `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
-        gives the W&B run id to store. best: knows the best checkpoint so far. evaluation_owed: whether the evaluation
+        Rank 0 writes, by `writer`; of sharded towers, every rank of the first copy of the weights writes its part.
+        First, `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
+        gives the W&B run id to store. best: gives the best checkpoint so far. evaluation_owed: whether the evaluation
         of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
         writing in the background.
         """

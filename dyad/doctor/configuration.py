@@ -64,10 +64,11 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
+    """Check the configuration as `python -m train` does at its start, and yield a finding (a line marked ok): whether
+    the run is new, resumes or is finished, and its length.
 
-    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that
-    training refuses, and for a typed key that the run would not read.
+    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that training
+    refuses, and for a typed key that the run would not read.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -83,7 +84,8 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 
 
 def data(config: TrainConfig) -> Iterator[Finding]:
-    """Check the first and the last shard of data.train: their index, and their first and last sample.
+    """Yield findings (lines marked ok, warn or fail, with a fix) on the first and the last shard of data.train: their
+    index, and their first and last sample.
 
     Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
     Raises DataError for data that training could not use.
@@ -105,7 +107,8 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _sequences(config: TrainConfig) -> Iterator[Finding]:
-    """Open the sequences of data.train, and yield a finding with their numbers of steps, users, items and samples.
+    """Open the sequences of data.train, and yield a finding (a line marked ok) with their numbers of steps, users,
+    items and samples.
 
     Raises DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples
     than global_batch_size.
@@ -121,7 +124,8 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check the index of one shard (data file), and its first and last sample; of a streamed shard the first only.
+    """Yield findings (lines marked ok or warn) on the index of one shard (data file), and on its first and last sample;
+    of a streamed shard on the first only.
 
     A large or remote shard without an index is not read. total: text like "3 files", for the messages. Raises
     DataError, which names shard and sample, for data that training could not use.
@@ -207,7 +211,8 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
 
 
 def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
-    """Read a whole shard that has no index, check some of its samples, and return their number and findings on them.
+    """Read a whole shard that has no index, and check some of its samples; return (number of samples in the shard,
+    findings on the checked ones).
 
     No index is written. Raises DataError for the first problem.
     """
@@ -236,9 +241,11 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
 
 
 def model(config: TrainConfig) -> Iterator[Finding]:
-    """Check that each file of the towers is on this machine; if so, build the towers without loading weights.
+    """Yield findings (lines marked ok, warn or fail, with a fix) on the files of the towers, whether each is on this
+    machine.
 
-    The findings then also give the number of weights and the statistics that batch norms use.
+    If all are, the towers are built without loading weights, and further findings give the number of weights and the
+    statistics that batch norms use.
     """
     complete = True
     for key, name, wanted in _sources(config):
@@ -335,7 +342,8 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
+    """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose. Asks no
+    server."""
     mode = wandb_mode(config.tracking)
     more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}
     yield ok("wandb", f"{mode.name}{more.get(mode, '')}")

@@ -34,7 +34,7 @@ class ProcessGroup:
 
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
-        # Not by -m, which would look for modules in the working folder, where a stranger's data may lie
+        # Not by -m, which would look for modules in the working folder, where untrusted data may lie
         code = f"import sys; sys.path[:] = {sys.path}; import {__name__} as group; group.main({backend!r}, {count})"
         command, output = [sys.executable, "-P", "-c", code], subprocess.PIPE
         # a torchrun around this process has a store of its own, to which torch 2.8 would connect
@@ -92,8 +92,8 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def _judged(problem: str, speed: float) -> Finding:
-    """Return the finding on NCCL. problem: why the processes could not form a group, "" if they did. speed: bus
-    bandwidth of their all-reduce in GB/s, 0 for a single process."""
+    """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL. problem: why the processes could not
+    form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s, 0 for a single process."""
     if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         return fail("nccl", problem, fix)
@@ -109,7 +109,8 @@ def _speed(backend: str, speed: float) -> str:
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
-    """Yield a finding on the process group of all processes that torchrun has started; each of them must call it.
+    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started;
+    each of them must call it.
 
     Rank 0 yields the result. Any other rank yields a finding only if the check fails there. backend: gloo or nccl.
     """

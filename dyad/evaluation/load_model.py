@@ -67,7 +67,8 @@ class FoundModel:
 
 
 def find_model(name: str) -> FoundModel:
-    """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
+    """Find the model `name`, written in one of the forms that the help text FORMS lists. Raises ConfigError for a name
+    or folder that is no model."""
     (kind, colon, target), folder = name.partition(":"), Path(name).expanduser()
     if colon and kind in KINDS:
         found = KINDS[kind][0](target)

@@ -86,7 +86,7 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
         if (key := f"{section}.{name}") in known and unmet(key, [config])
     )
     baselines_of(command, config)
-    weights = None if command.captions else config.data.caption_weights  # one for each of the run's captions
+    weights = None if command.captions else config.data.caption_weights  # these weights are those of the run's captions
     data = overridden(replace(config.data, caption_weights=weights), command)
     evaluation = overridden(config.eval, command)
     data = replace(data, passage=overridden(data.passage, command))
@@ -122,7 +122,8 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
 def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
     """Load a model and evaluate it on all data sets of the configuration.
 
-    All processes must call it together. Process 0 writes the result files and prints the tables.
+    All processes must call it together. Process 0 writes the result files and prints the tables. config: from
+    `with_command`. found: the model, not loaded yet.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write

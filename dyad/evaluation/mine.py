@@ -225,11 +225,12 @@ def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
-    """Return the shell command that trains on from the run's weights, on the mined negatives in the file `mined`.
+    """Return the shell command that continues training from the run's weights, on the mined negatives in the file
+    `mined`.
 
-    run: the run folder. corpus: the file of the passages searched, None for the run's own corpus. what: which items of
-    images and captions were mined, None for captions or passages. If the run's objective takes no such negatives, the
-    command sets objective=info_nce, or clip for images as negatives.
+    run: the run folder. corpus: the file of the passages searched, None for the run's own corpus. what: whether
+    captions or images were mined as negatives; None: captions, or passages. If the run's objective takes no such
+    negatives, the command sets objective=info_nce, or clip for images as negatives.
     """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig

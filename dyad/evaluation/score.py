@@ -72,7 +72,7 @@ def main() -> None:
     data = with_length(found.config.data, command.length)
     world = World(device=torch.device("cuda" if cuda_usable() else "cpu"))
     encoder = Encoder.of(found.config, model, world)
-    encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # one row at a time
+    encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # a call encodes the prompts of one row
     score(command, encoder, answer_lists(command.rows, data, model.tokenize, "rows"))
 
 
@@ -108,7 +108,7 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
 
 
 def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
-    """Return the numbers of the rows that are scored, ascending."""
+    """Return the numbers of the rows to score, ascending: all n, or command.sample of them, drawn at random."""
     if command.sample is None or command.sample >= n:
         return [*range(n)]
     return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
@@ -117,8 +117,8 @@ def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
 def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
     """Return how many rows the file `part` already holds, and truncate a last line that was not written whole.
 
-    about: the JSON file of the options with which `part` was begun; both are made if `part` does not exist. Raises
-    ConfigError if `options` differ from those.
+    about: the JSON file of the options with which `part` was begun; written if `part` does not exist yet. Raises
+    ConfigError if `options` differ from those in `about`.
     """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)

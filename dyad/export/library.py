@@ -22,7 +22,7 @@ from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.models import TwoTowerModel
 from dyad.train.tracking.panel_types import Scored
 
-TOLERANCE = 1e-5  # of a coordinate's difference, divided by the L2 norm of the row: other orders of summation
+TOLERANCE = 1e-5  # largest allowed difference of a coordinate / L2 norm of the row; rounding differs by less
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, trim_blocks=True
 )

@@ -63,8 +63,8 @@ class Measured(TorchDispatchMode):
 def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
     """Join a process group of which only rank 0 exists; collectives assume that all ranks hold the data of rank 0.
 
-    device: the device that the group is bound to; groups of some of its ranks are then split from it in the same way as
-    on GPUs. Raises ConfigError with a torch that has no such fake process group.
+    device: the device to bind the group to, as is done for GPUs; subgroups are then split from this group, and
+    simulated in the same way. Raises ConfigError with a torch that has no such fake process group.
     """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,7 +80,8 @@ def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> N
 
 @contextmanager
 def only_rank_0(world_size: int) -> Iterator[None]:
-    """Context manager: join such a group, in which each rank still has its own sample ids and content keys.
+    """Context manager: join a simulated group (see `join_uniform_ranks`) in which each rank has its own sample ids and
+    content keys.
 
     The ids of rank 0 must be 0, 1, …; those of the other ranks follow. With one rank, it does nothing.
     """

@@ -107,10 +107,11 @@ def first_step(
 
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
-    """Replace ItemTable.of_columns: return the values of rank 0's columns, repeated for each rank, (M,).
+    """The replacement of ItemTable.of_columns in a simulated group: return the values of rank 0's columns, repeated for
+    each rank, (M,).
 
-    Items that the table lacks, as those of random batches, have the value 0. like: a tensor with the type and device of
-    the result.
+    batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
+    those of random batches, have the value 0.
     """
     assert batch.y_keys_M is not None
     W, B = batch.columns.world_size, batch.columns.total

@@ -13,7 +13,8 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
     """Set the objective's temperature and bias to those of the initial weights, as far as config.from_weights lists
     them.
 
-    known: the temperature and bias of the weights; None if unknown. Returns lines for the log, at most one.
+    known: the temperature and bias of the weights; None if unknown. Nothing is set if these belong to another
+    similarity than the objective's. Returns lines for the log, at most one.
     """
     if known is None or not config.from_weights:
         return []

@@ -157,7 +157,7 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
     from dyad.data.tables.prepare import table_options
     from dyad.train.config import ITEMS, Task
 
-    if config.task is Task.sequence:  # logs and frames are told by their columns and their suffix
+    if config.task is Task.sequence:  # logs are recognised by their columns, frames by their suffix
         return
     wants_images = config.has_images
     for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):

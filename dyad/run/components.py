@@ -1,4 +1,4 @@
-"""Builds the components of a training run from its configuration: model, training data, evaluators, objective, step."""
+"""Build the components of a training run from its configuration: model, training data, evaluators, objective, step."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""The devices of a run: the precision that they give its towers, log lines that describe them, and errors of theirs."""
+"""The devices of a run: choose the precision of its towers, describe its devices in the log, and explain their
+errors."""
 
 import math
 import socket

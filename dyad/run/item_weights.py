@@ -1,4 +1,7 @@
-"""Check, before a run begins, that a file of numbers by content key was made for the data that the run trains on."""
+"""Check, before a run begins, that the objective's file of numbers by content key was made for the training data.
+
+Such a file holds one number for each y item, such as log q, which is found by the hash of the item's content.
+"""
 
 import torch
 
@@ -16,10 +19,10 @@ LOOKED_UP = 64  # the first samples are looked up before the run folder is made,
 def notes_on_weights(
     objective: Objective, dataset: BatchSource | Stream, samples: int, manifest: Manifest
 ) -> list[str]:
-    """Return lines for the log, at most one, on the objective's file of numbers by content key; [] if it has none.
+    """Return lines for the log, at most one, on the objective's file of one number per y item; [] if it has none.
 
-    dataset: the training data, with `samples` samples. manifest: its files. Raises DataError if the file lacks an item
-    of the first samples.
+    dataset: the training data, with `samples` samples. manifest: the files of the data. Raises DataError if the file
+    lacks an item of the first samples.
     """
     table = getattr(objective, "table", None)
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):

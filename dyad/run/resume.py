@@ -44,8 +44,9 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 class StepState(TypedDict):
     """The state of the training step, as `TrainStep.state_dict` returns it.
 
-    scaler: of the gradient scaler of fp16. skipped: numbers of skipped steps, in all and in a row. losses: recent
-    losses. averaged: updates of the weight average of optim.ema.
+    scaler: the state of the gradient scaler of fp16. skipped: numbers of skipped steps, in all and in a row. losses:
+    recent losses. trust_from: the first step that may again be taken speculatively. averaged: how often the weight
+    average of optim.ema was updated.
     """
 
     scaler: dict[str, float]
@@ -58,8 +59,8 @@ class StepState(TypedDict):
 class ReplacedSamples(TypedDict):
     """Samples that could not be used and were replaced, as `BadSampleCounter.state_dict` returns them.
 
-    total: their number. row: how many were in a row at last. last, recent: positions, in the order of training, of the
-    last one (-1 for none) and of recent ones.
+    total: how many. row: how many of the latest follow each other without a gap. last: the position of the latest in
+    the order of training, -1 for none. recent: positions of those among the latest samples.
     """
 
     total: Count

@@ -42,7 +42,8 @@ from dyad.training_run import TrainingRun
 def train_run(world: World, config: TrainConfig) -> None:
     """Train as the configuration says. Every rank must call it. Raises Preempted when a stop was requested.
 
-    No file is written before all components are built: a mistake that is found while building leaves no run folder.
+    Nothing is written into the run folder before all components are built, so a mistake that is found while building
+    leaves no run folder.
     """
     # Every rank must have the same configuration, code and data, except for these keys, which depend on the machine.
     may_differ = {"model.frozen_cache_mb", "data.workers"}

@@ -51,8 +51,8 @@ def _check_labelled(entry: SuiteEntry) -> None:
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
     """Return the sources of the training and of the test part of a probe, and the field that holds the class.
 
-    tables: returns the function that finds or makes the shards of tables of images. Raises ConfigError if the task file
-    or a part is missing or invalid.
+    tables: returns, for the table options of a run, the function that finds or makes the shards of a table of images.
+    Raises ConfigError if the task file or a part is missing or invalid.
     """
     named, label = read_probe(entry.path)
     found = tables(table_options(entry.data))
