@@ -154,8 +154,8 @@ class TrainingRun:
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
 
-        In a resumed run it continues the checkpoint's count of bad samples. log: called with each line that the monitor
-        prints.
+        In a resumed run it continues the checkpoint's count of bad samples. ledger: the run's event file. log: called
+        with each line that the monitor prints.
         """
         config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)

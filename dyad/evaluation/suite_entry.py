@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
+    """What evaluators are built from, besides the suite entry.
 
-    baselines: systems that are scored beside the model. sides: fingerprint of a corpus → the opened corpus, so that
-    several entries on the same corpus open it once.
+    config: the configuration of the run. model: the model to evaluate. baselines: systems that are scored beside the
+    model. sides: fingerprint of a corpus → the opened corpus, so that several entries on the same corpus open it once.
     """
 
     config: TrainConfig

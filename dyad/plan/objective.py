@@ -153,20 +153,24 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
 
 
 def further_items(config: TrainConfig, pairs: int) -> int:
-    """Return how many y items, hard negatives or noise samples, a batch has beside those of `pairs` pairs."""
+    """Return how many y items a batch of `pairs` pairs has beside those of its pairs: hard negatives, or noise
+    samples."""
     size = config.global_batch_size
     return pairs * config.data.negatives.per_row + -(-pairs * config.objective.drawn_items(size) // size)
 
 
 def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
-    """Return name → value of the products of which formulas consist. b: pairs of a rank. W: ranks. D: width of
-    embeddings. most: the most rows and columns of a tile."""
+    """Return the products of sizes that formulas of costs are made of, name (such as "B·D") → value.
+
+    b: pairs of a rank. W: ranks. D: width of embeddings. most: the most rows and columns of a tile of scores.
+    """
     B = b * W
     return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}
 
 
 def value(formula: Formula, sizes: Mapping[str, float]) -> float:
-    """Return the value of a formula. sizes: product → its value, from `products`."""
+    """Return the value of a formula (product → factor): Σ factor · product. sizes: product → its value, from
+    `products`."""
     return sum(factor * sizes[product] for product, factor in formula.items())
 
 

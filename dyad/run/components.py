@@ -158,8 +158,10 @@ def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class AuxiliaryEvaluator(Evaluator):
-    """An evaluator of an auxiliary loss. inner: the evaluator. encoder: encodes with the towers of the auxiliary
-    loss."""
+    """Evaluates the model of an auxiliary loss: calls `inner` with the towers of that loss in place of the run's.
+
+    inner: the evaluator of a data set. encoder: has the towers of the auxiliary loss.
+    """
 
     inner: Evaluator
     encoder: Encoder
