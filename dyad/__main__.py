@@ -19,8 +19,8 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that the first command-line argument names, such as train or eval; without arguments, list the
-    commands. Raises ConfigError for an unknown command."""
+    """Run the command that the first command-line argument names, such as train or eval; without arguments, print the
+    list of commands. Raises ConfigError for an unknown command."""
     command, *arguments = sys.argv[1:] or ["--help"]
     if command in ("-h", "--help"):
         print("dyad COMMAND …\n\n" + "\n".join(f"  {name:8} {purpose}" for name, (_, purpose) in COMMANDS.items()))

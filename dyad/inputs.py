@@ -1,4 +1,5 @@
-"""What callers of the Python API may hand over: checked once, at the boundary, before anything else sees it."""
+"""Check the arguments of the Python API (dyad/model.py) and convert them to lists and arrays, before other code uses
+them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +20,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
 
 def texts_of(given: Any, what: str = "texts") -> list[str]:
-    """Return the list of texts; one str becomes a list of it. what: their name in messages. Raises ConfigError for
-    anything else and for an empty list."""
+    """Return texts as a list; a single str becomes a list of one. what: the name of the texts in error messages.
+
+    Raises ConfigError unless `given` is a str or a non-empty list of str, and for a text with half of a UTF-16
+    surrogate pair.
+    """
     texts = [given] if isinstance(given, str) else listed(given, what)
     for text in texts:
         if not isinstance(text, str):
@@ -30,19 +34,25 @@ def texts_of(given: Any, what: str = "texts") -> list[str]:
 
 
 def passages_of(given: Any) -> list[Passage]:
-    """Return the list of passages; one str or mapping becomes a list of it. Raises ConfigError as `texts_of` does."""
+    """Return passages as a list of Passage; a single str or mapping becomes a list of one. See PassageLike for the
+    forms of a passage. Raises ConfigError for an empty list, and for an element of another form."""
     return [_passage(each) for each in ([given] if isinstance(given, str | Mapping) else listed(given, "passages"))]
 
 
 def images_of(given: Any) -> list[Any]:
-    """Return the list of images; one image becomes a list of it. Raises ConfigError for an empty list and for what
-    is neither. What a list holds is checked when it is read."""
+    """Return images as a list; a single image becomes a list of one.
+
+    An image is a path, the bytes of an image file, a PIL image, or an array or tensor of 3 dimensions. The elements of
+    a list are not checked here, but when they are decoded. Raises ConfigError for an empty list, and for a value that
+    is neither an image nor a list.
+    """
     pixels = isinstance(given, np.ndarray | Tensor) and given.ndim == 3
     return [given] if pixels or isinstance(given, str | PathLike | bytes | Image) else listed(given, "images")
 
 
 def listed(given: Any, what: str) -> list[Any]:
-    """Return the values of a sequence or an array. Raises ConfigError for anything else and for an empty one."""
+    """Return the elements of a sequence, or the rows of an array or tensor, as a list. what: the name of the elements
+    in error messages. Raises ConfigError for a str, for another type, and for an empty sequence."""
     if not isinstance(given, Sequence | np.ndarray | Tensor) or isinstance(given, str | bytes):
         raise ConfigError(f"{what} must be one or a list of them, not {_type(given)}")
     if not getattr(given, "ndim", 1) or not len(given):
@@ -51,9 +61,10 @@ def listed(given: Any, what: str) -> list[Any]:
 
 
 def queries_of(given: Any) -> tuple[list[Any], bool]:
-    """Return the queries of a search, and whether they are texts. One query becomes a list of it.
+    """Return (the queries of a search as a list, whether they are texts); a single query becomes a list of one.
 
-    Raises ConfigError for an empty list and for one of texts and images.
+    A str is a text, any other query an image. Raises ConfigError for an empty list, and for a list with texts and
+    images.
     """
     queries = listed(given, "queries") if isinstance(given, list) else [given]
     texts = [isinstance(query, str) for query in queries]
@@ -70,8 +81,8 @@ def count_of(k: Any) -> int:
 
 
 def embeddings_of(given: Any, name: str) -> np.ndarray:
-    """Return embeddings as a matrix (n, D); one (D,) becomes a matrix of one row. name: for messages. Raises
-    ConfigError for anything else."""
+    """Return embeddings as an array (n, D); a single embedding (D,) becomes (1, D). name: the name of the argument in
+    error messages. Raises ConfigError unless `given` is a numeric array or tensor of 1 or 2 dimensions."""
     rows = given.numpy(force=True) if isinstance(given, Tensor) else given
     if not isinstance(rows, np.ndarray) or rows.ndim not in (1, 2) or rows.dtype.kind not in "fiu":
         raise ConfigError(f"{name} must be embeddings, an array (n, D) of numbers, not {_type(given)}")
@@ -79,8 +90,11 @@ def embeddings_of(given: Any, name: str) -> np.ndarray:
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Return the files of images in a folder, sorted. Links that lead out of the folder, and what is no regular file,
-    are left out: the folder may be a stranger's."""
+    """Return the paths of the image files (suffixes SUFFIXES) in a folder and its subfolders, sorted.
+
+    Symbolic links that lead out of the folder are left out, because the folder may be untrusted; so is everything that
+    is no regular file.
+    """
     found = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(path for path in found if file_inside(folder, path.relative_to(folder)))
 
@@ -96,7 +110,7 @@ def _passage(given: Any) -> Passage:
 
 
 def _refuse_half(text: str, what: str) -> None:
-    """Raise ConfigError for a text with half of a pair of UTF-16, which no tokenizer takes."""
+    """Raise ConfigError for a text that contains half of a UTF-16 surrogate pair, which no tokenizer accepts."""
     if half := re.search("[\ud800-\udfff]", text):
         raise ConfigError(f"{what}: character {half.start()} of a text is {half[0]!r}, which is no Unicode character")
 

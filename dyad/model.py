@@ -1,8 +1,8 @@
-"""The public interface to a model: `load` takes a run, an export, or a model of another library.
+"""The public Python interface to a model: `load` opens a run, an export, or a model of another library.
 
-Texts and images are prepared as the model has it: prefixes, lengths, titles, image size. Embeddings are numpy
-arrays, float32 (n, D), and have length 1 if the model compares by cosine. They are those of `python -m eval`, bit for
-bit on the same device with the same `block`.
+Texts and images are prepared with the settings of the model: prefixes, lengths, use of titles, image size. Embeddings
+are numpy arrays, float32 (n, D), with L2 norm 1 if the model compares by cosine. On the same device and with the same
+`block`, they are equal bit for bit to those of `python -m eval`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ from dyad.training_data import build_data
 
 
 class Hit(NamedTuple):
-    """One result of a search. score: inner product of the embeddings, the cosine if the model compares by cosine.
+    """One result of a search. score: inner product of the two embeddings, which is the cosine if the model compares by
+    cosine.
 
-    item: a path or the key of a sample (text), a passage as it was given, a passage of a corpus as a mapping, or the
-    position (int) of an image that was not given by its path.
+    item: what was found, as the Index stores it: the path of an image, or its position (int) in the list that was
+    indexed if it has no path; the key of a sample of shards (str); a passage as it was given; a passage of a corpus as
+    a mapping with id, title and text; of `Model.recommend` the id of an item.
     """
 
     score: float
@@ -64,10 +66,11 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """Embeddings of n items, prepared for search; `Model.index` makes it, and `Model.search` reads it.
+    """Embeddings of n items, prepared for search: made by `Model.index`, searched by `Model.search`.
 
-    items: what a Hit shows, n JSON values. embeddings: float32 (n, D). model: digest of the model that embedded them.
-    spec: a FAISS index; "Flat" is exact. Raises ConfigError for embeddings that are not n rows of finite numbers.
+    items: n JSON values that identify the items, see Hit.item. embeddings: float32 (n, D). model: digest of the model
+    that computed the embeddings, see Model.identity. spec: the kind of FAISS index, "Flat" for exact search. Raises
+    ConfigError unless `embeddings` is a matrix of n rows of finite floats.
     """
 
     items: Sequence[Any]
@@ -87,7 +90,7 @@ class Index:
 
     @cached_property
     def faiss(self) -> search.Index:
-        """The embeddings in the form that is searched."""
+        """The search index over `embeddings` of the kind `spec`, built at its first use."""
         return search.Index(self.embeddings, self.spec)
 
     def save(self, folder: str | PathLike[str]) -> None:
@@ -98,7 +101,8 @@ class Index:
 
     @classmethod
     def load(cls, folder: str | PathLike[str]) -> Index:
-        """Read an index that `save` wrote, perhaps for somebody else. Raises DataError if it is damaged or missing."""
+        """Read an index from a folder that `save` wrote; the files may be untrusted. Raises DataError if a file is
+        missing or damaged."""
         try:
             return cls(*load_index(Path(folder)))
         except (OSError, ValueError, TypeError, ConfigError) as error:
@@ -107,16 +111,17 @@ class Index:
 
 @dataclass(frozen=True)
 class Model:
-    """A model that embeds images and texts, or questions and passages. Of one with a model.head, embeddings are what
-    comes before it.
+    """A model that embeds images and texts, questions and passages, or items of sequences, or that scores answers to
+    prompts. For a model with a projection head (model.head), embeddings are taken before that head.
 
-    loaded: the model, its configuration and its temperature. encoder: runs its towers, with its device and block size.
+    loaded: the model, its configuration and its temperature. encoder: runs the towers, with a device and a block size.
 
-    Images are paths, bytes of files, PIL images, uint8 pixels (H, W, 3) of numpy or (3, H, W) of torch. Passages
-    are texts, pairs (title, text), or mappings with "text" and perhaps "title". One that is no list counts as a list of
-    it: "a frog" is one text, embedded as (1, D). normalize: whether embeddings get length 1; None: if the model
-    compares by cosine. Methods raise ConfigError for an empty list, for what is no text,
-    image or passage, and for what this model does not embed, DataError for an image that cannot be read.
+    An image is a path, the bytes of an image file, a PIL image, or uint8 pixels: a numpy array (H, W, 3) or a torch
+    tensor (3, H, W). A passage is a text, a pair (title, text), or a mapping with "text" and optionally "title". A
+    single image, text or passage counts as a list of one: "a frog" gives embeddings (1, D). normalize: whether
+    embeddings are scaled to L2 norm 1; None: only if the model compares by cosine. The methods raise ConfigError for an
+    empty list, for a value of another type, and for a kind of input that this model does not embed; DataError for an
+    image that cannot be read.
     """
 
     loaded: LoadedModel
@@ -132,31 +137,39 @@ class Model:
     # ---- embeddings --------------------------------------------------------------------------------------------------
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n images as float32 (n, D)."""
+        """Return the embeddings of n images, float32 (n, D). normalize: whether to scale them to L2 norm 1; None: only
+        if the model compares by cosine."""
         return self._encode("x", self._given(inputs.images_of(images)), normalize)
 
     def encode_text(self, texts: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n texts as float32 (n, D)."""
+        """Return the embeddings of n captions or class prompts by a model of images and texts, float32 (n, D).
+        normalize: whether to scale them to L2 norm 1; None: only if the model compares by cosine."""
         if not isinstance(self.loaded.model, ImageTextModel):
             raise ConfigError("this model embeds no captions: encode_image, or encode_question and encode_passage")
         return self._encode("y", Captions(inputs.texts_of(texts), self.tokenize), normalize)
 
     def encode_question(self, questions: str | Sequence[str], *, normalize: bool | None = None) -> np.ndarray:
-        """Embed n questions as float32 (n, D), with the prefix and the length of the model."""
+        """Return the embeddings of n questions, float32 (n, D). Each question gets the prefix of the model, and is cut
+        to the model's length in tokens. normalize: whether to scale embeddings to L2 norm 1; None: only if the model
+        compares by cosine."""
         given = [Question("", text) for text in inputs.texts_of(questions, "questions")]
         return self._encode("x", self._texts(given, self.config.data.question), normalize)
 
     def encode_passage(
         self, passages: PassageLike | Sequence[PassageLike], *, normalize: bool | None = None
     ) -> np.ndarray:
-        """Embed n passages as float32 (n, D), with the prefix, the length and the use of titles of the model."""
+        """Return the embeddings of n passages, float32 (n, D), with the prefix, the length in tokens and the use of
+        titles of the model. normalize: whether to scale embeddings to L2 norm 1; None: only if the model compares by
+        cosine."""
         texts = self._texts(inputs.passages_of(passages), self.config.data.passage)
         return encode_corpus(self._encoder(normalize), "y", texts, None, log=lambda line: None)
 
     def similarity(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the scores (n, m) of n embeddings x (n, D) and m embeddings y (m, D): cosines, or inner products if
-        the model compares by those. Divided by `temperature`, plus `bias`, they are the logits of training. One
-        embedding (D,) counts as (1, D). Raises ConfigError for embeddings of two widths.
+        """Return the scores (n, m) of embeddings x (n, D) and y (m, D): cosines if the model compares by cosine, else
+        inner products.
+
+        A score divided by `temperature`, plus `bias`, is the logit of training. A single embedding (D,) counts as (1,
+        D). Raises ConfigError if x and y differ in width D.
         """
         x, y = inputs.embeddings_of(x, "x"), inputs.embeddings_of(y, "y")
         if x.shape[1] != y.shape[1]:
@@ -168,11 +181,12 @@ class Model:
     # ---- search ------------------------------------------------------------------------------------------------------
 
     def index(self, items: str | PathLike[str] | Sequence[Any], *, spec: str = "Flat") -> Index:
-        """Embed images or passages for search.
+        """Embed images or passages, and return an Index for `search`.
 
-        items: images or passages in a list; or, by path, a folder of images, shards, or a corpus by id (.jsonl,
-        .tsv, a BEIR folder). Of a folder of images, links that lead out of it are left out. spec: a FAISS index and
-        its options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. Raises ConfigError for another spec.
+        items: a list of images or passages, or a path: a folder of images, shards, or a corpus of passages with ids
+        (.jsonl, .tsv, or a BEIR folder). In a folder of images, links that lead out of the folder are left out. spec: a
+        FAISS index and its search options, such as "IVF256,Flat;nprobe=16"; "Flat" is exact. Raises ConfigError for an
+        invalid spec.
         """
         Spec.parsed(spec)
         path = str(items) if isinstance(items, str | PathLike) else None
@@ -198,10 +212,12 @@ class Model:
     @overload
     def search(self, index: Index, query: str | ImageInput, k: int = 5) -> list[Hit]: ...
     def search(self, index: Index, query: Any, k: int = 5) -> list[Hit] | list[list[Hit]]:
-        """Return the k best items of an index, best first; for a list of queries, a list of such results.
+        """Return the k best items of an index, best first; for a list of queries, a list with these results of each
+        query.
 
-        query: a text, which is a question for a model of those, or an image, of which a path must be a Path. k: at
-        least 1. Raises ConfigError for an index of another model.
+        query: a text or an image. A model of questions and passages embeds a text as a question. The path of an image
+        must be a pathlib.Path, because a str is a text. k: number of results, at least 1. Raises ConfigError if another
+        model made the index.
         """
         k = inputs.count_of(k)
         queries, are_texts = inputs.queries_of(query)
@@ -222,11 +238,12 @@ class Model:
     @overload
     def recommend(self, history: list[str], k: int = 5, *, drop_seen: bool = False) -> list[Hit]: ...
     def recommend(self, history: Any, k: int = 5, *, drop_seen: bool = False) -> list[Hit] | list[list[Hit]]:
-        """Return the k items that come next after a history, best first; for a list of histories, a list of such
-        results.
+        """Return the k items that are most likely to come next after a history, best first; for a list of histories, a
+        list with these results of each history.
 
-        history: ids of items, oldest first. drop_seen: leave out those of the history. Raises ConfigError for a model
-        of another task, for an empty history and for an id that the model does not know.
+        history: ids of items, oldest first. drop_seen: whether to leave out the items of the history. Raises
+        ConfigError for a model of another task than sequence, for an empty history, and for an id that the model does
+        not know.
         """
         k, many = inputs.count_of(k), [*inputs.listed(history, "items")]
         is_one = all(isinstance(each, str) for each in many)
@@ -235,10 +252,11 @@ class Model:
         return found[0] if is_one else found
 
     def score(self, prompt: str, answers: Sequence[str]) -> np.ndarray:
-        """Return the mean log-likelihood of a token of each answer to a prompt, (n,), of n answers.
+        """Return the log-likelihood of each of n answers after a prompt, as the mean over the tokens of the answer,
+        (n,).
 
-        Prompt and answers are cut as in training, and begin with its prefixes. Raises ConfigError for a model of
-        another task, SampleError for an answer without tokens.
+        Prompt and answers are given the prefixes, and cut to the lengths, of training. Raises ConfigError for a model
+        of another task than language_model, SampleError for an answer without tokens.
         """
         if not isinstance(self.loaded.model, LanguageModel):
             raise ConfigError("this model scores no answers: only one of task=language_model does")
@@ -259,32 +277,41 @@ class Model:
 
     @property
     def config(self) -> TrainConfig:
-        """The configuration of the model; of a foreign one, with the settings that it brings."""
+        """The configuration of the model. For a model of another library, it holds the settings that came with the
+        model."""
         return self.loaded.config
 
     @property
     def temperature(self) -> float | None:
-        """The learnt temperature, by which training divides scores; None if the model has none."""
+        """The learnt temperature, by which scores are divided to give logits; None if the model has none."""
         return self.loaded.calibration and self.loaded.calibration.temperature
 
     @property
     def bias(self) -> float | None:
-        """The learnt bias of the logits, scores / temperature + bias, of a model with a sigmoid loss such as SigLIP;
-        None if the model has none."""
+        """The learnt bias of the logits (logit = score / temperature + bias) of a model trained by a sigmoid loss such
+        as SigLIP's; None if the model has none."""
         return self.loaded.calibration and self.loaded.calibration.logit_bias
 
     @property
     def tokenize(self) -> Any:
-        """The tokenizer: n texts → token ids, int64 (n, L); for questions and passages also a length and pairs."""
+        """The function that converts n texts to token ids, int64 (n, L).
+
+        For questions and passages it is called as tokenize(texts, length, pairs): length is the most tokens of a row;
+        pairs is the second text of each pair of title and text, or None. The function of a language model takes
+        (prompts, answers, longest prompt, longest answer), with lengths in tokens; its column 0 is the number of tokens
+        of the prompt.
+        """
         return self.loaded.model.tokenize
 
     def preprocess(self, image: ImageInput) -> torch.Tensor:
-        """Return an image as x_tower takes it, uint8 (3, S, S), S its side in pixels. The tower normalises it."""
+        """Return an image resized and cropped for the image tower, uint8 (3, S, S), where S is the side in pixels. The
+        tower itself normalises the pixels."""
         return self._given([image]).block(0, 1)[0]
 
     @cached_property
     def identity(self) -> str:
-        """A digest of the weights and of how texts are prepared. An Index keeps it."""
+        """A SHA-256 digest of the weights and of the settings by which texts are prepared. An Index stores it, and
+        `search` compares it."""
         return identity_of(self.loaded.model.towers, json.dumps(settings(self.config, None)))
 
     # ---- inside ------------------------------------------------------------------------------------------------------
@@ -314,11 +341,12 @@ class Model:
 
 
 def load(name: str, device: str | torch.device | None = None, *, block: int | None = None, workers: int = 0) -> Model:
-    """Load a model: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
+    """Load a model by name: "runs/NAME", a checkpoint or an export folder, "open_clip:NAME@WEIGHTS", "st:FOLDER", ….
 
-    name: as `python -m eval --help` says of model=. device: None for the GPU, if there is one. block: items that a
-    tower embeds at a time; None: as the run was evaluated, else 256. workers: processes that decode images. Raises
-    ConfigError for a name that is no model, DataError for damaged files.
+    name: in any form that `python -m eval --help` lists for model=. device: None for the GPU if there is one, else the
+    CPU. block: how many items a tower embeds at a time; None: the value of the run, 256 for other models. workers:
+    number of processes that decode images; 0: this process decodes them. Raises ConfigError for a name that is no
+    model, DataError for damaged files.
     """
     found = find_model(name).load()
     data, options = replace(found.config.data, workers=workers), found.config.eval
@@ -330,11 +358,11 @@ def load(name: str, device: str | torch.device | None = None, *, block: int | No
 def evaluate(
     model: Model, suite: Sequence[str] = (), *, val: str | None = None, captions: Sequence[str] = ()
 ) -> dict[str, dict[str, float]]:
-    """Evaluate a model; return name of the data set → metric → value, equal to those of `python -m eval`.
+    """Evaluate a model; return name of the data set → metric → value, with the values of `python -m eval`.
 
-    suite: entries such as "zero_shot:task.json", "beir:FOLDER@dev". val: shards or questions. captions: where shards
-    have captions, as data.captions; (): as the run has it. Raises ConfigError for a wrong entry, DataError for damaged
-    data.
+    suite: entries of eval.suite, such as "zero_shot:task.json" or "beir:FOLDER@dev". val: shards or files of questions,
+    as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those of the run. Raises
+    ConfigError for an invalid entry, DataError for damaged data.
     """
     config = with_command(model.config, EvalCommand(suite=list(suite), val=val, captions=list(captions) or None))
     check_suite(config)
@@ -346,11 +374,11 @@ def evaluate(
 def batches(
     train: str, *, model: Model, global_batch_size: int = 256, seed: int = 0, steps: range | None = None
 ) -> Iterator[Batch]:
-    """Yield the batches of training in their exact order: step s has the same samples in any run.
+    """Yield the batches of a training run in their exact order; step s has the same samples in every run.
 
-    Under torch.distributed each rank gets its part of a batch. train: as data.train. model: gives tokenizer, image
-    size and the options data.* of its run. steps: which steps, range(100, 200) to go on after 100; None: one epoch.
-    Raises ConfigError and DataError for data that cannot be used.
+    Under torch.distributed each rank gets its own part of every batch. train: the data, as data.train. model: provides
+    the tokenizer, the image size and the other options data.* of its run. steps: the steps to yield, for example
+    range(100, 200); None: one epoch. Raises ConfigError for data that do not fit the model, DataError for damaged data.
     """
     data = replace(model.config.data, train=train, mode=Mode.indexed)
     config = replace(model.config, data=data, seed=seed, global_batch_size=global_batch_size)

@@ -1,4 +1,4 @@
-"""What a plugin calls: it adds an objective, a tower, a format of question files, an evaluator or a tracker by name.
+"""Functions for plugins: register an objective, a tower, a format of question files, an evaluator or a tracker.
 
 A plugin is a Python module of your own, outside this repository, that you name on the command line:
 
@@ -31,29 +31,32 @@ if TYPE_CHECKING:
 
 
 def register_objective(name: str, options: type[ObjectiveOptions]) -> None:
-    """Add objective=NAME. options: the dataclass of its options, whose `formula` is a subclass of Objective, or
-    "module:Class" to import the class when the objective is built. Raises ConfigError if the name is taken."""
+    """Make an objective available as objective=NAME. options: the dataclass of its options, whose `formula` is a
+    subclass of Objective, or "module:Class" to import the class when the objective is built. Raises ConfigError if the
+    name is taken."""
     _add(OBJECTIVES, name, preset(name, options), "objective")
 
 
 def register_image_tower(name: str, build: Callable[[BuildContext], ImageParts]) -> None:
-    """Add model.image.kind=NAME. build: makes the trunk, the projection to the shared space, and the size and
-    normalisation of the images that the trunk takes, (b, 3, S, S). Raises ConfigError if the name is taken."""
+    """Make an image tower available as model.image.kind=NAME. build: returns the trunk, the projection to the shared
+    space, and the size and normalisation of the images that the trunk takes, (b, 3, S, S). Raises ConfigError if the
+    name is taken."""
     _add(OWN_IMAGE_TOWERS, name, build, "model.image.kind", ImageTower)
 
 
 def register_text_tower(
     name: str, build: Callable[[BuildContext], tuple[Tower, Callable[[list[str]], Tensor]]]
 ) -> None:
-    """Add model.text.kind=NAME for captions. build: makes the tower, and the tokenizer from n texts to token ids, int64
-    (n, L) with one L for all batches. Raises ConfigError if the name is taken."""
+    """Make a text tower for captions available as model.text.kind=NAME. build: returns the tower, and a tokenizer from
+    n texts to token ids, int64 (n, L), with the same L in all batches. Raises ConfigError if the name is taken."""
     _add(OWN_TEXT_TOWERS, name, build, "model.text.kind", TextTower)
 
 
 def register_format(added: QuestionFormat) -> None:
-    """Add a format of question files; it comes before the others, so that a row with its two fields is of this format.
+    """Add a format of question files. A row that has the two fields `question` and `positives` of the format is read in
+    it, even if the row also fits an older format.
 
-    Raises ConfigError if there is a format with these two fields.
+    Raises ConfigError if another format has the same two fields.
     """
     if any((f.question, f.positives) == (added.question, added.positives) for f in FORMATS):
         raise ConfigError(f"a format of rows with {added.question} and {added.positives} exists already")
@@ -61,17 +64,20 @@ def register_format(added: QuestionFormat) -> None:
 
 
 def register_evaluator(name: str, kind: SuiteKind) -> None:
-    """Add entries NAME:TARGET of eval.suite. Raises ConfigError if the name is taken."""
+    """Make data sets available as entries NAME:TARGET of eval.suite. kind: how such a data set is checked and its
+    evaluator built. Raises ConfigError if the name is taken."""
     _add(KINDS, name, kind, "eval.suite")
 
 
 def register_tracker(name: str, tracker: type[Tracker]) -> None:
-    """Add a tracker, which a run uses if tracker.is_on says so. Raises ConfigError if the name is taken."""
+    """Add a tracker, for example of a tracking service. A run uses it if tracker.is_on(config.tracking) is true. Raises
+    ConfigError if the name is taken."""
     _add(TRACKERS, name, tracker, "tracker")
 
 
 def _add(table: dict[str, Any], name: str, value: Any, what: str, ours: Any = ()) -> None:
-    """Add a row to a table. ours: names beside the table that are taken, too. Raises ConfigError if `name` is taken."""
+    """Set table[name] to `value`. Raises ConfigError if `name` is taken: it is a key of `table`, or among `ours`, names
+    that are reserved although the table lacks them. what: the configuration key, for the message."""
     if name in table or name in list(ours):
         raise ConfigError(f"{what}={name} exists already. Choose another name")
     table[name] = value

@@ -1,4 +1,4 @@
-"""The process of a command: its set-up, its plugins, and what an error becomes: a message and an exit code."""
+"""Set up the process of a command, import its plugins, run it, and turn its errors into a message and an exit code."""
 
 import gc
 import os
@@ -13,16 +13,18 @@ from dyad.data.base.plugins import import_typed_plugins
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a command and exit. A UserError becomes one message on stderr and its exit code, Ctrl-C becomes code 130, a
-    file or folder to which the user has no right one message and code 3.
+    """Import the plugins of the command line, set up the process, run `main`, and handle its errors.
 
-    First it imports the plugins of the command line, and sets up the process. The garbage collector looks at new
-    objects less often: the imports of torch and open_clip make so many that it would take a fifth of their time. New
-    files get at most mode 0640, and new folders 0750. A process that torchrun started ends together with torchrun's
-    agent, its parent. A waiting OpenMP thread spins for 1,000 rounds instead of 300,000 (GOMP_SPINCOUNT), because on a
-    shared core the spinning delays the thread that it waits for. torch's warnings in C++, 20 lines for each
-    connection to a rank that is gone, are left out (TORCH_CPP_LOG_LEVEL). torch reads these variables once, when it is
-    loaded; a value that the user has set stays.
+    A UserError is printed on stderr, and the process exits with the exit code of the error. Ctrl-C exits with code 130.
+    A PermissionError for a file or folder gives one line and code 3. Any other exception gives its traceback and
+    ExitCode.BUG.
+
+    Set-up: The garbage collector runs less often, since the imports of torch and open_clip create so many objects that
+    it would take a fifth of their time. New files get at most mode 0640, new folders at most 0750. A process that
+    torchrun started ends together with its parent, torchrun's agent. A waiting OpenMP thread spins for 1,000 rounds
+    instead of 300,000 (GOMP_SPINCOUNT), because on a shared core the spinning delays the thread that it waits for.
+    torch's C++ warnings, 20 lines for each connection to a lost rank, are turned off (TORCH_CPP_LOG_LEVEL). The two
+    environment variables are set only if the user has not set them, GOMP_SPINCOUNT only without OMP_WAIT_POLICY.
     """
     gc.set_threshold(100_000, 20, 10)
     os.umask(os.umask(0o077) | 0o027)
@@ -52,7 +54,7 @@ def run(main: Callable[[], None]) -> None:
 
 
 def _say(text: str) -> None:
-    """Print `text` on stderr after all that was printed before it: a file that takes both has them in this order."""
+    """Print `text` on stderr. Flush stdout first, so that a file with both streams has the lines in order."""
     with suppress(OSError):  # the reader of the output has closed it
         sys.stdout.flush()
     print(text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Recommendations: the items that come next after a history, by the context of its items."""
+"""Recommend the items that come next after a history, by comparing the context vector of the history with all items."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,10 +24,11 @@ from dyad.train.towers.sequence import OfHistory, SequenceTower
 
 @dataclass(frozen=True)
 class Recommender:
-    """Finds next items. items: all N that can be found. items_ND: their embeddings, not normalised, on the host.
+    """Finds the next items of histories. items: the N items that can be found. items_ND: their embeddings, float32 (N,
+    D), not normalised, on the CPU.
 
-    encoder: runs the model. length: items of a history that count, the last ones. cosine: whether contexts and items
-    are compared by it.
+    encoder: runs the model. length: number of items of a history that are used, the last ones. cosine: whether contexts
+    and items are compared by cosine; else by inner product.
     """
 
     items: CatalogueItems
@@ -37,9 +38,10 @@ class Recommender:
     cosine: bool
 
     def __call__(self, histories: Sequence[Sequence[str]], k: int, drop_seen: bool) -> list[list[tuple[float, str]]]:
-        """Return the k items with the highest scores for each history of ids, best first, with their scores.
+        """Return for each history the k items with the highest scores, best first, as (score, id).
 
-        drop_seen: leave out the items of the history. Raises ConfigError for an id that the model does not know.
+        histories: ids of items, oldest first. drop_seen: whether to leave out the items of the history. Raises
+        ConfigError for an id that the model does not know.
         """
         for name in {name for history in histories for name in history if name not in self._numbers}:
             raise ConfigError(f"history: '{name!s:.80}' is no item of the model.{nearest(name, self.items.names)}")
@@ -61,7 +63,8 @@ class Recommender:
         return Index((F.normalize(self.items_ND, dim=-1) if self.cosine else self.items_ND).numpy())
 
     def contexts(self, numbers: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return the contexts of n histories of numbers of items, (n, D), normalised if `cosine`."""
+        """Return the context vectors of n histories, float32 (n, D), normalised if `cosine`. numbers: for each history,
+        the positions of its items in `items`, oldest first."""
         last = padded([np.array(history[-self.length :]) for history in numbers])
         of = OfHistory(cast(SequenceTower, self.encoder.towers["x"]), self.items_ND.to(self.encoder.world.device))
         return replace(self.encoder, towers={"x": of}, cosine=self.cosine)("x", _Rows(last))
@@ -79,9 +82,10 @@ class _Rows:
 
 
 def recommender(config: TrainConfig, model: SequenceModel, encoder: Encoder) -> Recommender:
-    """Make a Recommender of a model: embed all items that it knows, those of its export or of its training log.
+    """Make a Recommender: embed all items that the model knows, which are those of its export or of its training log.
 
-    Raises ConfigError for a model of frames, and if the log is not there; DataError if it is damaged.
+    Raises ConfigError if the model is of frames (data.items=frames), or if the log does not exist; DataError if the log
+    is damaged.
     """
     if config.data.items is ItemKind.frames:
         raise ConfigError("this model is of frames (data.items=frames), which are no items of a catalogue")

@@ -1,8 +1,8 @@
-"""The folder of an exported model of sequences: the item matrix and the context network, for torch alone.
+"""Write and read the folder of an exported model of sequences, which needs torch alone: item matrix, context network.
 
-model.safetensors has the embeddings of N items, `trunk.weight` (N, D), and the weights of the context network,
-`context.…`; sequence.json its shape; items.txt an id a line. Whatever embedded the items, a text tower say, the folder
-has their embeddings: it is a model of ids.
+model.safetensors holds the embeddings of N items, `trunk.weight` (N, D), and the weights of the context network,
+`context.…`. sequence.json holds the shape of the network, items.txt one id per line. The folder stores finished
+embeddings, also if a tower of texts or images computed them, so the loaded model takes ids of items only.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,11 @@ ABOUT, WEIGHTS, ITEMS = "sequence.json", "model.safetensors", "items.txt"
 
 @dataclass(frozen=True)
 class About:
-    """The content of sequence.json, beside the shapes of the weights.
+    """The content of sequence.json: what the weights do not tell by their shapes.
 
-    kind, layers, heads: of the context network; width: of its states. length: items of a history that count, the last
-    ones. cosine: whether contexts and items are compared by it, or by inner product.
+    kind, layers, heads: the kind of the context network, its number of layers, and of attention heads. width: width of
+    its states. length: number of items of a history that are used, the last ones. cosine: whether contexts and items
+    are compared by cosine; else by inner product.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class About:
 def write_sequence_folder(
     folder: Path, about: About, context: ContextNetwork, items_ND: Tensor, names: Sequence[str]
 ) -> None:
-    """Write the model into `folder`. items_ND: embeddings of the items, not normalised; names: their ids."""
+    """Write a model into `folder`. items_ND: embeddings of N items, (N, D), not normalised. names: their N ids."""
     weights = {f"context.{name}": tensor.detach().contiguous() for name, tensor in context.state_dict().items()}
     save_file({"trunk.weight": items_ND.contiguous(), **weights}, folder / WEIGHTS)
     write_json(folder / ABOUT, vars(about))
@@ -57,17 +58,17 @@ def write_sequence_folder(
 
 
 def read_sequence_folder(folder: str) -> LoadedModel:
-    """Load a model that `write_sequence_folder` wrote, perhaps for somebody else.
+    """Load a model from a folder that `write_sequence_folder` wrote; the files may be untrusted.
 
-    Raises ConfigError for a file that is missing, damaged or does not fit the others. Sizes in the files are compared
-    with each other before memory is taken, so the model takes no more memory than its files have bytes.
+    Raises ConfigError for a file that is missing, damaged, or inconsistent with the others. Sizes in the files are
+    compared with each other before memory is allocated, so the model takes no more memory than its files have bytes.
     """
     path = Path(folder).expanduser()
     try:
         about = About(**read_json(path / ABOUT, folder=path))
         weights = load_file(checked_path(path / WEIGHTS, folder=path))
         with open_foreign(path / ITEMS, folder=path) as file:
-            *names, _ = file.read().decode().split("\n")  # an id may have any other break of lines
+            *names, _ = file.read().decode().split("\n")  # not splitlines: an id may contain other line breaks
         config = _config(about, weights)
         if len(names) != config.run.inputs:
             raise ValueError(f"{ITEMS} has {len(names):,} ids, {WEIGHTS} {config.run.inputs:,} items")

@@ -1,4 +1,4 @@
-"""Starts a command. What Python or which packages it lacks is said in one line; older Pythons can read this file."""
+"""Start a command. Older Pythons must be able to parse this file, which tells them in one line what is missing."""
 
 import os
 import sys
@@ -8,13 +8,14 @@ from importlib.util import find_spec
 OLDEST, NEWEST = (3, 11), (3, 13)  # requires-python of pyproject.toml
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 IN_CHECKOUT = os.path.exists(os.path.join(ROOT, "launch", "setup.sh"))
-OURS = {ROOT, os.path.dirname(os.path.realpath(os.__file__))}  # and Python's own: modules are looked for there
+# The folders that stay in sys.path even if they are the working folder: the checkout, and Python's own library
+OURS = {ROOT, os.path.dirname(os.path.realpath(os.__file__))}
 
 
 def start(module: str) -> None:
-    """Run `main` of the module of a command, print errors as messages, and exit with the command's exit code.
+    """Import `module`, run its function `main`, print errors as messages, and exit with the command's exit code.
 
-    With another Python, or without a package that the command imports, that is one line and exit code 2.
+    With a Python version that Dyad does not support, or if a package is not installed, print one line and exit with 2.
     """
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         found, oldest, newest = (".".join(map(str, v)) for v in (sys.version_info[:3], OLDEST, NEWEST))
@@ -30,7 +31,7 @@ def start(module: str) -> None:
             import_module(module).main()
         except ModuleNotFoundError as error:
             package = (error.name or "dyad").partition(".")[0]
-            if find_spec(package) is not None:  # there, but not all of it
+            if find_spec(package) is not None:  # the package is installed, and lacks a submodule
                 raise
             raise ConfigError(f"{sys.executable} has no package {package!r}. {_advice()}") from error
 
@@ -38,10 +39,11 @@ def start(module: str) -> None:
 
 
 def leave_working_folder() -> None:
-    """Take the working folder off the path of modules, of this interpreter and of all that it or a library starts.
+    """Remove the working folder from sys.path and PYTHONPATH, and set PYTHONSAFEPATH for child processes.
 
-    It may hold a stranger's data, and a file torch.py beside them would run in place of torch. `python -m` and an empty
-    entry of PYTHONPATH put it there. The checkout stays, as `python -m train` needs it.
+    The working folder may hold untrusted data, and a file torch.py in it would be imported in place of torch. The
+    option -m of python and an empty entry of PYTHONPATH put the folder there. The checkout stays, because `python -m
+    train` needs it.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     sys.path[:] = filter(_is_safe, sys.path)
@@ -50,7 +52,7 @@ def leave_working_folder() -> None:
 
 
 def _is_safe(folder: str) -> bool:
-    """Whether modules of a folder of the path may be imported: it is not the working folder, or it is one of ours."""
+    """Return whether `folder` may stay in sys.path: it is not the working folder, or it is one of OURS."""
     real = os.path.realpath(folder)
     return real in OURS or (folder != "" and real != os.path.realpath(os.curdir))
 

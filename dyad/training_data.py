@@ -1,4 +1,4 @@
-"""Opens the training data of a run: what makes its batches, the order of its samples, its files."""
+"""Open the training data of a run: the dataset, the order of its samples, and the list of its files."""
 
 import hashlib
 import os
@@ -49,10 +49,10 @@ from dyad.train.towers.models import TwoTowerModel
 class TrainingData:
     """The training data of a run.
 
-    dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: which sample ids each step gets;
-    for a stream, only the number of steps. fingerprint: hash of everything in the data that changes the order of
-    samples, or what is drawn for them. manifest: for each configuration key of the data, its files. drawn: draws
-    further items for each batch, if the objective takes noise from all y items.
+    dataset: a map-style dataset whose keys are (epoch, sample id), or a stream. order: the sample ids of each step; for
+    a stream, only the number of steps. fingerprint: SHA-256 of everything in the data that changes the order of
+    samples, or what is drawn for them. manifest: configuration key → the files that it names. drawn: draws further y
+    items for each batch as noise samples; None if the objective takes none.
     """
 
     dataset: BatchSource | Stream
@@ -63,7 +63,8 @@ class TrainingData:
 
 
 def build_data(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
-    """Open the training data of a configuration. Raises ConfigError or DataError for what cannot be used."""
+    """Open the training data of a configuration for a model, whose tokenizer and image size prepare the samples. Raises
+    ConfigError for data that do not fit the configuration, DataError for damaged data."""
     return DATA[config.task][config.data.items](config, model)
 
 
@@ -81,7 +82,8 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
 
 
 def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
-    """Return the run's data with the objective's file of numbers by content key: a resumed run needs the same file."""
+    """Return `data` with the objective's file of one number per y item (such as log q), if it has one, added to
+    fingerprint and manifest, so that a resumed run must have the same file."""
     table = getattr(objective, "table", None)
     if data.drawn is not None and objective.options.noise_file:
         path, items = objective.options.noise_file, data.drawn.support
@@ -94,7 +96,8 @@ def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
 
 
 def _with_file(data: TrainingData, name: str, files: Sequence[FileEntry], digest: str) -> TrainingData:
-    """Return the data with further files, of this digest, on which losses depend. name: in the manifest."""
+    """Return `data` with further files, on which the loss depends, in its manifest and fingerprint. name: the key of
+    the files in the manifest. digest: SHA-256 of their contents."""
     fingerprint = hashlib.sha256(f"{data.fingerprint} {digest}".encode()).hexdigest()
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, name: files})
 
@@ -142,7 +145,7 @@ def _stream(config: TrainConfig, maker: PairMaker) -> TrainingData:
 
 def _question_passage(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
     passage = config.data.passage
-    # what would otherwise fail at the first batch, when there is a run folder already
+    # check the lengths now: otherwise the first batch would fail, after the run folder has been made
     model.tokenize([""], config.data.question.length)
     model.tokenize([""], passage.length, [""] if passage.title is Title.pair else None)
     questions, data = _of_questions(config, model, QuestionPassage)
@@ -157,7 +160,8 @@ def _language_model(config: TrainConfig, model: TwoTowerModel) -> TrainingData:
 def _of_questions(
     config: TrainConfig, model: TwoTowerModel, dataset_class: type[QuestionPassage]
 ) -> tuple[QuestionRows, TrainingData]:
-    """Open the rows of questions, and the training data that `dataset_class` makes of them."""
+    """Open the files of questions. Return their rows, and the training data, whose dataset is a `dataset_class` of
+    these rows."""
     passage, negatives = config.data.passage, config.data.negatives
     if negatives.refresh_every:
         check_spec(negatives.mining.index)
@@ -174,9 +178,10 @@ def _of_questions(
 
 
 def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
-    """Return the data with what draws the noise of its objective, if it draws any. catalogue: makes that of the data.
+    """Return `data` with an object that draws the noise samples of the objective, if the objective takes any.
 
-    Raises DataError for a file of log q that is not of these data.
+    catalogue: returns the Catalogue of all y items of the data. Raises DataError for a file of log q that was not made
+    for these data.
     """
     options, pairs = config.objective, config.global_batch_size
     if options.draws is None:
@@ -210,7 +215,7 @@ def _sequence(config: TrainConfig, model: Any) -> TrainingData:
     return _with_drawn_items(config, data, lambda: catalogue_of(dataset, files, model.tokenize))
 
 
-# Task → what data.items says, where the task leaves that open → what opens the data for a model
+# Task → data.items → the function that opens the data; a task that ignores data.items has one function for all values
 DATA: dict[Task, dict[ItemKind, Callable[[TrainConfig, Any], TrainingData]]] = {
     Task.image_text: dict.fromkeys(ItemKind, _image_text),
     Task.question_passage: dict.fromkeys(ItemKind, _question_passage),

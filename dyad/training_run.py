@@ -1,4 +1,4 @@
-"""A training run whose components are built and restored: what it prints, writes, reads, watches and saves."""
+"""A training run whose components are built and restored: its log lines, batches, diagnostics and checkpoints."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -49,12 +49,15 @@ from dyad.train.step.schedule import describe_schedule
 from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.tracking.logger import Logger, build_logger
 
-MANY_WEIGHTS = 40_000_000  # to train on a CPU; MiniLM has 23 million
+MANY_WEIGHTS = 40_000_000  # more trained weights than this on a CPU give a warning; MiniLM has 23 million
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run whose components are built and restored; train_run calls its methods. folder: the run folder."""
+    """A training run whose components are built and restored; `train_run` calls its methods in their order.
+
+    folder: the run folder. source: the checkpoint that the run starts from, if any. restored: the state taken from it.
+    """
 
     config: TrainConfig
     world: World
@@ -81,7 +84,8 @@ class TrainingRun:
         )
 
     def open_logger(self, tracking: TrackingConfig) -> Logger:
-        """Write config.yaml into the run folder, and open the run's logs and trackers. Rank 0 alone calls it."""
+        """Write config.yaml into the run folder, open the run's logs and trackers, and return the Logger. Rank 0 alone
+        calls it. Raises HardwareError if the disk has no room for the checkpoints, or the folder cannot be written."""
         refuse_full_disk(self.folder, self.components.modules, self.components.step.optimizer)
         with raise_named(self.folder):
             open_run(self.config)
@@ -91,7 +95,8 @@ class TrainingRun:
             return build_logger(self.folder, tracking, self.schedule, plain(self.config), wandb_id)
 
     def describe(self) -> Iterator[str]:
-        """Yield lines: where the run begins (step, checkpoint or weights), notes on its model, objective and data."""
+        """Yield lines for the log: where the run begins (step, checkpoint or weights), then notes on its model,
+        objective and data."""
         config, restored = self.config, self.restored
         line = f"{self.folder}: {self.schedule.total_steps} steps of {config.global_batch_size}"
         if self.source.resume:
@@ -138,7 +143,8 @@ class TrainingRun:
             )
 
     def begin_stream(self) -> list[str]:
-        """Begin the stream of samples where the run begins, and return a line on it; other data begin by themselves."""
+        """Set the stream of samples to the first step of the run, and return a list with one line about the stream. For
+        training data that are not a stream, do nothing and return []."""
         stream, world = self.components.data.dataset, self.world
         if not isinstance(stream, Stream):
             return []
@@ -148,8 +154,8 @@ class TrainingRun:
     def build_monitor(self, ledger: Ledger, log: Callable[[str], None]) -> Monitor:
         """Build the monitor, which watches the run's steps for slow ranks, bad samples and skipped steps.
 
-        In a resumed run it continues the checkpoint's count of bad samples. log: called with each line that the monitor
-        prints.
+        In a resumed run it continues the checkpoint's count of bad samples. ledger: the run's event file. log: called
+        with each line that the monitor prints.
         """
         config, world, step = self.config, self.world, self.components.step
         stragglers = Stragglers(step.local_timer, config.dist.slow_rank, world, log)
@@ -168,7 +174,8 @@ class TrainingRun:
         return monitor
 
     def build_best(self, writer: CheckpointWriter, log: Callable[[str], None]) -> BestCheckpoint:
-        """Build what knows the best checkpoint of the run; a resumed run begins with the best of its checkpoint."""
+        """Build the BestCheckpoint, which finds the best checkpoint of the run. In a resumed run, it starts with the
+        best that the checkpoint recorded. writer: writes the checkpoints. log: called with each line to print."""
         metric, found = self.config.checkpoint.best, best_of_resumed(self.source, self.restored, self.folder, log)
         higher = choices(self.components.evaluators).get(metric or "", True)
         return BestCheckpoint(metric, higher, self.folder, self.world, writer.wait, log, found)
@@ -204,9 +211,10 @@ class TrainingRun:
         return map(with_auxiliary, own, *others) if others else own
 
     def diagnose(self) -> dict[str, float]:
-        """Compute diagnostics of the last step: of its embeddings, batch and loss. Every rank must call it."""
+        """Compute diagnostics of the last step, name → value: of its embeddings, its batch and its loss. Every rank
+        must call it."""
         own, scalars = self.components.step.terms[0], self.components.step.scalars
-        if own.pairs is None:  # no diagonal
+        if own.pairs is None:  # rows of x and y are no pairs
             return saturation(scalars)
         cosine = self.config.objective.similarity is Similarity.cosine
         of_embeddings = diagnose(*own.embeddings, scalars.get("logit_scale"), cosine)
@@ -222,10 +230,11 @@ class TrainingRun:
         evaluation_owed: bool,
         last: bool,
     ) -> None:
-        """Write a checkpoint after `step` steps. Every rank must call it; rank 0 writes, by `writer`.
+        """Write a checkpoint after `step` steps. Every rank must call it.
 
-        First `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
-        gives the W&B run id to store. best: knows the best checkpoint so far. evaluation_owed: whether the evaluation
+        Rank 0 writes, by `writer`; of sharded towers, every rank of the first copy of the weights writes its part.
+        First, `monitor` checks that all ranks have equal weights and that there are not too many bad samples. logger:
+        gives the W&B run id to store. best: gives the best checkpoint so far. evaluation_owed: whether the evaluation
         of this step is still to be done. last: whether to return only when the checkpoint is on the disk, instead of
         writing in the background.
         """
@@ -245,10 +254,10 @@ class TrainingRun:
             **self.restored.states(),
         }
         writer.wait()  # the thread may still read the per-sample state that is gathered next
-        metadata["best"] = best.known(step)  # after the wait: a checkpoint that could not be written is none
+        metadata["best"] = best.known(step)  # after the wait, as a checkpoint that could not be written does not count
         sample_state = components.sample_state.gathered(world.device) if components.sample_state else None
 
-        # of sharded towers each rank of the first copy writes its part; a name tells this attempt from a killed one
+        # Of sharded towers, each rank of the first copy of the weights writes a part; a random name marks this attempt.
         size = shard_size(self.config.dist, world.size)
         part = None if size == 1 else (world.rank, size, from_rank_0(world, lambda: token_hex(4)))
 

@@ -1,6 +1,6 @@
-"""Check a configuration on this machine: its data, model, trackers and run folder. Nothing is written.
+"""Check a configuration on this machine: its data, model, trackers and run folder. No file is written.
 
-The public functions yield findings: lines marked ok, warn or fail, with a fix.
+The public functions yield findings, the results of single checks: a line marked ok, warn or fail, with a fix.
 """
 
 import os
@@ -54,9 +54,9 @@ from dyad.train.towers.libraries.sentence_transformers import describe_choices
 from dyad.train.towers.text.text_tower import build_text_tower
 from dyad.train.tracking.wandb_mode import wandb_mode
 
-SCANNED = 256 << 20  # bytes of an unindexed shard that are read whole
+SCANNED = 256 << 20  # bytes: a shard without an index that is larger is not read
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-QUERIES = "queries."  # begins the names of files of nothing but questions
+QUERIES = "queries."  # the names of files that hold only questions begin with it
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 OPEN_CLIP_WEIGHTS = ("open_clip_model.safetensors", "open_clip_pytorch_model.safetensors")
 OPEN_CLIP_WEIGHTS += ("open_clip_pytorch_model.bin",)
@@ -64,10 +64,11 @@ Wanted = Mapping[str, Sequence[str]]  # kind of file → names, of which one is 
 
 
 def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
-    """Check the configuration as `python -m train` does at its start; report if the run is new, resumes or is finished.
+    """Check the configuration as `python -m train` does at its start, and yield a finding (a line marked ok): whether
+    the run is new, resumes or is finished, and its length.
 
-    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that
-    training refuses, and for a typed key that the run would not read.
+    arguments: the key=value arguments of the command line. Raises ConfigError for a configuration that training
+    refuses, and for a typed key that the run would not read.
     """
     check_sweep(arguments, [config])
     folder = run_folder(config)
@@ -83,7 +84,8 @@ def run(arguments: Sequence[str], config: TrainConfig) -> Iterator[Finding]:
 
 
 def data(config: TrainConfig) -> Iterator[Finding]:
-    """Check the first and the last shard of data.train: their index, and their first and last sample.
+    """Yield findings (lines marked ok, warn or fail, with a fix) on the first and the last shard of data.train: their
+    index, and their first and last sample.
 
     Of a streamed shard only the first sample is checked, and a large or remote shard without an index is not read.
     Raises DataError for data that training could not use.
@@ -105,8 +107,12 @@ def data(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _sequences(config: TrainConfig) -> Iterator[Finding]:
-    """Read the sequences, and look for each of their items. Raises DataError for an event or item without what it
-    needs."""
+    """Open the sequences of data.train, and yield a finding (a line marked ok) with their numbers of steps, users,
+    items and samples.
+
+    Raises DataError if an event is incomplete, if an item that an event names is missing, or if there are fewer samples
+    than global_batch_size.
+    """
     log, _ = open_sequences(config.data, SimpleNamespace(tokenize=None, image=None))
     ahead = OWN if "lengths" in config.objective.takes else NEXT
     windows = windows_of(log.starts, config.data.sequence.length, ahead)
@@ -118,7 +124,8 @@ def _sequences(config: TrainConfig) -> Iterator[Finding]:
 
 
 def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check the index of one shard (data file), and its first and last sample; of a streamed shard the first only.
+    """Yield findings (lines marked ok or warn) on the index of one shard (data file), and on its first and last sample;
+    of a streamed shard on the first only.
 
     A large or remote shard without an index is not read. total: text like "3 files", for the messages. Raises
     DataError, which names shard and sample, for data that training could not use.
@@ -154,7 +161,8 @@ def _shard(path: str, total: str, config: TrainConfig) -> Iterator[Finding]:
 
 
 def _refuse(path: str, problems: Sequence[Problem]) -> None:
-    """Raise DataError with the first of `problems`, which a scan found in the shard `path`, unless there are none."""
+    """Raise DataError with the first of `problems`, which a scan found in the shard `path`; do nothing if there are
+    none."""
     if problems:
         raise DataError(f"{path}: {problems[0]}. All of it: python -m data check {shlex.quote(path)}")
 
@@ -169,7 +177,11 @@ def _check_image(sample: ShardSample, config: TrainConfig) -> None:
 
 
 def _check_rows(rows: Iterable[tuple[dict[str, Any], str]], path: str, config: TrainConfig) -> Iterator[Finding]:
-    """Check rows of a file of texts, each with its place; yield a warning if none has the hard negatives wanted."""
+    """Check rows of a file of texts by `_check_row`; yield a warning if training draws hard negatives and none of the
+    rows has any.
+
+    rows: the fields of each row, and its file and line. path: the file, for the warning.
+    """
     found, negatives = [_check_row(*row, config) for row in rows], config.data.negatives
     is_drawn = config.task is Task.question_passage and negatives.per_row and NegativeList.mined not in negatives.lists
     if is_drawn and found and not any(found):
@@ -199,7 +211,8 @@ def _check_row(fields: dict[str, Any], where: str, config: TrainConfig) -> bool:
 
 
 def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
-    """Read a whole shard that has no index, check some of its samples, and return their number and findings on them.
+    """Read a whole shard that has no index, and check some of its samples; return (number of samples in the shard,
+    findings on the checked ones).
 
     No index is written. Raises DataError for the first problem.
     """
@@ -228,9 +241,11 @@ def _scan(path: str, config: TrainConfig) -> tuple[int, Sequence[Finding]]:
 
 
 def model(config: TrainConfig) -> Iterator[Finding]:
-    """Check that each file of the towers is on this machine; if so, build the towers without loading weights.
+    """Yield findings (lines marked ok, warn or fail, with a fix) on the files of the towers, whether each is on this
+    machine.
 
-    The findings then also give the number of weights and the statistics that batch norms use.
+    If all are, the towers are built without loading weights, and further findings give the number of weights and the
+    statistics that batch norms use.
     """
     complete = True
     for key, name, wanted in _sources(config):
@@ -327,7 +342,8 @@ def _absent(key: str, name: str, absent: Sequence[str], wanted: Wanted) -> Findi
 
 
 def tracking(config: TrainConfig) -> Iterator[Finding]:
-    """Report the W&B mode (online, offline, disabled) that a run would choose. Asks no W&B server."""
+    """Yield a finding (a line marked ok): the W&B mode (online, offline, disabled) that a run would choose. Asks no
+    server."""
     mode = wandb_mode(config.tracking)
     more = {Wandb.offline: "; `wandb sync` sends it later", Wandb.disabled: "; with an API key (`wandb login`) online"}
     yield ok("wandb", f"{mode.name}{more.get(mode, '')}")

@@ -1,7 +1,8 @@
-"""Check that processes can form a torch.distributed process group, and how fast they add up a tensor.
+"""Check that processes can form a torch.distributed process group, and measure the bandwidth of its all-reduce.
 
-`main`, called in a fresh interpreter, starts the processes, each of which prints the result on one line. Under torchrun
-the processes are torchrun's, on all machines.
+Without torchrun, ProcessGroup runs `main` in a fresh interpreter, which starts the processes; each of these prints its
+result on one line. Under torchrun, `torchrun` checks the group of all processes that torchrun has started, on all
+machines.
 """
 
 import os
@@ -17,22 +18,23 @@ from datetime import timedelta
 from dyad.data.base.findings import Finding, fail, ok, warn
 
 SECONDS = 20.0
-AGREED = "all agree at"  # and the GB/s
-BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor that is added up
+AGREED = "all agree at"  # begins the result of `agree`; the GB/s follow
+BYTES = {"gloo": 16 << 20, "nccl": 256 << 20}  # of the tensor in the all-reduce that is timed
 USUAL = {"gloo": "usual: about 1 GB/s"}
 USUAL |= {"nccl": "usual: hundreds of GB/s with NVLink, 10 to 50 with PCIe or InfiniBand, 1 to 3 with TCP"}
-SLOW = 5.0  # GB/s of GPUs: less is TCP
+SLOW = 5.0  # GB/s: GPUs with less probably communicate by TCP, which gives a warning
 
 
 class ProcessGroup:
     """Processes that test a backend by an all-reduce. They start on construction; `problem` waits for their result.
 
-    backend: gloo or nccl. count: the number of processes. Attribute speed: GB/s of the slowest, once `problem` is "".
+    backend: gloo or nccl. count: the number of processes. Attribute speed: bus bandwidth in GB/s of the slowest
+    process, once `problem` has returned ""; before that 0.
     """
 
     def __init__(self, backend: str, count: int) -> None:
         self.backend, self._count, self.speed = backend, count, 0.0
-        # Not by -m, which would look for modules in the working folder, where a stranger's data may lie
+        # Not by -m, which would look for modules in the working folder, where untrusted data may lie
         code = f"import sys; sys.path[:] = {sys.path}; import {__name__} as group; group.main({backend!r}, {count})"
         command, output = [sys.executable, "-P", "-c", code], subprocess.PIPE
         # a torchrun around this process has a store of its own, to which torch 2.8 would connect
@@ -90,7 +92,8 @@ def nccl(group: ProcessGroup) -> Iterator[Finding]:
 
 
 def _judged(problem: str, speed: float) -> Finding:
-    """Return the finding on NCCL. problem: of the processes, "" for none; speed: GB/s of their all-reduce."""
+    """Return the finding (a line marked ok, warn or fail, with a fix) on NCCL. problem: why the processes could not
+    form a group, "" if they did. speed: bus bandwidth of their all-reduce in GB/s, 0 for a single process."""
     if problem:
         fix = "run with NCCL_DEBUG=WARN for the reason; NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1 show which path fails"
         return fail("nccl", problem, fix)
@@ -100,12 +103,17 @@ def _judged(problem: str, speed: float) -> Finding:
 
 
 def _speed(backend: str, speed: float) -> str:
-    """Return the measured bandwidth (0 for one process) and what is usual, for a finding."""
+    """Return text for a finding: the measured bandwidth and the usual one, or "one process". speed: GB/s, 0 for a
+    single process."""
     return f"{BYTES[backend] >> 20} MiB summed at {speed:.3g} GB/s ({USUAL[backend]})" if speed else "one process"
 
 
 def torchrun(backend: str) -> Iterator[Finding]:
-    """Yield the finding on a group of all processes that torchrun has started; all of them must call it."""
+    """Yield a finding (a line marked ok, warn or fail) on the process group of all processes that torchrun has started;
+    each of them must call it.
+
+    Rank 0 yields the result. Any other rank yields a finding only if the check fails there. backend: gloo or nccl.
+    """
     rank, count, local = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     _, agreed, speed = (answer := agree(backend, rank, count, "env://", local)).partition(AGREED)
     if not agreed:
@@ -132,10 +140,12 @@ def main(backend: str, count: int) -> None:
 
 
 def agree(backend: str, rank: int, count: int, address: str, local_rank: int) -> str:
-    """Form a process group of `count` ranks at `address`, all-reduce 1, and time the all-reduce of BYTES.
+    """Form a process group of `count` ranks, all-reduce a tensor of ones, and time an all-reduce of BYTES[backend].
 
-    Returns AGREED and the bus bandwidth in GB/s (as nccl-tests: each rank sends and receives 2 (count − 1) / count of
-    the bytes) if the sum is `count`. Otherwise returns the problem in one line, also for an error of torch.distributed.
+    address: the init_method of torch.distributed, such as "tcp://HOST:PORT". local_rank: the GPU of this process, for
+    nccl. Returns the text AGREED and the bus bandwidth in GB/s (as nccl-tests define it: each rank sends and receives 2
+    (count − 1) / count of the bytes) if the sum is `count`. Otherwise returns the problem in one line, also for an
+    error of torch.distributed.
     """
     import torch
     import torch.distributed as dist

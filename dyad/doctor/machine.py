@@ -26,7 +26,7 @@ PROJECT, LOCK = ROOT / "pyproject.toml", ROOT / "requirements.lock"  # a wheel h
 SHOWN = ("transformers", "open-clip-torch", "timm", "accelerate", "hydra-core", "wandb")
 INSTALL_EXTRA = "pip install -e '.[{}]' -c requirements.lock" if LOCK.exists() else "pip install 'dyad.whl[{}]'"
 INSTALL = f"{INSTALL_EXTRA.format('cpu')}   ([gpu] with a GPU), or in a checkout: source launch/setup.sh demo"
-FROM_TORCH = re.compile("torch$|torchvision$|triton$|nvidia-|cuda-")  # packages that come with torch, or belong to it
+FROM_TORCH = re.compile("torch$|torchvision$|triton$|nvidia-|cuda-")  # packages that are installed with torch
 LEAST_SHARED, GOOD_SHARED = 32 << 20, 1 << 30  # bytes
 LEAST_DISK, GOOD_DISK = 100 << 20, 5 << 30
 LEAST_FILES, GOOD_FILES = 256, 1024
@@ -35,7 +35,7 @@ LEAST_FILES, GOOD_FILES = 256, 1024
 def versions() -> Iterator[Finding]:
     """Check the versions of Python and packages: fail if Dyad needs others, warn if requirements.lock has others.
 
-    Any torch that Dyad runs on is as good as the one of requirements.lock: see `torch_found`.
+    Another torch than that of requirements.lock gives no warning, if Dyad runs on it: see `torch_found`.
     """
     if PROJECT.exists():
         project = tomllib.loads(PROJECT.read_text())["project"]
@@ -68,8 +68,8 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
     """Return the requirements that are not met, each with the installed version, or None if it is not installed.
 
     lines: requirements as in requirements.txt. Those for other systems or for extras are skipped. If several copies of
-    a package are installed, the first on the path counts, as for the import system. 2.9.0a0, as of a container, counts
-    as 2.9.
+    a package are installed, the first on sys.path counts, because it is the one that is imported. A pre-release also
+    counts as its base version: 2.9.0a0, the version in some containers, satisfies >=2.9.
     """
     found: list[tuple[Requirement, str | None]] = []
     for needed in map(Requirement, lines):
@@ -86,7 +86,8 @@ def _mismatches(lines: Iterable[str]) -> list[tuple[Requirement, str | None]]:
 
 
 def torch_found() -> Iterator[Finding]:
-    """Tell which torch runs, its CUDA and its folder, and what of Dyad a newer one would add."""
+    """Yield a finding with the version of torch, its CUDA version and its folder, and with the features of Dyad that
+    need a newer torch."""
     import torch
     from torch._C._distributed_c10d import FakeProcessGroup, ProcessGroupGloo
 

@@ -50,7 +50,7 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
 
     as_json: print one JSON list instead. Returns the exit code: 0, or the smallest exit code of the failures.
     """
-    findings: dict[str, Finding] = {}  # by text: more than one check may find a file missing
+    findings: dict[str, Finding] = {}  # by text, as several checks may find the same file missing
     for finding in all_findings:
         if finding.text not in findings and not as_json:
             print(printable(str(finding)), flush=True)
@@ -59,7 +59,7 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
     failed, warned = levels.count(Level.fail), levels.count(Level.warn)
     if as_json:
         print(json.dumps([without_secrets(asdict(finding)) for finding in findings.values()], indent=1))
-    elif findings:  # under torchrun rank 0 speaks for the others
+    elif findings:  # under torchrun, ranks other than 0 mostly have no findings
         known = f", {warned} to know of" if warned or failed else ""
         print(f"\n{f'{failed} to mend' if failed else 'ready'}{known}")
     return min((found.code for found in findings.values() if found.level is Level.fail), default=ExitCode.OK)
@@ -68,8 +68,8 @@ def report(all_findings: Iterable[Finding], as_json: bool) -> int:
 def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
     """Run all checks of the machine and of the run, and yield their findings.
 
-    arguments: key=value settings for `python -m train`; without any, only the machine is checked. If they do not
-    compose to a configuration, one failure says so.
+    arguments: key=value settings for `python -m train`; without any, only the machine is checked. An invalid
+    configuration gives one failure with its error message, and the checks of the run are left out.
     """
     config = None
     if arguments:
@@ -114,9 +114,9 @@ def run_checks(arguments: Sequence[str]) -> Iterator[Finding]:
 
 
 def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) -> Iterator[Finding]:
-    """Yield the findings of `check(*arguments)`; if it raises, yield a failure on `topic` with the reason instead.
+    """Yield the findings of `check(*arguments)`; if it raises, yield a failure with the reason instead.
 
-    A UserError keeps its message and exit code.
+    topic: the name of the check in that failure. A UserError keeps its message and exit code.
     """
     try:
         yield from check(*arguments)
@@ -129,7 +129,7 @@ def found(topic: str, check: Callable[..., Iterable[Finding]], *arguments: Any) 
 def _loaders(config: TrainConfig | None) -> tuple[int, int]:
     """Return (number of data loader processes, bytes of the images in one rank's batch).
 
-    Both are 0 without a configuration. The second is 0 for question-passage training, which has no images.
+    Both are 0 without a configuration. The second is 0 for a task without images.
     """
     if config is None:
         return 0, 0

@@ -33,9 +33,9 @@ class Launch:
 
     @property
     def command(self) -> str:
-        """Return the launcher part of the equivalent command here, such as `sbatch … launch/slurm.sbatch`.
+        """The launcher part of the equivalent Dyad command, such as `sbatch … launch/slurm.sbatch`.
 
-        It starts as many processes as the given open_clip command line. Training arguments are not included.
+        This command starts as many processes as the open_clip command line. Training arguments are not included.
         """
         if self.scheduler == "slurm":
             return f"sbatch --nodes={self.nodes} --gpus-per-node={self.per_node} launch/slurm.sbatch"

@@ -1,7 +1,7 @@
-"""Translate an open_clip training command to ours: python -m train.doctor translate "<open_clip command line>".
+"""Translate an open_clip training command to Dyad's: python -m train.doctor translate "<open_clip command line>".
 
-Every flag becomes a configuration key, or a note that says how we differ. A flag that changes what is learned and has
-no key is refused. Defaults of open_clip are written out where ours differ. open_clip_flags.py lists the flags,
+Every flag becomes a configuration key, or a note that says how Dyad differs. A flag that changes what is learned and
+has no key is refused. Defaults of open_clip are written out where Dyad's differ. open_clip_flags.py lists the flags,
 open_clip_line.py parses the command; this module computes the keys.
 """
 
@@ -26,11 +26,11 @@ NUMBER = re.compile(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?")
 
 @dataclass
 class Translation:
-    """An open_clip command and the command of ours that replaces it, built step by step by the functions in RULES.
+    """An open_clip command and the Dyad command that replaces it, built step by step by the functions in RULES.
 
-    launch: the processes that the command starts. given: flag without dashes → its values in the command. keys: key →
-    value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of open_clip,
-    and not from a flag in the command.
+    launch: the processes that the command starts. given: flag without dashes → its values in the open_clip command.
+    keys: key → value for `python -m train`. notes: lines for the user. implied: key → whether its value is a default of
+    open_clip, and not from a flag in the command.
     """
 
     launch: Launch
@@ -45,7 +45,7 @@ class Translation:
         return [f"{key}={as_argument(value)}" for key, value in self.keys.items()]
 
     def __str__(self) -> str:
-        """Return the translation to print: our shell command, then the notes as shell comments."""
+        """Return the translation to print: the Dyad shell command, then the notes as shell comments."""
         return "\n".join([f"{self.launch.command} {shlex.join(self.arguments)}", *(f"# {note}" for note in self.notes)])
 
     @property
@@ -85,9 +85,9 @@ class Translation:
         return int(float(text))
 
     def set(self, key: str, value: object, implied: bool = False) -> None:
-        """Set our configuration key `key` to `value` in the translation of an open_clip command line.
+        """Set the Dyad configuration key `key` to `value` in the translation of an open_clip command line.
 
-        implied: the value is a default of open_clip, and not from a flag on the command line.
+        implied: whether the value is a default of open_clip, and not from a flag on the command line.
         """
         self.keys[key] = str(value)
         self.implied[key] = implied
@@ -97,7 +97,8 @@ class Translation:
         self.notes.append(f"{self._shown(flag)}: {text}")
 
     def drop(self, names: Iterable[str], why: str) -> None:
-        """Leave out the keys of those of the open_clip flags `names` that are given and have no effect, with a note."""
+        """Remove the keys of those open_clip flags `names` that are on the command line, because the flags have no
+        effect there; add a note for each. why: the text of the notes."""
         for flag in sorted(self.given.keys() & {*names}):
             self.keys.pop(flags.KEYS.get(flag, ""), None)
             self.note(flag, why)
@@ -111,10 +112,8 @@ class Translation:
             self.note(flag, f"{prefix}{texts[flag]}")
 
     def refuse(self, flag: str, why: str) -> NoReturn:
-        """Raise ConfigError for an open_clip flag that changes the training and that we cannot translate.
-
-        why: the reason to show.
-        """
+        """Raise ConfigError for an open_clip flag that changes the training and has no Dyad key. why: the reason to
+        show."""
         raise ConfigError(f"{self._shown(flag)}: not here, and it changes what is learned: {why}. Or leave it out")
 
     def _shown(self, flag: str) -> str:
@@ -127,7 +126,8 @@ class Translation:
 
 
 def translate(line: str, gpus: int | None = None) -> Translation:
-    """Translate `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script, to our command.
+    """Translate the open_clip command `python -m open_clip_train.main …`, alone, under torchrun or in a SLURM script,
+    to a Dyad command.
 
     gpus: the number of GPUs on all machines, if the line does not give it. Raises ConfigError for a flag that open_clip
     does not know, for a flag that changes the training and has no key, and for a command that does not train an image
@@ -252,8 +252,8 @@ def _batch_norm(job: Translation) -> None:
 def _optimiser(job: Translation) -> None:
     """Set the optimiser, the learning rate schedule and its cooldown in `job`, from open_clip's flags.
 
-    Raises ConfigError for an optimiser that is neither AdamW nor timm's, and for a cooldown whose number of steps is
-    unknown.
+    Raises ConfigError for an optimiser that is neither AdamW nor timm's, for one of timm's without --lr, and for a
+    cooldown whose number of steps is unknown.
     """
     _, is_timm, name = job.text("opt").lower().rpartition("timm/")
     if is_timm:
@@ -320,7 +320,7 @@ def _augment(job: Translation) -> None:
 
 
 def _tracking(job: Translation) -> None:
-    """Set our W&B and TensorBoard keys in `job` from open_clip's --report-to.
+    """Set the W&B and TensorBoard keys in `job` from open_clip's --report-to.
 
     Without this flag, W&B is disabled, as in open_clip.
     """

@@ -1,1 +1,1 @@
-"""Puts evaluation together: the commands python -m eval and python -m eval.mine, suites, loading of runs."""
+"""Evaluation: the commands python -m eval, eval.mine and eval.score, the suite of data sets, and loading of models."""

@@ -1,7 +1,8 @@
-"""Finds a model to embed with by its name: of a run, of an export folder, or of another library as it is.
+"""Find a model to embed with by its name: of a run, of an export folder, or of another library.
 
-`find_model` returns its configuration before anything heavy is loaded. The forms of a name are in FORMS, also for
---help. An export has the file SETTINGS, which holds what its format has no place for.
+`find_model` returns the model's configuration before its weights are loaded. FORMS lists the forms of a name, also for
+--help. An export folder contains the file SETTINGS, which holds the settings that have no place in the files of its
+format.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,10 +46,10 @@ model= is one of, each with the weights, prompts and lengths that it brings:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model that is not loaded yet.
+    """A model that has been found and is not loaded yet.
 
-    load: builds it in this process and loads its weights; it raises ConfigError or DataError. trained: the path of the
-    run or checkpoint that it is of; None: of another library.
+    load: builds the model in this process and loads its weights; raises ConfigError or DataError. trained: the path of
+    the run or checkpoint that holds the model; None for a model of another library or an export.
     """
 
     config: TrainConfig
@@ -56,7 +57,7 @@ class FoundModel:
     trained: str | None = None
 
     def load_on_all(self, world: "World") -> LoadedModel:
-        """Load the model on every rank. Every rank must call it; errors are raised on all."""
+        """Load the model on every rank. Every rank must call it; an error on one rank is raised on all."""
         from dyad.train.distributed.agreement import node_first, raise_on_all
         from dyad.train.towers.libraries.published import may_download
 
@@ -66,7 +67,8 @@ class FoundModel:
 
 
 def find_model(name: str) -> FoundModel:
-    """Find the model `name`, written as FORMS says. Raises ConfigError for a name or folder that is no model."""
+    """Find the model `name`, written in one of the forms that the help text FORMS lists. Raises ConfigError for a name
+    or folder that is no model."""
     (kind, colon, target), folder = name.partition(":"), Path(name).expanduser()
     if colon and kind in KINDS:
         found = KINDS[kind][0](target)
@@ -80,23 +82,23 @@ def find_model(name: str) -> FoundModel:
 
 
 def find_trained(path: str) -> FoundModel:
-    """Find the model of a run folder or of one of its checkpoints. Raises ConfigError if there is none."""
+    """Find the model of a run folder, of a checkpoint folder, or of RUN@best. Raises ConfigError if there is none."""
     return FoundModel(read_config(run_folder_of(path)), lambda: load_run(*find_run(path)), path)
 
 
 def settings(config: TrainConfig, calibration: Calibration | None) -> dict[str, Any]:
-    """Return the content of the file SETTINGS of an export: keys of the configuration, and the scale and bias of its
-    logits."""
+    """Return the content of the file SETTINGS of an export: the values of the configuration keys KEPT, and the scale
+    and bias of the logits. calibration: has scale and bias; None if they are unknown."""
     keys = all_keys(config)
     bias = {} if calibration is None or calibration.logit_bias is None else {"logit_bias": calibration.logit_bias}
     return {"keys": {key: keys[key] for key in KEPT}, "logit_scale": calibration and calibration.logit_scale, **bias}
 
 
 def _found(task: Task, keys: Mapping[str, Any], folder: str) -> FoundModel:
-    """Find a model by its configuration.
+    """Return the FoundModel of a configuration, which is made of defaults and of `keys`.
 
-    keys: dotted key → value. folder: an export, whose file SETTINGS wins over `keys`; another folder has none, nor has
-    "". Raises ConfigError for values that cannot be.
+    keys: dotted key → value. folder: the folder of the model, or "". If it is an export, its file SETTINGS takes
+    precedence over `keys`. Raises ConfigError for invalid values.
     """
     objective = open_schema(OBJECTIVES["clip"], "objective.")
     schema: Any = OmegaConf.merge(open_schema(TrainConfig), {"task": task.value, "objective": objective})
@@ -129,9 +131,10 @@ def _open_clip(target: str) -> FoundModel:
 
 
 def _text(name: str, folder: str | None = None, **keys: Any) -> FoundModel:
-    """Find the transformers model `name` for questions and passages; its modules.json decides, if it has one.
+    """Find the transformers model `name` for questions and passages; if it has a modules.json (of
+    sentence-transformers), that sets pooling, prompts and lengths.
 
-    folder: the export that it is in, by default `name`. keys: further keys of the configuration.
+    folder: the export folder that contains the model, by default `name`. keys: further configuration keys → values.
     """
     own = {"model.name": None, "model.embed_dim": None, "model.text.kind": "transformers", "model.text.name": name}
     return _found(Task.question_passage, own | keys, folder or name)
@@ -176,12 +179,13 @@ def _language_model(target: str) -> FoundModel:
     return _found(Task.language_model, keys, target if (Path(target) / SETTINGS).exists() else "")
 
 
-# Kind of models → what finds one by the part of its name after KIND:, and a file that its folders alone have
+# Kind of models → the function that finds a model by the part of its name after KIND:, and a file that only folders
+# of this kind contain
 KINDS: dict[str, tuple[Callable[[str], FoundModel], str]] = {
     "open_clip": (_open_clip, "open_clip_config.json"),
     "st": (_sentence_transformer, "modules.json"),
     "dpr": (_dpr, "question_encoder/config.json"),
     "sequence": (_sequence, "sequence.json"),
     "hf": (_transformers, "tokenizer_config.json"),
-    "lm": (_language_model, ""),  # a folder does not say whether it embeds or scores
+    "lm": (_language_model, ""),  # its folders look like those of hf, so KIND: must be written
 }

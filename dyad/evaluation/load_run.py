@@ -1,4 +1,4 @@
-"""Loads the model of a training run, for evaluation and export: configuration and weights of a checkpoint."""
+"""Load the model of a training run, for evaluation and export, from a checkpoint and the run's configuration."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class LoadedModel:
     """A model with its weights: of a training run, or of another library (dyad/evaluation/load_model.py).
 
-    source: its name for results: the checkpoint folder, or the name that the user wrote. calibration: the learnt scale
-    and bias of its logits; None if they are not known.
+    source: the name of the model in results: the checkpoint folder, or the name that the user wrote. calibration: the
+    learnt scale and bias of its logits; None if they are unknown.
     """
 
     source: str
@@ -60,8 +60,10 @@ def find_run(path: str) -> tuple[Path, Path]:
 
 
 def run_folder_of(path: str) -> Path:
-    """Return the run folder for `path`, which is one, a checkpoint of one, or RUN@best. Reads no checkpoint. Raises
-    ConfigError if there is none."""
+    """Return the run folder for `path`, which is a run folder, a checkpoint folder in one, or RUN@best.
+
+    No checkpoint is read. Raises ConfigError if `path` is none of these.
+    """
     folder = without_best(Path(path).expanduser())
     if not folder.is_dir():
         hint = nearest(folder.name, [beside.name for beside in folder.parent.glob("*")])
@@ -78,8 +80,8 @@ def run_folder_of(path: str) -> Path:
 
 
 def own_output(run: Path, name: str) -> Path:
-    """Return the folder `name` in a run folder, to which a command writes. Raises ConfigError if that is a link out of
-    the run folder, which may be of somebody else."""
+    """Return the subfolder `name` of a run folder, to which a command writes. Raises ConfigError if that is a symbolic
+    link that leads out of the run folder, which may be untrusted."""
     if not leads_inside(run / name, run):
         raise ConfigError(f"{run / name} is a link that leads out of the run folder. Write elsewhere: out=FOLDER")
     return run / name
@@ -105,7 +107,7 @@ def load_run(run: Path, checkpoint: Path) -> LoadedRun:
     restore_weights(weights, {"towers": model.towers})
     for tower in model.towers.children():
         if isinstance(tower, Tower):
-            tower.without_cache()  # it computes rows in blocks of one size, also for a single query
+            tower.without_cache()  # the cache computes blocks of one size, even for a single query
     if isinstance(model, ImageModel):
         model = replace(model, image=image_spec(model.image, config.data))
     if isinstance(tower := model.towers.x_tower, SequenceTower) and (w := weights.get("objective.w_HDD")) is not None:

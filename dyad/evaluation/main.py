@@ -1,4 +1,4 @@
-"""The command python -m eval checkpoint=runs/x [suite=[…]]: evaluates a model. See python -m eval --help."""
+"""The command python -m eval checkpoint=runs/x [suite=[…]], which evaluates a model. See python -m eval --help."""
 
 import re
 from dataclasses import replace
@@ -38,7 +38,7 @@ EXAMPLES = {
     "the best checkpoint, by checkpoint.best": "python -m eval checkpoint=runs/x@best",
     "an earlier checkpoint": "python -m eval checkpoint=runs/x/checkpoints/step_00001000 'val=shards/{00..09}.tar'",
 }
-SECTIONS = ("eval", "data", "data.passage")  # whose keys are options of this command
+SECTIONS = ("eval", "data", "data.passage")  # sections of the configuration whose keys this command has as options
 NOTES = """\
 Files of questions: .json, .trec (run), .qrels, .beir.json, .dpr.json (retriever output). A judged question that finds
 nothing counts as zero; equal scores stand as trec_eval sorts them. A baseline that cannot be made is left out with a
@@ -71,11 +71,10 @@ def main() -> None:
 
 
 def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
-    """Return the run's configuration, in which the options given on the command line of python -m eval replace those of
-    the run.
+    """Return `config`, in which the options given on the command line of python -m eval replace those of the run.
 
     With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
-    an option that this run does not read, and if there is no data set to evaluate on.
+    an option that models of this task do not read, and if there is no data set to evaluate on.
     """
     from dyad.train.cli.unread_keys import unmet
     from dyad.train.run_folder.folder import all_keys
@@ -87,13 +86,13 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
         if (key := f"{section}.{name}") in known and unmet(key, [config])
     )
     baselines_of(command, config)
-    weights = None if command.captions else config.data.caption_weights  # one for each of the run's captions
+    weights = None if command.captions else config.data.caption_weights  # these weights are those of the run's captions
     data = overridden(replace(config.data, caption_weights=weights), command)
     evaluation = overridden(config.eval, command)
     data = replace(data, passage=overridden(data.passage, command))
-    if data.sequence.earlier is None:  # what a run was evaluated on came before what it is evaluated on now
+    if data.sequence.earlier is None:  # events of the run's data.val precede those of a new val
         data = replace(data, sequence=replace(data.sequence, earlier=data.val))
-    if command.suite is not None or command.val is not None:  # then nothing of what the run was evaluated on
+    if command.suite is not None or command.val is not None:  # these replace all data sets of the run
         data, evaluation = replace(data, val=command.val), replace(evaluation, suite=command.suite or [])
     if not evaluation.suite and data.val is None:
         raise ConfigError("nothing to evaluate: the run has no data.val and no eval.suite. Give val= or suite=[…]")
@@ -101,9 +100,9 @@ def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
 
 
 def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
-    """Return the systems that are scored beside the model. By default, images have none, because the model before
-    training takes as long as the model itself.
+    """Return the systems to score beside the model: those of baselines=, or the default of the task.
 
+    The default is none for images, because their only baseline, the model before training, takes as long as the model.
     Raises ConfigError for a baseline that this model does not have.
     """
     from dyad.train.config import Task
@@ -116,14 +115,15 @@ def baselines_of(command: EvalCommand, config: "TrainConfig") -> list[Baseline]:
     if wrong := set(command.baselines or ()) - set(legal):
         of_model = "a model as it is" if command.model else f"task={config.task.name}"
         raise ConfigError(f"baselines=[{min(wrong)}]: {of_model} has {', '.join(legal) or 'no baselines'}")
-    has_others = legal != [Baseline.untrained]  # which cost little beside the model
+    has_others = legal != [Baseline.untrained]  # other baselines than untrained cost little
     return command.baselines if command.baselines is not None else legal if has_others else []
 
 
 def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -> None:
     """Load a model and evaluate it on all data sets of the configuration.
 
-    All processes must call it together. Process 0 writes the result files and prints the tables.
+    All processes must call it together. Process 0 writes the result files and prints the tables. config: from
+    `with_command`. found: the model, not loaded yet.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write

@@ -1,4 +1,4 @@
-"""The command python -m eval.mine run=runs/x: mines hard negatives with a trained model.
+"""The command python -m eval.mine run=runs/x, which mines hard negatives with a trained model.
 
 See python -m eval.mine --help.
 """
@@ -83,7 +83,8 @@ def main() -> None:
 
 
 def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> None:
-    """Raise ConfigError if the run's task has nothing to mine, or the command has an option that it does not know."""
+    """Raise ConfigError if the task of the run has no hard negatives, or if the command line has an option for images
+    and the run is of questions and passages, or the reverse. run: the run folder, for messages."""
     if config.task.name not in OPEN:
         raise ConfigError(f"{run} is of task={config.task.name}: only {' and '.join(OPEN)} have hard negatives")
     of_questions = config.task.name == "question_passage"
@@ -94,9 +95,8 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
 
 
 def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
-    """Return the run's configuration, in which the options given on the command line of python -m eval.mine replace
-    those of the run.
-    """
+    """Return `config`, in which the options given on the command line of python -m eval.mine replace those of the
+    run."""
     data = overridden(config.data, command)
     negatives = replace(data.negatives, mining=overridden(data.negatives.mining, command))
     passage, train = overridden(data.passage, command), command.queries or data.train
@@ -104,9 +104,10 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 
 
 def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
-    """Mine hard negatives with a run's checkpoint: encode queries and items, search, choose.
+    """Mine hard negatives with a run's checkpoint: encode queries and items, search, and choose among the items found.
 
-    All processes must call it together. Process 0 writes the files and prints a report.
+    All processes must call it together. Process 0 writes the files and prints a report. config: from `with_command`.
+    run: the run folder.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
@@ -144,11 +145,11 @@ def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
 def open_questions_and_passages(
     config: TrainConfig, model: Any, out: Path, _: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the questions of data.train and the corpus of passages to search: the run's, or all passages in the rows of
-    questions, in the file CORPUS of the folder `out`.
+    """Open the questions of data.train and the corpus of passages to search: the run's corpus, or else all passages in
+    the rows of questions, which are written to the file CORPUS in the folder `out`.
 
-    write: whether this process writes that file. Returns its path with the data, None for a corpus of the user. Raises
-    ConfigError if several corpora belong to the questions.
+    write: whether this process writes that file. Returns the data and the path of that file, or None if the run has a
+    corpus. Raises ConfigError if the sources of questions have several corpora.
     """
     from dyad.data.question_passage.corpus import open_corpus
     from dyad.data.question_passage.questions import open_questions
@@ -179,9 +180,10 @@ def open_questions_and_passages(
 def open_images_and_captions(
     config: TrainConfig, model: Any, out: Path, what: MinedItems | None, write: bool
 ) -> Opened:
-    """Open the images of data.train and all captions that training may draw of them, in the folder `out`.
+    """Open the images of data.train and all captions that training may draw for them, which are written to the folder
+    `out`. Returns the data and None.
 
-    what: which of them become negatives. write: whether this process writes the captions.
+    what: which of the two become negatives; None: captions. write: whether this process writes the captions.
     """
     from dyad.data.image_text.items import Images
     from dyad.data.shards.shards import open_shards
@@ -210,7 +212,8 @@ OF_IMAGES = ("mine", "captions", "caption_per", "image_key", "text_key")
 def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
     """Yield lines of text that say how many of the items found became negatives, and why the others did not.
 
-    summary: the summary that `mine` in eval/mine/mining.py returned of the data.
+    summary: the counts that `mine` (eval/mine/mining.py) returned. data: the data that were mined, for the names of
+    queries and items.
     """
     queries, items = data.names
     yield (
@@ -222,10 +225,12 @@ def report(summary: dict[str, Any], data: MiningData) -> Iterator[str]:
 
 
 def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | None, what: MinedItems | None) -> str:
-    """Compose the command that continues training from the run's weights, on the mined negatives in the file `mined`.
+    """Return the shell command that continues training from the run's weights, on the mined negatives in the file
+    `mined`.
 
-    corpus: the file of the passages searched, if it is not the run's. what: what was mined of images. If the run's
-    objective takes no such negatives, the command has objective=info_nce, or clip for images.
+    run: the run folder. corpus: the file of the passages searched, None for the run's own corpus. what: whether
+    captions or images were mined as negatives; None: captions, or passages. If the run's objective takes no such
+    negatives, the command sets objective=info_nce, or clip for images as negatives.
     """
     from dyad.train.cli.compose import words_for
     from dyad.train.config import ResumeConfig

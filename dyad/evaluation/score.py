@@ -1,7 +1,8 @@
-"""The command python -m eval.score model=lm:NAME: scores prompts by a language model, for objective=epr.
+"""The command python -m eval.score model=lm:NAME, which scores prompts by a language model, for objective=epr.
 
-Each row of questions and answers is a candidate prompt for the others. Its score for a row is the mean log-likelihood
-of a token of the row's answer, after the prompt and the question (Rubin et al. 2022, section 3.1).
+Each row of questions and answers is a candidate prompt for the other rows. The score of a candidate for a row is the
+log-likelihood of the row's answer after the candidate and the row's question, as the mean over the answer's tokens
+(Rubin et al. 2022, section 3.1).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from dyad.data.shards.content_keys import Int64s
     from dyad.eval.encode.encoder import Encoder
 
-Find = Callable[[int, int], "Int64s"]  # (row, count) → that many other rows, or fewer
+Find = Callable[[int, int], "Int64s"]  # (row, count) → the numbers of `count` other rows, or of fewer
 PURPOSE = """\
 Score prompts by a language model: how likely it makes the answer of each row after each of its candidate prompts, which
 are other rows. experiment=epr trains on the result: which examples help as a prompt (Rubin et al. 2022).
@@ -71,12 +72,14 @@ def main() -> None:
     data = with_length(found.config.data, command.length)
     world = World(device=torch.device("cuda" if cuda_usable() else "cpu"))
     encoder = Encoder.of(found.config, model, world)
-    encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # one row at a time
+    encoder = replace(encoder, block=command.batch, workers=0, cosine=False)  # a call encodes the prompts of one row
     score(command, encoder, answer_lists(command.rows, data, model.tokenize, "rows"))
 
 
 def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
-    """Write the scored rows. encoder: of the language model. Raises ConfigError if out is begun with other options."""
+    """Score the candidate prompts of each row, and write the scored rows to command.out, continuing a file that an
+    earlier call has begun. encoder: runs the language model. rows: questions with their answers. Raises ConfigError if
+    the file was begun with other options."""
     from dyad.data.question_passage.prompts import rows_as_prompts
 
     out = Path(command.out).expanduser()
@@ -105,14 +108,18 @@ def score(command: ScoreCommand, encoder: Encoder, rows: AnswerLists) -> None:
 
 
 def _scored_rows(command: ScoreCommand, n: int) -> list[int]:
-    """Return the numbers of the rows that are scored, ascending."""
+    """Return the numbers of the rows to score, ascending: all n, or command.sample of them, drawn at random."""
     if command.sample is None or command.sample >= n:
         return [*range(n)]
     return sorted(np.random.default_rng(command.seed).choice(n, command.sample, replace=False).tolist())
 
 
 def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
-    """Return how many rows are scored already, and cut off a line that was not written whole."""
+    """Return how many rows the file `part` already holds, and truncate a last line that was not written whole.
+
+    about: the JSON file of the options with which `part` was begun; written if `part` does not exist yet. Raises
+    ConfigError if `options` differ from those in `about`.
+    """
     if not part.exists():
         part.parent.mkdir(parents=True, exist_ok=True)
         write_json(about, options)
@@ -131,14 +138,15 @@ def _finished(part: Path, about: Path, options: dict[str, Any]) -> int:
 
 
 def _filled(found: Int64s, command: ScoreCommand, row: int, n: int) -> Int64s:
-    """Return the candidates that were found, and random other rows where these are fewer than command.depth."""
+    """Return `found`, the candidates of a row, filled up to command.depth with random other rows. n: number of rows."""
     missing = command.depth - len(found)
     drawn = np.random.default_rng([command.seed, row]).choice(n, min(n, command.depth + 1), replace=False)
     return np.concatenate([found, drawn[(drawn != row) & ~np.isin(drawn, found)][:missing]])
 
 
 def _scores(encoder: Encoder, rows: AnswerLists, prompts: Sequence[str], row: int, answer: str) -> np.ndarray:
-    """Return the score of one answer after each of n prompts and the question of its row, float64 (n,)."""
+    """Return the mean log-likelihood per token of `answer` after each of n prompts and the question of the row, float64
+    (n,)."""
     question, n = rows.prompts[row], len(prompts)
     asked = [replace(question, text=prompt + question.text) for prompt in prompts]
     pairs = {"prompts": asked, "answers": [Passage(answer)] * n, "row_N": np.arange(n), "right_N": np.ones(n, bool)}
@@ -158,7 +166,7 @@ def _by_bm25(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[
 
 
 def _by_random(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:
-    return lambda row, count: np.empty(0, np.int64)  # all are filled up
+    return lambda row, count: np.empty(0, np.int64)  # `_filled` draws all candidates at random
 
 
 def _by_model(command: ScoreCommand, prompts: Sequence[str], questions: Sequence[str]) -> Find:

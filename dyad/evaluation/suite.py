@@ -1,27 +1,29 @@
 """The evaluation suite: builds the evaluators of data.val and of the entries KIND:TARGET of eval.suite.
 
+The kinds, by the task of the model:
+
 image_text
   retrieval:SHARDS      images and captions, named as in data.val
   zero_shot:TASK.json   labelled images and prompts (format: prompts.py, and --help)
   wds:FOLDER            a CLIP_benchmark data set (format: wds.py): labelled images, or images and captions; as
-                        in CLIP_benchmark, only an image's own captions are right for it
+                        in CLIP_benchmark, only the captions of an image itself are right for the image
 labelled
   classes:SHARDS        samples with a class, named as in data.val, of the classes of training
 views
-  views:SHARDS          images, named as in data.val: of one view of each, the other is searched; random numbers as
-                        in epoch 0 of training
+  views:SHARDS          images, named as in data.val: one view of each image is the query, the other is to be found;
+                        views are drawn as in epoch 0 of training
 question_passage, and views of texts (formats: question_sets.py)
-  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test: FOLDER and FOLDER@test have one name
+  beir:FOLDER[@SPLIT]   one split of a BEIR folder, by default test; FOLDER and FOLDER@test name the same set
   dpr:PATH              questions with their answers or their passages
-  in_context:TASK.json  questions with right and wrong answers, which a language model chooses among after an example
+  in_context:TASK.json  questions with right and wrong answers; a language model chooses an answer after an example
                         (format: prompts.py, and --help)
 language_model
   answers:ROWS          prompts with right and wrong answers, rows named as in data.train
 sequence
-  next_item:LOG         events to predict, each from those of its user before it
-  context_probe:TASK.json   sequences with a class, to fit and to score (format: prompts.py, and --help)
+  next_item:LOG         events to predict, each from the earlier events of its user
+  context_probe:TASK.json   sequences with a class: a training and a test part (format: prompts.py, and --help)
 any task
-  probe:TASK.json       labelled images or texts, to fit and to score (format: prompts.py, and --help)
+  probe:TASK.json       labelled images or texts: a training and a test part (format: prompts.py, and --help)
 
 Entries are checked without importing torch.
 """
@@ -59,11 +61,11 @@ def build_evaluators(
     baselines: Sequence[Baseline] = (),
     untrained: Callable[[], Encoder] | None = None,
 ) -> list[Evaluator]:
-    """Build the evaluator "val" for data.val, and an evaluator "eval/<name>" for each entry of eval.suite, named after
-    its path.
+    """Build an evaluator named "val" for data.val, and one named "eval/NAME" for each entry of eval.suite, where NAME
+    comes from the entry's path.
 
-    baselines: further systems to score beside the model; those of images know "untrained" only. untrained: function
-    that makes the encoder with its weights before training, for the baseline "untrained". Raises ConfigError for an
+    baselines: further systems to score beside the model; evaluators of images support "untrained" only. untrained:
+    returns an Encoder with the model's weights before training, for the baseline "untrained". Raises ConfigError for an
     entry that cannot be read, DataError for damaged data.
     """
     inputs, before = Inputs(config, model, baselines), untrained if Baseline.untrained in baselines else None
@@ -71,11 +73,12 @@ def build_evaluators(
 
 
 def check_suite(config: TrainConfig) -> None:
-    """Raise ConfigError for wrong entries of eval.suite, missing data, or a wrong eval.index. Does not import torch."""
+    """Raise ConfigError for an invalid entry of eval.suite, for missing data, and for an invalid eval.index. Does not
+    import torch."""
     entries = list(_entries(config))
     for entry in entries:
         entry.kind.check(entry)
-    # torch makes an exact search of images where FAISS is not installed
+    # images are searched exactly by torch if FAISS is not installed
     if entries and (config.eval.index != EXACT or not config.has_images):
         check_spec(config.eval.index)
 
@@ -86,7 +89,8 @@ def _entries(config: TrainConfig) -> Iterator[SuiteEntry]:
     Raises ConfigError for an entry of an unknown kind, or of a kind that belongs to another task.
     """
     own = config.has_images or config.task in VAL
-    task = config.task if own else Task.question_passage  # any other model of texts can do the same
+    # any other model of texts is evaluated as one of questions and passages
+    task = config.task if own else Task.question_passage
     val = config.data.val
     if val is not None:
         kind = VAL.get(task) or ("beir" if names_beir(val) else "dpr")
@@ -115,7 +119,7 @@ def _name(target: str, taken: Sequence[str]) -> str:
     return f"{stem}-{same + 1}" if same else stem
 
 
-# Task → the kind of data.val
+# Task → the kind of its data.val
 VAL = {
     Task.image_text: "retrieval",
     Task.views: "views",
@@ -140,6 +144,6 @@ KINDS = {
 
 
 def forms_help() -> str:
-    """Return help text on how the entries of eval.suite are written (KIND:TARGET), with a line for each task."""
+    """Return help text on how the entries KIND:TARGET of eval.suite are written, with a line for each task."""
     rows = {task: [f"{name}:{kind.form}" for name, kind in KINDS.items() if kind.task in (task, None)] for task in Task}
     return "suite entries " + "".join(f"of {task.name}: {'  '.join(forms)}\n" for task, forms in rows.items())

@@ -1,4 +1,4 @@
-"""What an evaluator is built from: the entry of the suite, its kind, the run's configuration and its model."""
+"""Classes of the evaluation suite: an entry, its kind, and the inputs from which evaluators are built."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Everything that evaluators are built from, except the suite entry: the run's configuration, its model, and more.
+    """What evaluators are built from, besides the suite entry.
 
-    baselines: systems that are scored beside the model. sides: search corpora that are open already, by fingerprint, so
-    that several entries share one.
+    config: the configuration of the run. model: the model to evaluate. baselines: systems that are scored beside the
+    model. sides: fingerprint of a corpus → the opened corpus, so that several entries on the same corpus open it once.
     """
 
     config: TrainConfig
@@ -36,9 +36,9 @@ class Inputs:
 class SuiteKind:
     """A kind of data set that can be evaluated, for example beir.
 
-    task: the task of the models that it can evaluate; None: every task. form: how a target (the part of an entry after
-    KIND:) is written, for help texts. check: raises ConfigError for a missing target. build: makes the evaluator of an
-    entry.
+    task: the task whose models can be evaluated on it; None: every task. form: how a target (the part of an entry after
+    KIND:) is written, for help texts. check: raises ConfigError for an invalid target. build: returns the evaluator of
+    an entry.
     """
 
     task: Task | None
@@ -51,8 +51,8 @@ class SuiteKind:
 class SuiteEntry:
     """One data set to evaluate on: data.val or an entry KIND:TARGET of eval.suite.
 
-    name: the name of its evaluator. key: how messages about its target name the entry. spec: the entry as the user
-    wrote it. target: the part after KIND:, or the value of data.val. data: the data options of the run.
+    name: the name of its evaluator. key: the name of the entry in error messages. spec: the entry as the user wrote it.
+    target: the part after KIND:, or the value of data.val. data: the data options of the run.
     """
 
     kind: SuiteKind
@@ -64,5 +64,5 @@ class SuiteEntry:
 
     @property
     def path(self) -> Path:
-        """The target as a path."""
+        """`target` as a Path, with ~ expanded."""
         return Path(self.target).expanduser()

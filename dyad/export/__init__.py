@@ -1,1 +1,1 @@
-"""`python -m train.export`: write trained weights for open_clip, sentence-transformers, DPR or ONNX."""
+"""`python -m train.export`: write a trained model in a format that another library loads, and check it there."""

@@ -11,18 +11,19 @@ from dyad.export.library import Call, ExportSource, Library, render
 from dyad.train.towers.adapters import merged
 from dyad.train.towers.models import LanguageModel
 
-PAIRS = [("one and one is", " two"), ("", "Grüße"), ("a wheel", " of dharma")]  # prompts and answers of the check
+PAIRS = [("one and one is", " two"), ("", "Grüße"), ("a wheel", " of dharma")]  # (prompt, answer) of the check
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write weights, configuration and tokenizer into `folder`. Raises ConfigError for a model of another task."""
+    """Write weights, configuration and tokenizer into `folder`. Raises ConfigError for a model of another task than
+    language_model."""
     model = _checked(source)
     cast(Any, merged(cast(Any, model.towers.y_tower).trunk)).encoder.save_pretrained(folder)
     model.tokenize.tokenizer.save_pretrained(folder)
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Return token ids of prompts and answers for the check of the export, with our scores of them."""
+    """Yield the token ids of prompts with answers for the check of the export, with our scores of the answers."""
     model, config = _checked(source), source.config.data
     for prompt, answer in PAIRS:
         rows = model.tokenize([prompt], [answer], config.question.length, config.passage.length)

@@ -16,7 +16,8 @@ from dyad.export.encoder import TextSide, encoder_sides
 from dyad.export.library import PROBES, Call, ExportSource, Library, render
 from dyad.train.config import Pooling
 
-FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}  # x, y; and DPR's classes
+# folder of the x and of the y tower → DPR's class for it
+FOLDERS = {"question_encoder": "DPRQuestionEncoder", "ctx_encoder": "DPRContextEncoder"}
 
 
 def write(folder: Path, source: ExportSource) -> None:
@@ -58,7 +59,7 @@ def snippet(folder: Path, source: ExportSource) -> str:
 
 
 def _is_dpr(side: TextSide) -> bool:
-    """Whether the encoder of this side is a BERT with cls pooling, the architecture of DPR's own classes."""
+    """Return whether the encoder of this side is a BERT with cls pooling, the architecture of DPR's own classes."""
     return isinstance(side.pooled.encoder, BertModel) and side.pooled.pooling is Pooling.cls
 
 

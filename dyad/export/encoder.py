@@ -1,4 +1,4 @@
-"""Shared code of the export formats for text encoders: one side of a model, its check, its transformers folder."""
+"""Shared code of the export formats for text encoders: one side of a model (TextSide), and how to find both sides."""
 
 import copy
 from collections.abc import Callable
@@ -28,7 +28,8 @@ INPUTS = ["input_ids", "attention_mask"]  # no token types: the encoder was trai
 class TextSide:
     """One side of a model that embeds texts: its tower, its tokenizer, and how a text is prepared.
 
-    prefix: put before every text. length: the most tokens of a text. paired: a text is a pair of title and text.
+    prefix: text put before every text. length: the most tokens of a text. paired: whether a text is passed to the
+    tokenizer as a pair of title and text.
     """
 
     tower: Tower
@@ -44,7 +45,8 @@ class TextSide:
 
     @property
     def pooling(self) -> Pooling:
-        """Return how the states of the tokens become one. Raises ConfigError for an encoder that pools by itself."""
+        """Return how the states of the tokens become one vector. Raises ConfigError for an encoder that pools by
+        itself."""
         if self.pooled.pooling is None:
             raise ConfigError("this format has no place for an encoder that pools by itself. Take format=onnx")
         return self.pooled.pooling
@@ -94,8 +96,8 @@ def text_sides(model: TextPairModel, config: TrainConfig) -> tuple[TextSide, Tex
 def encoder_sides(source: ExportSource, name: str) -> tuple[TextSide, TextSide]:
     """Return the question side and the passage side of a model, for an export that transformers' AutoModel loads.
 
-    name: the export format, for messages. Raises ConfigError for a model of task=image_text, or an encoder whose class
-    is not one that AutoModel creates, such as the encoder half of an encoder-decoder model.
+    name: the export format, for messages. Raises ConfigError for a model that is not of texts alone, or an encoder
+    whose class is not one that AutoModel creates, such as the encoder half of an encoder-decoder model.
     """
     if not isinstance(source.model, TextPairModel):
         raise ConfigError(f"format={name} takes no task={source.config.task.value}. Take format=onnx or open_clip")

@@ -22,11 +22,12 @@ from dyad.train.towers.libraries.calibration import Calibration
 from dyad.train.towers.models import TwoTowerModel
 from dyad.train.tracking.panel_types import Scored
 
-TOLERANCE = 1e-5  # share of a row's length that another order of summation may change
+TOLERANCE = 1e-5  # largest allowed difference of a coordinate / L2 norm of the row; rounding differs by less
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).with_name("templates")), undefined=StrictUndefined, trim_blocks=True
 )
 TEMPLATES.filters |= {"literal": lambda text: json.dumps(text, ensure_ascii=False), "repr": repr}
+# the texts that the check of an export embeds
 PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddhist"]
 
 
@@ -34,8 +35,9 @@ PROBES = ["a red circle", "Grüße aus Köln", "wheel of dharma, religion, Buddh
 class ExportSource:
     """A trained model to export, with the data that its model card needs.
 
-    name: the name of the run. calibration: scale and bias of the logits at the end of training; None: the library's own
-    values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at that step.
+    name: the name of the run. calibration: scale and bias of the logits at the end of training; None: the export gets
+    the library's initial values. step: finished optimiser steps, None if unknown. results: scores of the evaluations at
+    that step.
     """
 
     name: str

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 CARD = "README.md"
-EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}  # of pyproject.toml, by format
+# format → the extra of pyproject.toml that installs what it needs
+EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}
 
 
 ExportFormat = StrEnum(
@@ -91,7 +92,8 @@ def main() -> None:
 
 
 def check_repository(name: str) -> None:
-    """Raise ConfigError unless `name` is what the Hub takes as ORG/NAME. It is known before minutes of export."""
+    """Raise ConfigError unless the Hugging Face Hub accepts `name` as ORG/NAME. This is checked before the export,
+    which takes minutes."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     try:
@@ -105,10 +107,11 @@ def check_repository(name: str) -> None:
 
 
 def pushed(folder: Path, repository: str, private: bool, message: str) -> str:
-    """Upload an export to the Hub and return its URL there. The repository is made if it does not exist.
+    """Upload the export in `folder` to the Hugging Face Hub and return its URL there.
 
-    repository: ORG/NAME. private: of a new repository. The token is that of the environment or of the hub's own login.
-    Raises ConfigError where the hub refuses that or cannot be reached; the folder stays.
+    repository: ORG/NAME; created if it does not exist. private: whether a new repository is private. message: of the
+    commit. The token is that of HF_TOKEN or of `hf auth login`. Raises ConfigError if the Hub refuses the upload or
+    cannot be reached; the folder is kept.
     """
     from huggingface_hub import HfApi
 
@@ -169,8 +172,8 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
 def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
     """Return the export format for a model when the user has not chosen one (format=…).
 
-    The format is sentence_transformers for questions and passages, open_clip or transformers if both towers come from
-    one model of that library, else onnx.
+    The format is causal_lm for a language model, torch for a model of sequences, sentence_transformers for questions
+    and passages, open_clip or transformers if both towers come from one model of that library, else onnx.
     """
     from dyad.train.towers.libraries.published import of_one_model
     from dyad.train.towers.models import LanguageModel, SequenceModel, TextPairModel

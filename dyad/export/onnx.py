@@ -1,7 +1,8 @@
-"""format=onnx: write one graph per tower, for onnxruntime or another reader of ONNX. Any model of either task fits.
+"""format=onnx: write one graph per tower, for onnxruntime or another reader of ONNX. Takes any model of images or
+texts.
 
-The inputs of a graph are token ids or pixels, its outputs embeddings that are ready to be compared. Beside the graphs
-are tokenizer.json (for the tokenizers library) and config.json, which says how texts and images are prepared.
+The input of a graph is token ids or pixels, its output embeddings that are ready to be compared. Beside the graphs are
+tokenizer.json (for the tokenizers library) and config.json, which says how texts and images are prepared.
 """
 
 import logging
@@ -30,7 +31,7 @@ from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.text.text_tower import TextTokenizer
 from dyad.train.towers.tower import Tower
 
-OPSET = 20  # of the standard operators: old enough for the runtimes of 2024
+OPSET = 20  # version of the ONNX operators; runtimes of 2024 support it
 ONE_FILE = 1 << 30  # bytes of weights up to which the graph file holds them; larger ones get a file beside it
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PIXELS, TOKENS = "pixels", "input_ids"
@@ -40,8 +41,8 @@ PIXELS, TOKENS = "pixels", "input_ids"
 class TowerGraph:
     """One tower of the exported model, and the ONNX file of its graph.
 
-    example: two input rows. dynamic: input axis → torch.export.Dim of variable length. texts: how a text tower prepares
-    texts, None for images.
+    example: two input rows, to trace the tower. dynamic: input axis → torch.export.Dim of variable length. texts: how
+    texts are prepared for a text tower; None for images.
     """
 
     name: str
@@ -55,7 +56,7 @@ class TowerGraph:
 class InferenceTower(nn.Module):
     """A tower without the parts that only training needs: feature cache, adapters, grouping of rows by length.
 
-    unit: scale embeddings to length 1. fills: the token id that stands for padding, None if none does.
+    unit: whether embeddings are scaled to L2 norm 1. fills: the token id that stands for padding, None if none does.
     """
 
     def __init__(self, tower: Tower, unit: bool, fills: int | None) -> None:
@@ -67,9 +68,9 @@ class InferenceTower(nn.Module):
         self.fills = fills
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids (n, L), as (n, D).
+        """Embed n rows of `inputs`, uint8 pixels (n, 3, S, S) or token ids int64 (n, L), as (n, D).
 
-        S: the side of an image in pixels. The embeddings have L2 norm 1 if the model compares them by cosine.
+        S: the side of an image in pixels. The embeddings have L2 norm 1 if `unit`.
         """
         run = self.trunk.encode_group if isinstance(self.trunk, Grouped) else self.trunk
         inputs = with_padding(inputs, self.fills)
@@ -78,7 +79,7 @@ class InferenceTower(nn.Module):
 
 
 def with_padding(tokens: Tensor, fills: int | None) -> Tensor:
-    """Return token ids with PADDING in the place of the id `fills`; None: nothing is padding."""
+    """Return token ids int64 (n, L) in which PADDING replaces the id `fills`; with None, `tokens` itself."""
     return tokens if fills is None else torch.where(tokens == fills, PADDING, tokens)
 
 
@@ -136,7 +137,8 @@ def calls(source: ExportSource) -> Iterator[Call]:
 
 
 def _graphs(source: ExportSource) -> list[TowerGraph]:
-    """Return a TowerGraph (a tower and its ONNX file) for each of the model's two towers, or for its one of images.
+    """Return a TowerGraph (a tower and its ONNX file) for each tower of the model: for both, or for the image tower
+    alone.
 
     If questions and passages share one encoder, both graphs name the same file.
     """
@@ -167,7 +169,7 @@ def _short(side: TextSide) -> Tensor:
 
 
 def _is_unit(source: ExportSource) -> bool:
-    """Whether the exported graphs scale embeddings to length 1, because the model compares them by cosine."""
+    """Return whether the graphs scale embeddings to L2 norm 1, because the model compares by cosine."""
     return source.config.objective.similarity is Similarity.cosine
 
 

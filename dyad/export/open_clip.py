@@ -46,7 +46,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> list[Call]:
-    """Return the inputs for the check of the export, with our embeddings: noise images, then sample texts."""
+    """Return the inputs for the check of the export, with our embeddings of them: noise images, then sample texts."""
     model, _ = _checked(source)
     towers, images = model.towers.eval(), probe_images(model.image.size)
     with torch.no_grad():

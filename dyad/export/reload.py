@@ -41,7 +41,7 @@ def leave_the_network() -> None:
 
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise ConnectionRefusedError if Python reports a name look-up or a connection; this is an audit hook.
+    """Raise ConnectionRefusedError if Python is about to look up a name or to connect; an audit hook of Python.
 
     event, arguments: as Python passes them to a hook. Connections to the path of a Unix socket are allowed.
     """
@@ -88,9 +88,10 @@ def _sentence_transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
 def _transformers(folder: str, calls: list[dict[str, Any]]) -> Answers:
     """Load the export in `folder` by transformers' AutoModel; yield (i, embeddings) for entry number i of `calls`.
 
-    An entry of a CLIP or SigLIP is read by _two_towers. Another holds texts and names its folder. Each text is
-    embedded alone, without padding, and pooled by this function. Where the entry names one of DPR's own classes, also
-    yield (i/CLASS, embeddings) of all its texts in one padded batch by that class. i is yielded as text.
+    If the entries name no folder, the export is a CLIP or SigLIP, which _two_towers loads. Otherwise each entry holds
+    texts and names the subfolder of its encoder; each text is embedded alone, without padding, and its states are
+    pooled here. If the entry names one of DPR's own classes, also yield (i/CLASS, embeddings) of all its texts in one
+    padded batch by that class. i is yielded as text.
     """
     import torch
     import transformers
@@ -161,7 +162,7 @@ def _onnxruntime(folder: str, calls: list[dict[str, Any]]) -> Answers:
 def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
     """Build the context network of a model of sequences by torch; yield (i, the context) of entry number i of `calls`.
 
-    An entry holds a history, numbers of items.
+    An entry holds a history, as numbers of items. i is yielded as text.
     """
     import torch
     from safetensors.torch import load_file as load
@@ -198,9 +199,10 @@ def _torch(folder: str, calls: list[dict[str, Any]]) -> Answers:
 
 
 def _causal_lm(folder: str, calls: list[dict[str, Any]]) -> Answers:
-    """Load a language model by transformers; yield (i, its score of an answer) for entry number i of `calls`.
+    """Load a language model by transformers; yield (i, the score of an answer) for entry number i of `calls`.
 
-    An entry holds the ids of a prompt and its answer, and where the answer starts.
+    An entry holds "ids", the tokens of a prompt and its answer, and "start", the number of tokens of the prompt. The
+    score is the mean log-likelihood of the answer's tokens, (1, 1). i is yielded as text.
     """
     import torch
     import transformers
@@ -224,7 +226,8 @@ LIBRARIES: dict[str, Callable[[str, list[dict[str, Any]]], Answers]] = {
 }
 
 if __name__ == "__main__":
-    gc.set_threshold(100_000, 20, 10)  # the collector is a fifth of the imports of a library
+    # otherwise the garbage collector takes a fifth of the time of a library's imports
+    gc.set_threshold(100_000, 20, 10)
     leave_the_network()
     main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
     assert "dyad" not in sys.modules, "an export must load without the program that wrote it"

@@ -56,9 +56,10 @@ def to_tokenizers(model: TwoTowerModel) -> Tokenizer:
 
 
 def padding_id(model: TwoTowerModel) -> int | None:
-    """Return the token id that stands for padding in a graph; None for a tokenizer without a mask.
+    """Return the token id that stands for padding in the input of a graph; None for a tokenizer without attention mask.
 
-    It is that of the padding token, or one beyond all tokens if the padding token stands in texts too, as that of CLIP.
+    The id is that of the padding token. If that token also occurs within texts, as CLIP's does, the id is the number of
+    tokens, which no token has.
     """
     own: Any = model.tokenize
     if not isinstance(own, TextTokenizer | FixedLengthTokenizer):
@@ -71,7 +72,7 @@ def padding_id(model: TwoTowerModel) -> int | None:
 
 
 def takes_any_length(tower: nn.Module) -> bool:
-    """Whether a text tower takes rows of any length, and not of its context length alone."""
+    """Return whether a text tower takes rows of any length, and not of its context length alone."""
     return isinstance(tower, Tower) and isinstance(tower.trunk, Pooled) and not tower.trunk.one_length
 
 
@@ -86,7 +87,8 @@ def _clip(own: Any) -> Tokenizer:
         models.BPE(own.encoder, list(own.bpe_ranks), end_of_word_suffix="</w>", continuing_subword_prefix="")
     )
     converted.normalizer = normalizers.Sequence(_cleaning(own))
-    if converted.normalizer.normalize_str(end) == end:  # cleaning keeps them, so they are tokens in texts too
+    # cleaning keeps the marks, so those that are written in a text become their tokens
+    if converted.normalizer.normalize_str(end) == end:
         converted.add_special_tokens([start, end])
     words = pre_tokenizers.Split(Regex(WORDS), behavior="removed", invert=True)
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

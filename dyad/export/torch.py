@@ -15,11 +15,12 @@ from dyad.train.distributed.world import World
 from dyad.train.towers.models import SequenceModel
 from dyad.train.towers.sequence import OfHistory, SequenceTower
 
-HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # numbers of items, as far as there are so many
+HISTORIES = ([0], [1, 0, 1], [0, 1, 2, 1, 0])  # of the check: numbers of items, modulo the number of items
 
 
 def write(folder: Path, source: ExportSource) -> None:
-    """Write items and context network into `folder`. Raises ConfigError for a model of another task, and of frames."""
+    """Write the item matrix and the context network into `folder`. Raises ConfigError for a model of another task than
+    sequence, and for a model of frames."""
     tower, made = _checked(source)
     context, own = tower.next_network, source.config.model.context
     about = About(str(context.kind), own.layers, own.heads, context.inside, made.length, made.cosine)
@@ -27,7 +28,7 @@ def write(folder: Path, source: ExportSource) -> None:
 
 
 def calls(source: ExportSource) -> Iterator[Call]:
-    """Return histories for the check of the export, with our contexts of them."""
+    """Yield histories for the check of the export, with our context vectors of them."""
     tower, made = _checked(source)
     count = len(made.items_ND)
     for history in HISTORIES:

@@ -1,1 +1,1 @@
-"""A plan of a run before it is paid for: memory, traffic, time and data for any number of GPUs, and a dry run."""
+"""The plan of a run: estimates of memory, traffic, time and data for any number of GPUs, and a dry run of a step."""

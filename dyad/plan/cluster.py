@@ -1,4 +1,4 @@
-"""The devices that a plan is for, GPUs by name, and how their ranks share the weights."""
+"""The devices that a plan is made for: GPUs by name, their memory, links and peak, and how ranks share the weights."""
 
 import math
 import os
@@ -18,11 +18,13 @@ WITHOUT_BF16 = ("V100", "Tesla T4")
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a plan: their number, name, bytes of memory each, and the precision of the towers on them.
+    """The devices of a plan: how many, their name, the bytes of memory of each, and the precision of the towers on
+    them.
 
-    peak: TFLOP/s of dense products in that precision; NaN if it is not known. tile: most rows and columns of a tile of
-    scores, see tile_size of train/losses/sums/tiles.py. shards: how many ranks share one copy of the weights.
-    per_node: devices of a node. link: GB/s of a device to the others of its node. network: GB/s to other nodes.
+    peak: TFLOP/s of dense matrix products in that precision; NaN if unknown. tile: the most rows and columns of a tile
+    of scores, as `tile_size` in train/losses/sums/tiles.py returns. shards: how many ranks share one copy of the
+    weights. per_node: devices in a node. link: GB/s from a device to the others of its node. network: GB/s from a
+    device to other nodes.
     """
 
     count: int
@@ -39,7 +41,7 @@ class Devices:
 
 
 def planned_devices(config: TrainConfig) -> Devices:
-    """Return the devices that plan.gpus and plan.gpu name; without them, those of this job or machine."""
+    """Return the devices that plan.gpus and plan.gpu name; where they are null, those of this job or machine."""
     plan, cuda, precision = config.plan, torch.cuda.is_available(), config.precision
     count = plan.gpus or max(int(os.environ.get("WORLD_SIZE", "1")), torch.cuda.device_count())
     name, memory = "CPU", cpu_memory()[1]

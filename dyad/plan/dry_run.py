@@ -1,4 +1,4 @@
-"""plan.dry_run=W: as rank 0 of W, build the whole run and take its first step on the CPU, without a network."""
+"""plan.dry_run=W: build the whole run as rank 0 of W and take its first step, on the CPU and without a network."""
 
 import copy
 import math
@@ -19,15 +19,15 @@ from dyad.run.components import batch_norms, build_components
 from dyad.train.config import Precision, TrainConfig
 from dyad.train.distributed.world import World
 
-ENOUGH = 32  # pairs; of few, the own pair of a column, which is there once and not W times, is a large part
-SOFTMAX = ("clip", "info_nce", "dpr")  # log-sum-exp over all columns: W times as many alike columns add ln W
+ENOUGH = 32  # pairs; with fewer, the expected loss is inexact: a column's own pair occurs once, not W times
+SOFTMAX = ("clip", "info_nce", "dpr")  # losses with a log-sum-exp over all columns: W copies of the columns add ln W
 
 
 def dry_run(config: TrainConfig) -> Iterator[str]:
     """Yield the lines of a dry run: the loss of the first step, the loss to expect, and the bytes that the step sends.
 
-    The loss to expect is known for clip, info_nce and dpr, of 32 pairs or more, without further items and classes. All
-    other ranks are taken to have the pairs of rank 0. No run folder is made; data without an index get theirs. Raises
+    All other ranks are assumed to hold the pairs of rank 0. A loss to expect is given for clip, info_nce and dpr with
+    at least 32 pairs, without extra items and classes. No run folder is made; shards without an index get one. Raises
     ConfigError for several losses (also.NAME) and for streamed data.
     """
     size, precision = config.plan.dry_run or 1, config.precision
@@ -41,7 +41,7 @@ def dry_run(config: TrainConfig) -> Iterator[str]:
     how: dict[str, Any] = {"rank": 0, "world_size": size, "first_step": 0, "last_step": 1, "workers": 0}
     batch = next(build_loader(data.dataset, data.order, drawn=data.drawn, **how))
     if isinstance(data.dataset, Labelled) and batch.positives is not None:
-        # all ranks have as many classes: the largest share is that of the last rank
+        # every simulated rank holds as many classes as this one, so it takes the largest share, that of the last rank
         batch = data.dataset.completed(replace(batch, y=batch.positives), size - 1, size)
     before, config = copy.deepcopy(objective), replace(config, steps=components.total_steps)
     plain = batch.extra is batch.extra_x is batch.positives is None

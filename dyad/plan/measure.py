@@ -1,4 +1,4 @@
-"""Counts what operations allocate, multiply and send; and a process group of which only one rank is real."""
+"""Count what operations allocate, multiply and send, and simulate a process group of which only rank 0 exists."""
 
 import weakref
 from collections import Counter
@@ -18,16 +18,18 @@ from torch.utils.flop_counter import flop_registry
 from dyad.data.base.errors import ConfigError
 from dyad.train.losses.sums.all_gather import Layout
 
-# Collectives by their names in torch; those of DTensor are functional, and have no underscore
+# Operator of torch → kind of collective. The functional collectives, which DTensor uses, have no trailing underscore.
 COLLECTIVES = {"allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter"}
 COLLECTIVES |= {"all_reduce": "all-reduce"}
 
 
 class Measured(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make in the block: `live` now, `peak` the most at one time.
+    """A context manager that counts the memory, FLOPs and traffic of the operations in its block.
 
-    existing: tensors that live longer than the block, and do not count. flops: of all products and convolutions. sent:
-    bytes of the largest tensor of each collective, by its name. Tensors may be real, or without values.
+    existing: tensors that exist before and after the block; they do not count. live: bytes of the tensors that
+    operations of the block made and that still exist. peak: the most such bytes at one time. flops: FLOPs of all matrix
+    products and convolutions. sent: kind of collective → bytes of the largest tensors of its calls. Tensors may be real
+    or fake.
     """
 
     def __init__(self, existing: Iterable[Tensor] = ()) -> None:
@@ -37,7 +39,7 @@ class Measured(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(of, DTensor) for of in types):
-            return NotImplemented  # it comes again, as operations on this rank's parts
+            return NotImplemented  # DTensor then calls the operation on this rank's local tensors, which is counted
         name, kwargs = str(func.overloadpacket.__name__), kwargs or {}
         result = func(*args, **kwargs)
         if func.namespace == "c10d" or name in COLLECTIVES:
@@ -59,10 +61,10 @@ class Measured(TorchDispatchMode):
 
 
 def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> None:
-    """Join a process group of which only rank 0 is real: its collectives take all ranks to hold what this one holds.
+    """Join a process group of which only rank 0 exists; collectives assume that all ranks hold the data of rank 0.
 
-    device: what the group is bound to, as on GPUs; groups of some of its ranks are then split from it, and alike.
-    Raises ConfigError with a torch whose fake process group has no such collectives.
+    device: the device to bind the group to, as is done for GPUs; subgroups are then split from this group, and
+    simulated in the same way. Raises ConfigError with a torch that has no such fake process group.
     """
     from torch._C._distributed_c10d import FakeProcessGroup
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -78,9 +80,10 @@ def join_uniform_ranks(world_size: int, device: torch.device | None = None) -> N
 
 @contextmanager
 def only_rank_0(world_size: int) -> Iterator[None]:
-    """Join uniform ranks that have sample ids and content keys of their own; do nothing for one rank.
+    """Context manager: join a simulated group (see `join_uniform_ranks`) in which each rank has its own sample ids and
+    content keys.
 
-    The ids of rank 0 must be 0, 1, …; those of the others go on from there.
+    The ids of rank 0 must be 0, 1, …; those of the other ranks follow. With one rank, it does nothing.
     """
     if world_size == 1:
         yield

@@ -1,7 +1,10 @@
-"""What the objective takes beside the towers: small steps of the run's own training step, with towers that do nothing.
+"""The costs of the objective in a plan: memory, FLOPs and traffic, measured on the run's own training step with towers
+that do nothing.
 
-A step is taken for a few small batches, as rank 0 of a fake process group. What it allocates, multiplies and sends is
-fitted by a sum of products of the sizes. So every objective, also one of a plugin, has its own formula.
+A step is taken for several small batches, as rank 0 of a fake process group. What the step allocates, multiplies and
+sends is fitted by a sum of products of the sizes. So every objective, also a plugin's, gets its own formula.
+
+Letters: b pairs of a rank, W ranks, B = b · W pairs in all, D width of embeddings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,18 +31,20 @@ from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep
 from dyad.train.towers.tower import TwoTower
 
-SENT_AT = ((2, 3), (3, 3), (2, 5), (4, 4), (3, 7), (5, 2))  # b, D
+SENT_AT = ((2, 3), (3, 3), (2, 5), (4, 4), (3, 7), (5, 2))  # (b, D) of the steps that measure traffic
 SENT = ("B·D", "B", "D²", "D", "1")
-TAKEN_AT = ((8, 1, 1024), (8, 8, 1024), (8, 32, 1024), (8, 8, 512))  # b, W, D
+TAKEN_AT = ((8, 1, 1024), (8, 8, 1024), (8, 32, 1024), (8, 8, 512))  # (b, W, D) of those that measure memory, FLOPs
 TAKEN_AT += ((512, 2, 8), (256, 8, 8), (64, 16, 64), (512, 4, 128))
 TAKEN = ("B·D", "b·D", "D²", "tile", "B")
-Formula = Mapping[str, float]  # product of sizes → its factor
+Formula = Mapping[str, float]  # product of sizes, a key of `products` → its factor
 
 
 class ObjectiveCost(NamedTuple):
-    """Formulas: bytes that each kind of collective sends, bytes of memory, and FLOPs for each pair.
+    """The cost of an objective in one step, as formulas: a formula maps products of sizes to their factors.
 
-    Both are those of a large batch. keeps: whether the objective keeps the scores of a small one, at most KEPT bytes.
+    sent: kind of collective → bytes of the whole tensors. memory: bytes that a rank allocates at most. flops: FLOPs for
+    each pair of a rank. memory and flops are those of a batch whose scores are too large to be kept for backward.
+    keeps: whether the objective keeps the scores of a smaller batch, of at most KEPT bytes.
     """
 
     sent: Mapping[str, Formula]
@@ -48,13 +53,14 @@ class ObjectiveCost(NamedTuple):
     keeps: bool
 
     def kept(self, b: int, B: int) -> int:
-        """Return the bytes of scores that are kept for b rows of a rank and B columns."""
+        """Return the bytes of the scores that are kept for backward, of b rows of a rank and B columns; 0 if none are
+        kept."""
         scores = 4 * b * B
         return scores if self.keeps and scores <= KEPT else 0
 
 
 def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
-    """Measure the objective of a configuration; what is sent, for `world_size` ranks."""
+    """Measure the costs of the objective of a configuration. world_size: number of ranks, for the bytes sent."""
     sizes = [(b, world_size, D) for b, D in SENT_AT]
     steps = [small_step(config, *each).sent for each in sizes] if world_size > 1 else []
     sent = {kind: fitted([step[kind] for step in steps], sizes, SENT) for kind in COLLECTIVES.values() if steps}
@@ -69,7 +75,7 @@ def objective_cost(config: TrainConfig, world_size: int) -> ObjectiveCost:
 
 @contextmanager
 def nothing_kept() -> Iterator[None]:
-    """Compute scores again in backward, as in large batches."""
+    """Context manager in which objectives compute scores again in backward, as they do for large batches."""
     kept, tiles.KEPT = tiles.KEPT, 0
     try:
         yield
@@ -78,17 +84,19 @@ def nothing_kept() -> Iterator[None]:
 
 
 def planned_objective(config: TrainConfig, samples: int) -> Objective:
-    """Build the objective; `samples`: their number, where the options leave it to the data."""
-    steps = config.steps or 1  # γ of the estimators, which follows from the steps, changes no cost
+    """Build the objective of a configuration. samples: number of training samples, used where its options leave that
+    number to the data."""
+    steps = config.steps or 1  # the schedule of γ depends on the number of steps, but no cost does
     return build_objective(**run_options(config, steps, num_samples=samples, samples_per_epoch=samples))
 
 
 def first_step(
     towers: TwoTower, objective: Objective, config: TrainConfig, world: World, batch: Batch
 ) -> tuple[TrainStep, Measured]:
-    """Take the first step as rank 0 of a `world` whose ranks all hold `batch`; return what took it, and its measures.
+    """Take the first training step as rank 0 of a simulated group whose ranks all hold `batch`; return the TrainStep
+    and the measurements of the step.
 
-    The sample ids of `batch` must be 0, 1, ….
+    world: rank 0 and the number of ranks. The sample ids of `batch` must be 0, 1, ….
     """
     with only_rank_0(world.size), patch.object(ItemTable, "of_columns", numbers_of_rank_0):
         term = LossTerm(towers, objective, config, config.steps or 1, world, pairs_of_ranks(config, world))
@@ -99,7 +107,12 @@ def first_step(
 
 
 def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> Tensor:
-    """As ItemTable.of_columns: the numbers of rank 0's columns, for each rank. Items of random batches have 0."""
+    """The replacement of ItemTable.of_columns in a simulated group: return the values of rank 0's columns, repeated for
+    each rank, (M,).
+
+    batch: a batch with M columns. like: a tensor with the type and device of the result. Items that the table lacks, as
+    those of random batches, have the value 0.
+    """
     assert batch.y_keys_M is not None
     W, B = batch.columns.world_size, batch.columns.total
     keys_of_kinds = (keys[: len(keys) // W] for keys in (batch.y_keys_M[:B], batch.y_keys_M[B:]))
@@ -108,7 +121,8 @@ def numbers_of_rank_0(table: ItemTable, batch: GatheredBatch, like: Tensor) -> T
 
 
 def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
-    """Take a step of the run's objective and target network with b random embeddings of width D on each of W ranks."""
+    """Measure a step of the run's objective and target network with b random embeddings of width D on each of W
+    ranks."""
     torch.manual_seed(0)
     run = {"task": config.task, "target": config.target, "objective": config.objective}
     small = TrainConfig(**run, steps=100, global_batch_size=b * W, precision=Precision.fp32)
@@ -120,7 +134,8 @@ def small_step(config: TrainConfig, b: int, W: int, D: int) -> Measured:
 
 
 def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
-    """Return b unit vectors on each side in place of the inputs of a run's batch; of classes, the share of a rank."""
+    """Return a batch with b random unit vectors of width D on each side in place of the inputs. With classes, side y
+    holds one rank's share of the classes. W: number of ranks."""
     ids, further, classes = torch.arange(b), further_items(config, b), len(config.run.classes or [])
     m = -(-classes // W) if classes > 1 else b
     x, y = (F.normalize(torch.randn(rows, 1 if classes == 1 else D)) for rows in (b, m))
@@ -138,26 +153,32 @@ def random_batch(config: TrainConfig, b: int, W: int, D: int) -> Batch:
 
 
 def further_items(config: TrainConfig, pairs: int) -> int:
-    """Return how many y items come with so many pairs of a batch: hard negatives, or items drawn as noise."""
+    """Return how many y items a batch of `pairs` pairs has beside those of its pairs: hard negatives, or noise
+    samples."""
     size = config.global_batch_size
     return pairs * config.data.negatives.per_row + -(-pairs * config.objective.drawn_items(size) // size)
 
 
 def products(b: int, W: int, D: int, most: int = TILE) -> dict[str, float]:
-    """Return the products of sizes of which formulas consist: b pairs of each of W ranks, B of all, embeddings of width
-    D, tiles of at most `most` rows and columns."""
+    """Return the products of sizes that formulas of costs are made of, name (such as "B·D") → value.
+
+    b: pairs of a rank. W: ranks. D: width of embeddings. most: the most rows and columns of a tile of scores.
+    """
     B = b * W
     return {"B·D": B * D, "b·D": b * D, "D²": D**2, "B": B, "tile": min(b, most) * min(B, most), "D": D, "1": 1}
 
 
 def value(formula: Formula, sizes: Mapping[str, float]) -> float:
-    """Return the value of a formula for the products of some sizes."""
+    """Return the value of a formula (product → factor): Σ factor · product. sizes: product → its value, from
+    `products`."""
     return sum(factor * sizes[product] for product, factor in formula.items())
 
 
 def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: Sequence[str]) -> dict[str, float]:
-    """Fit values[k] ≈ Σ_name factor[name] · product[name](at[k]) by least squares, and return the factors, without
-    those near 0."""
+    """Fit values[k] ≈ Σ_name factor[name] · products(*at[k])[name] by least squares; return name → factor.
+
+    at: sizes (b, W, D) of each value. names: the products to use. Factors of at most 0.5 in size are left out.
+    """
     matrix = torch.tensor([[products(*sizes)[name] for name in names] for sizes in at], dtype=torch.float64)
     scale = matrix.amax(0)
     found = torch.linalg.lstsq(matrix / scale, torch.tensor(values, dtype=torch.float64)).solution / scale
@@ -165,6 +186,6 @@ def fitted(values: Sequence[float], at: Sequence[tuple[int, int, int]], names: S
 
 
 def formula_text(formula: Formula) -> str:
-    """Write a formula as "4·B·D + 16·B"."""
+    """Return a formula as text, such as "4·B·D + 16·B"."""
     parts = (f"{round(factor, 1):,g}" + f"·{product}" * (product != "1") for product, factor in formula.items())
     return " + ".join(parts) or "0"

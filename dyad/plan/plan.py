@@ -1,4 +1,4 @@
-"""The plan of a run: what it takes on some devices, as rows of (what, how much, by which formula)."""
+"""The plan of a run: its memory, traffic, time and data on given devices, as Rows (name, amount, unit, formula)."""
 
 import math
 from bisect import bisect_right
@@ -23,18 +23,21 @@ from dyad.train.run_schedule import total_steps
 from dyad.train.step.chunks import chunk_count
 from dyad.train.step.graph_cache import SPARE
 
-MOST_PAIRS = 1 << 22  # of a rank, in the search for the largest batch
+MOST_PAIRS = 1 << 22  # pairs of a rank: the limit of the search for the largest batch
 LARGEST_SCAN = 1 << 30  # bytes of a shard without an index that is indexed to count its samples
 
 
 class RunPlan:
-    """What a run takes on the devices that its keys of `plan` name. pairs: of a rank in a step; chunk: of a chunk.
+    """What a run takes on the devices that its keys plan.* name.
 
-    steps: of the run. samples: of an epoch. sample_bytes: mean bytes of one. NaN where these are not known.
+    Attributes: pairs, chunk: the pairs of a rank in a step, and in one of its `chunks`. towers, cost: measured costs of
+    towers and objective. steps: number of steps of the run. samples: samples in an epoch. sample_bytes: mean bytes of a
+    sample. steps, samples and sample_bytes are NaN if unknown.
     """
 
     def __init__(self, config: TrainConfig, like: "RunPlan | None" = None) -> None:
-        """like: a plan for as many devices and the same objective; what does not differ is not measured again."""
+        """Measure the parts of the plan. like: a plan with as many devices and the same objective, whose measurements
+        are reused where they are the same."""
         self.config = config = resolve_classes(config, World())
         self.devices = planned_devices(config)
         self.pairs = math.ceil(config.global_batch_size / self.devices.count)
@@ -43,9 +46,10 @@ class RunPlan:
         self._usable = (1 - SPARE) * self.devices.memory
         self._is_ddp = self.devices.count > self.devices.shards == 1
         self._is_half = self.devices.precision is not Precision.fp32
-        self._sends_half = self._is_half and self.devices.is_gpu  # embeddings, weights; on CPUs they stay float32
+        # sends embeddings and weights in half precision; on CPUs these stay float32
+        self._sends_half = self._is_half and self.devices.is_gpu
         self._has_target = config.target.kind is not TargetKind.none
-        # with one process and one chunk .grad grows while the graph shrinks; the buckets of DDP are always there
+        # with one process and one chunk, gradients are allocated as the graph is freed; DDP's buckets always exist
         self._gradients_grow = self.devices.count == self.chunks == 1
         self._kept = (config.keep_graphs or 1) if self.devices.shards == 1 else 1  # graphs, see loss_term.py
         self._of_towers = config.model, self.devices.precision, self.chunk, self._gradients_grow
@@ -63,7 +67,10 @@ class RunPlan:
         self._state = 4 * len(state.names) * state.num_samples / self.devices.count if state else 0.0
 
     def memory(self, pairs: int, chunk: int) -> tuple[Rows, Rows]:
-        """Return the bytes that a rank with so many pairs always holds, and those that each phase of a step adds."""
+        """Return (rows of the bytes that a rank always holds, rows of the bytes that each phase of a step adds).
+
+        pairs: pairs of the rank in a step. chunk: pairs of a chunk.
+        """
         config, towers, shards = self.config, self.towers, self.devices.shards
         trained, is_ddp, copies = nbytes(towers.trained) / shards, self._is_ddp, 1 + self.devices.is_gpu
         casts, share = self._is_half * towers.weights / 2, (shards > 1) / (1 + self._sends_half)
@@ -90,7 +97,7 @@ class RunPlan:
         forward, backward = ((most - towers.graph) * chunk / self.chunk for most in (towers.forward, towers.backward))
         # fully_shard keeps the buffer of a gathering, from which weights are copied, until it has the next layer's
         forward, backward = (max(most, share * towers.largest) for most in (forward, backward))
-        # gradients that are not in buckets: of all chunks but the last, which are whole, or of the only process
+        # gradients outside of DDP's buckets: unsharded sums of all chunks but the last, or those of a single process
         unshared = trained if chunks == 1 else trained * shards
         backward += 0.0 if self._gradients_grow or (is_ddp and chunks == 1) else unshared
         backward += 16 * pairs * towers.rows / self.chunk * towers.width
@@ -105,17 +112,18 @@ class RunPlan:
         return {what: row for what, row in stays.items() if row[0]}, phases
 
     def peak(self, pairs: int, chunk: int) -> float:
-        """Return the most bytes that a rank with so many pairs, `chunk` at a time, holds at one time."""
+        """Return the most bytes that a rank holds at one time. pairs: pairs of the rank in a step. chunk: pairs of a
+        chunk."""
         stays, phases = self.memory(pairs, chunk)
         return sum(size for size, *_ in stays.values()) + max(size for size, *_ in phases.values())
 
     @property
     def fits(self) -> str:
-        """Return whether the run fits into the memory of its devices, in words."""
+        """Return "fits" or "DOES NOT FIT": whether the run fits into the memory of its devices."""
         return "fits" if self.peak(self.pairs, self.chunk) <= self._usable else "DOES NOT FIT"
 
     def largest(self) -> Rows:
-        """Return the peak of the run, whether it fits, and the largest chunk and batches that fit."""
+        """Return rows with the peak memory, whether it fits, and the largest chunk and batches that fit."""
         b, usable, ranks = self.pairs, self._usable, self.devices.count
         peak, batches = self.peak(b, self.chunk), range(1, MOST_PAIRS + 1)
         fits = f"{self.fits} into {amount(self.devices.memory, 'B')}"
@@ -130,7 +138,8 @@ class RunPlan:
         }
 
     def sent(self) -> Rows:
-        """Return the bytes of the whole tensors of each kind of collective in a step; {} for one rank."""
+        """Return rows with the bytes of the whole tensors that the collectives of a step send, by kind and content; {}
+        for a single rank."""
         sizes, shards, chunks = self._sizes(self.pairs), self.devices.shards, self.chunks
         halved = ["all-gather"] if self._sends_half else []
         found: Rows = {}
@@ -151,7 +160,7 @@ class RunPlan:
         return found
 
     def time(self) -> Rows:
-        """Return the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
+        """Return rows with the FLOPs of a pair and of a rank in a step, and how long a step and the run take."""
         towers, b, peak, (mfu, source) = self.towers, self.pairs, self.devices.peak, self._mfu
         forward, backward = towers.forward_flops, towers.backward_flops
         objective = value(self.cost.flops, self._sizes(b))
@@ -179,7 +188,7 @@ class RunPlan:
         }
 
     def _seconds_sent(self) -> tuple[float, float]:
-        """Return the seconds that a step sends weights and gradients of the towers, and everything else."""
+        """Return (seconds in which a step sends weights and gradients of the towers, seconds for everything else)."""
         seconds = {True: 0.0, False: 0.0}
         for row, (size, *_) in self.sent().items():
             kind, what = row.split(", ")
@@ -189,7 +198,8 @@ class RunPlan:
         return seconds[True], seconds[False]
 
     def data(self) -> Rows:
-        """Return what the run reads, and how fast the loader must give it."""
+        """Return rows on the data: negatives, samples, epochs, and the rate at which the loader must deliver
+        samples."""
         config, size = self.config, self.sample_bytes
         images, which = images_per_core(config, self.towers.model, first_shard(config))
         B, k, classes = config.global_batch_size, config.data.negatives.per_row, len(config.run.classes or [])
@@ -218,7 +228,8 @@ class RunPlan:
 
 
 def first_shard(config: TrainConfig) -> str | None:
-    """Return the first shard of the data, if it has an index or gets one in seconds; None for data without."""
+    """Return the path of the first shard of data.train if it has an index or is small enough to index now; else
+    None."""
     with suppress(UserError, OSError):
         train = config.data.train
         if train is not None and not any(is_beir(source.path) for source in written_sources(train, "data.train")):
@@ -229,8 +240,11 @@ def first_shard(config: TrainConfig) -> str | None:
 
 
 def counted_samples(config: TrainConfig) -> tuple[float, float]:
-    """Return how many samples an epoch has, and the mean bytes of one, by the index of the first shard, which is stored
-    if it is new; NaN for data that only training can count."""
+    """Return (samples of an epoch, mean bytes of a sample), estimated from the index of the first shard and the sizes
+    of all shards; (NaN, NaN) if the first shard has no index and is too large to index now.
+
+    An index that is made here is stored.
+    """
     with suppress(UserError, OSError, ZeroDivisionError):
         if first := first_shard(config):
             weights = {path: source.weight for source in parse_sources(config.data.train) for path in source.shards}

@@ -1,16 +1,17 @@
-"""The rows of a plan: what, how much, and by which formula."""
+"""The rows of a plan: each has a name, an amount, a unit, and the formula of the amount."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-# what → how much, NaN if that is not known, or an array of the least and most; its unit; and the formula
+# name → (amount: a number, NaN if unknown, or an array of the least and the most; its unit; its formula as text)
 Rows = dict[str, tuple[Any, str, str]]
 
 
 def amount(number: Any, unit: str) -> str:
-    """Write a number with its unit: bytes in KiB, MiB or GiB, and NaN as "unknown"; of an array the least and most."""
+    """Return a number and its unit as text: bytes ("B") in B, KiB, MiB or GiB, and NaN as "unknown". An array of two
+    numbers gives "LEAST to MOST"."""
     if np.isnan(number).any():
         return "unknown"
     if isinstance(number, np.ndarray):

@@ -1,4 +1,5 @@
-"""How fast the devices of a plan are: the share of the peak that towers reach, links of GPUs, a core's images."""
+"""The speed of the devices of a plan: the share of the peak that towers reach, links, and the images that a core
+decodes."""
 
 import time
 from contextlib import suppress
@@ -20,27 +21,30 @@ from dyad.train.run_folder.folder import run_folder
 from dyad.train.towers.models import ImageModel
 from dyad.training_data import build_data
 
-Span = NDArray[np.float64]  # (2,): the least and the most
+Span = NDArray[np.float64]  # (2,): the least and the most of an estimate
 
 # Published runs reached an MFU of .11 (ViT-B-32), .13 (ViT-B-16) and .16 (ViT-L-14) on 128 to 400 A100 (GPU hours of
 # open_clip's docs/PRETRAINED.md, 12.8 billion pairs), .39 and .21 on 8 A100 and 8 H100 (ViT-g-14, pairs a second of
 # NVIDIA NeMo's page of CLIP): at least .11 · (FLOPs of a pair / those of ViT-B-32)^.15, at most twice that.
 LEAST, GROWTH, MOST = 0.11, 0.15, 2.0
 OF_VIT_B_32 = 14.8e9  # FLOPs of a pair, forward
-PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # bytes that a link carries / those of the tensor
+# bytes that a link carries / bytes of the whole tensor, for many ranks
+PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 IMAGES_PER_CORE = 1065  # a second, decoded and cropped: tests/benchmarks/RESULTS.md, "Loading images"
 OF_RESULTS = "JPEG of 360 × 300 pixels (RESULTS.md)"
-MEASURED = 0.5  # seconds of a core for the images of a plan
-FEW = 16  # images
+MEASURED = 0.5  # seconds for which images are decoded to measure their rate
+FEW = 16  # images of a batch in that measurement
 
 
 def published_mfu(forward_flops: float) -> Span:
-    """Return the least and the most MFU that published runs reached with towers of these FLOPs of a pair, forward."""
+    """Return the least and the most model FLOPs utilisation (MFU) that published runs reached with towers of this size,
+    (2,). forward_flops: FLOPs of the forward pass of one pair."""
     return LEAST * (forward_flops / OF_VIT_B_32) ** GROWTH * np.array([1.0, MOST])
 
 
 def planned_mfu(config: TrainConfig, forward_flops: float) -> tuple[Span, str]:
-    """Return the MFU of a plan, and where it is from: plan.mfu, the metrics of this run, or else published runs."""
+    """Return the model FLOPs utilisation (MFU) to plan with, least and most (2,), and a text on its source: plan.mfu,
+    the metrics of this run, or else published runs. forward_flops: FLOPs of the forward pass of one pair."""
     if config.plan.mfu:
         return np.full(2, config.plan.mfu), "plan.mfu"
     path = run_folder(config) / "metrics.jsonl"
@@ -51,14 +55,18 @@ def planned_mfu(config: TrainConfig, forward_flops: float) -> tuple[Span, str]:
 
 
 def seconds_sent(kind: str, size: float, ranks: int, devices: Devices) -> float:
-    """Return the seconds that a collective among `ranks` GPUs takes; size: bytes of the whole tensor."""
+    """Return the seconds that a collective among `ranks` GPUs takes. kind: all-reduce, all-gather or reduce-scatter.
+    size: bytes of the whole tensor."""
     link = devices.link if ranks <= devices.per_node else devices.network
     return PASSES[kind] * size * (ranks - 1) / ranks / (link * 1e9)
 
 
 def images_per_core(config: TrainConfig, model: object, shard: str | None) -> tuple[float, str]:
-    """Return how many images one core decodes and crops in a second, and a text that says what was measured: the first
-    samples of `shard` on this machine, or, without one, those of RESULTS.md."""
+    """Return how many images one CPU core decodes and crops per second, and a text that says what was measured.
+
+    The first samples of `shard` are measured on this machine. Without a shard, or if it cannot be used, the rate is
+    that of tests/benchmarks/RESULTS.md.
+    """
     if shard is not None and isinstance(model, ImageModel):
         few = replace(config, global_batch_size=FEW, data=replace(config.data, train=shard))
         with suppress(UserError, OSError):

@@ -1,4 +1,4 @@
-"""Prints the plan of a run, and at its end what decides."""
+"""Print the plan of a run: all rows, then a summary with the changes of the configuration that matter most."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,18 +11,18 @@ from dyad.plan.plan import RunPlan
 from dyad.plan.rows import Rows, amount
 from dyad.train.config import Parallel, Precision, TrainConfig
 
-COMPUTED = ("towers", "forward again", "objective")  # of the time of a step
-SHOWN = 3  # changes
+COMPUTED = ("towers", "forward again", "objective")  # the rows of computing in the time of a step
+SHOWN = 3  # changes of a key in the summary
 
 
 def print_plan(config: TrainConfig) -> None:
-    """Print the plan of a run; or take the step of a dry run, and print what is known of it."""
+    """Print the plan of a run; with plan.dry_run, take one step and print its loss and traffic instead."""
     for line in dry_run(config) if config.plan.dry_run else plan_lines(RunPlan(config)):
         print(line)
 
 
 def plan_lines(plan: RunPlan) -> Iterator[str]:
-    """Yield the lines of a plan."""
+    """Yield the plan as lines of text: memory, traffic, time, data, and a summary."""
     config, devices, (stays, phases) = plan.config, plan.devices, plan.memory(plan.pairs, plan.chunk)
     yield f"{devices.count} × {devices.name}, {devices.precision}, {config.dist.name}; {config.task}"
     memory = f"Memory of a rank, objective={config.objective.name}"
@@ -37,8 +37,8 @@ def plan_lines(plan: RunPlan) -> Iterator[str]:
 
 
 def summary(plan: RunPlan) -> Rows:
-    """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and the changes of one key
-    (see `others`) that change the time of a step or memory most, as factors."""
+    """Return the rows of "In short": peak memory, the longest part of a step, GPU hours, and the SHOWN changes of one
+    key (see `others`) that change the time of a step or its memory most, as factors."""
     time, ranks = plan.time(), plan.devices.count
     parts = {row.removeprefix("a step, "): np.mean(time[row][0]) for row in time if row.startswith("a step, ")}
     computed = {what: parts.pop(what) for what in COMPUTED}
@@ -57,12 +57,15 @@ def summary(plan: RunPlan) -> Rows:
 
 
 def hours_and_memory(plan: RunPlan) -> NDArray[np.float64]:
+    """Return (seconds of a step, peak bytes of a rank), float64 (2,)."""
     return np.array([np.mean(plan.time()["a step"][0]), plan.peak(plan.pairs, plan.chunk)])
 
 
 def others(plan: RunPlan) -> Iterator[tuple[str, RunPlan]]:
-    """Yield (key=value, plan) for each change of one key that may save memory or time: activation checkpointing,
-    chunks, sharding, and fp16 on GPUs that train in fp32."""
+    """Yield ("key=value", plan) for each change of one key that may save memory or time.
+
+    The changes: activation checkpointing, the chunk size, sharding, and fp16 on GPUs that train in fp32.
+    """
     config, again = plan.config, not plan.config.model.grad_checkpointing
     model = replace(config.model, grad_checkpointing=again)
     yield f"model.grad_checkpointing={str(again).lower()}", RunPlan(replace(config, model=model), plan)

@@ -1,7 +1,7 @@
 """The towers of a plan, without memory for their weights: one chunk runs forward and backward on fake tensors.
 
-Fake tensors have shapes and no values, so a model that no machine could hold takes seconds. They say that they are on
-the CPU; where a GPU computes in another way, as_on_gpu does so too.
+Fake tensors have shapes and no values, so a model that is too large for any machine takes seconds. Their device is the
+CPU; where a GPU would use other memory, `as_on_gpu` imitates the GPU.
 """
 
 from collections import Counter
@@ -32,11 +32,11 @@ from dyad.train.towers.tower import COLOURS
 
 
 def as_on_gpu() -> AbstractContextManager[Any]:
-    """Context manager: norms and attention of CPU tensors take the memory that they take on a GPU.
+    """Context manager in which norms and attention of CPU tensors take the memory that they take on a GPU.
 
-    Under autocast, layer_norm and group_norm compute in float32. Attention has no dropout, since the kernel of a GPU
-    keeps no mask. The functions of torch.nn.functional are replaced: a TorchFunctionMode would be off in the backward
-    pass, where activation checkpointing computes again.
+    Under autocast, layer_norm and group_norm compute in float32. Attention has no dropout, since a GPU's kernel keeps
+    no mask. The functions of torch.nn.functional are replaced; a TorchFunctionMode would not be active in the backward
+    pass, where activation checkpointing computes the forward again.
     """
     attention = F.scaled_dot_product_attention
 
@@ -48,7 +48,7 @@ def as_on_gpu() -> AbstractContextManager[Any]:
 
 
 def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a norm whose input is cast under autocast."""
+    """Return a function like `norm`, a norm of torch.nn.functional, that casts its input to float32 under autocast."""
 
     def cast(x: Tensor, *args: Any, **options: Any) -> Tensor:
         return norm(x.float() if torch.is_autocast_enabled("cpu") else x, *args, **options)
@@ -57,16 +57,20 @@ def in_float32(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class FakeTowers:
-    """The towers of a configuration on fake tensors, and what a chunk takes. trained: the weights that train. width: of
-    embeddings; rows: of a chunk, of the side that has more. model: the towers, on the meta device.
+    """The towers of a configuration on fake tensors, and the memory and FLOPs of a chunk.
 
-    Bytes: weights: all; moments: the state of the optimiser; whole: most of a sharded tower that is whole at a time;
-    largest: most that is gathered at once; inputs: of a chunk; graph: what it keeps after its forward pass; forward,
-    backward: the most during each, the graph included. forward_flops, backward_flops: FLOPs of one pair.
+    model: the towers, on the meta device. trained: the weights that train. width: of the embeddings. rows: rows of a
+    chunk, of the side that has more.
+
+    In bytes: weights: of all weights and buffers. moments: state of the optimiser. whole: the most of a sharded tower
+    that is gathered at a time. largest: the largest part that one all-gather makes. inputs: of a chunk. graph: what a
+    chunk keeps after its forward pass. forward, backward: the most during each of the passes, with the graph.
+    forward_flops, backward_flops: FLOPs of one pair.
     """
 
     def __init__(self, config: TrainConfig, devices: Devices, pairs: int, gradients_stay: bool) -> None:
-        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of weights counts, else it is freed at once."""
+        """Run a chunk of `pairs` pairs. gradients_stay: whether .grad of the weights counts as memory; else each
+        gradient is freed at once."""
         with torch.device("meta"):
             self.model = model = build_model(
                 replace(config, model=replace(config.model, frozen_cache_mb=0)), load_pretrained=False
@@ -104,16 +108,17 @@ class FakeTowers:
             measured.peak, self.width = self.graph, embeddings[0].shape[1]
             trained = [e for e in embeddings if e.requires_grad]
             torch.autograd.backward(trained, [torch.zeros_like(e) for e in trained])
-        # more: the kernel of attention computes scores again, which do not count as FLOPs of the model
+        # the kernel of attention also computes scores again, which do not count as FLOPs of the model: hence the limit
         repeated = min(measured.flops - flops, (2 + recomputed) * flops)
         self.backward, self.forward_flops, self.backward_flops = measured.peak, flops, repeated
 
     def gathered(self, shards: int) -> tuple[int, int, int]:
-        """Return the bytes of the weights that fully_shard gathers in the forward pass of a chunk, in the backward, and
-        once in a step.
+        """Return the bytes of the weights that fully_shard gathers: (in the forward pass of a chunk, in the backward
+        pass of a chunk, once in a step).
 
-        The backward skips frozen layers below the first that trains; but the last of these is fetched ahead of its
-        turn, and stays for the next chunk. Of a tower of both sides layers are gathered for each side, the rest once.
+        The backward pass skips the frozen layers below the first layer that trains; but the last of these frozen layers
+        is prefetched, and kept for the next chunk. If one tower serves both sides, its layers are gathered for each
+        side, its other weights once. shards: how many ranks share one copy of the weights.
         """
         forward, backward, once = 0, 0, 0
         for tower, sides in Counter(self._towers).items():
@@ -129,31 +134,33 @@ class FakeTowers:
 
 
 def gathered_parts(tower: nn.Module) -> list[int]:
-    """Return the bytes of the weights that a sharded tower gathers at once: of what is in no layer, and of each layer,
-    the largest last."""
+    """Return the bytes of each part that a sharded tower gathers at once: of the weights outside of layers, then of
+    each layer, the largest last."""
     layers = sorted(nbytes(layer.parameters()) for layer in layers_of(tower))
     return [nbytes(tower.parameters()) - sum(layers), *layers]
 
 
 def embed(tower: nn.Module, inputs: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return the embeddings of a tower under autocast; its texts count as of full length, which no token can tell."""
+    """Return the embeddings of a tower under autocast. Texts count as texts of full length, as fake tokens have no
+    values. dtype: of autocast; None: no autocast."""
     lengths = np.full(len(inputs), inputs.shape[1]) if isinstance(tower.trunk, Grouped) else None
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         return tower(inputs, lengths)
 
 
 def nbytes(tensors: Iterable[Tensor], multiple: int = 1) -> int:
-    """Return the bytes of tensors, each with zero rows at its end until `multiple` divides their number."""
+    """Return the bytes of tensors, each padded with rows until `multiple` divides its number of rows."""
     sizes = ((tensor.nbytes, tensor.shape[:1].numel()) for tensor in tensors)
     return sum(size // rows * -(-rows // multiple) * multiple for size, rows in sizes)
 
 
 def free_gradient(parameter: Tensor) -> None:
+    """Set .grad of a parameter to None."""
     parameter.grad = None
 
 
 def planned_inputs(config: TrainConfig, model: TwoTowerModel, world_size: int, pairs: int) -> tuple[Tensor, Tensor]:
-    """Return tensors like the inputs of both sides of some pairs; texts are as long as they may be."""
+    """Return tensors like the inputs of the x and y towers for `pairs` pairs; texts have their largest length."""
     data, names, items = config.data, config.run.classes or [], pairs + further_items(config, pairs)
     is_qa = config.task is Task.question_passage
     if config.task is Task.language_model:  # a row of y begins with the number of tokens of its prompt

@@ -1,1 +1,1 @@
-"""Puts a training run together and runs it. No other code of training knows the whole configuration."""
+"""A training run: checks of its command line, construction of its components, resuming, training and evaluation."""

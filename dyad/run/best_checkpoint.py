@@ -1,8 +1,9 @@
-"""Decides which checkpoint of a run is the best so far, by a metric of its evaluations (checkpoint.best).
+"""Find the best checkpoint of a run by a metric of its evaluations (checkpoint.best).
 
-Each evaluation is compared with the best so far; of equal ones the earlier stays. The checkpoint of a better one is
-written at once, says so itself (train/run_folder/best_record.py), and stays until another one is better. So a run that
-is killed goes on from its newest checkpoint with the best that was known there, and ends with the same.
+Each evaluation is compared with the best so far; of equal ones the earlier stays. If it is better, its checkpoint is
+written at once, records that it is the best (train/run_folder/best_record.py), and is kept until another one is better.
+So a run that is killed continues from its newest checkpoint with the best that was known there, and ends with the same
+best checkpoint as an uninterrupted run.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +21,13 @@ from dyad.train.run_folder.folder import BEST_SUFFIX, folder_of
 
 @dataclass
 class BestCheckpoint:
-    """Knows the best checkpoint of a run; rank 0 alone does, and tells the others whether a new one is better.
+    """The best checkpoint of a run so far. Rank 0 alone knows it, and tells the other ranks whether a new one is
+    better.
 
-    metric: as in metrics.jsonl; None: nothing is compared, and the best of an earlier start stays. higher: whether a
-    higher value is better. wait: waits for a checkpoint that is being written. log: called with a line for each new
-    best. found: the best and the one before it, which counts again if the checkpoint of the best cannot be written.
+    metric: its name in metrics.jsonl; None: evaluations are not compared, and the best of an earlier start is kept.
+    higher: whether a higher value is better. folder: the run folder. wait: waits for a checkpoint that is being
+    written. log: called with a line for each new best. found: the best and the one before it, which is the best again
+    if the checkpoint of the best cannot be written.
     """
 
     metric: str | None
@@ -38,17 +41,18 @@ class BestCheckpoint:
     def __call__(self, step: int, results: Mapping[str, float]) -> bool:
         """Return whether the weights after `step` steps are the best so far. results: metric → value.
 
-        Every rank must call it. Raises ConfigError if an evaluator did not give the metric that it promises.
+        Every rank must call it. Raises ConfigError if `results` lack the metric.
         """
         metric = self.metric
         return metric is not None and from_rank_0(self.world, lambda: self._is_better(metric, step, results))
 
     def known(self, step: int) -> Best | None:
-        """Return the best to be named in the checkpoint of `step`: it is this one, or its checkpoint is on the disk."""
+        """Return the best evaluation that the checkpoint of `step` records: one at `step` itself, or the newest best
+        whose checkpoint is on the disk; None if there is none."""
         return next((b for b in self.found if b["step"] == step or folder_of(self.folder, b["step"]).is_dir()), None)
 
     def describe(self, step: int) -> list[str]:
-        """Return a line that names the best after `step` steps; none if nothing is known."""
+        """Return a list with a line that names the best checkpoint known after `step` steps; [] if there is none."""
         best = self.known(step)
         named = f"{self.folder}{BEST_SUFFIX}"
         return [f"best: step {best['step']}, {best['metric']} {best['value']:.4f}: {named}"] if best else []
@@ -58,7 +62,8 @@ class BestCheckpoint:
             raise ConfigError(f"checkpoint.best={metric}: not in this evaluation. Choices: {', '.join(results)}")
         self.wait()
         value, best = float(results[metric]), self.known(step)
-        before = best["value"] if best and best["metric"] == metric else None  # none of another metric
+        # values of another metric are not compared
+        before = best["value"] if best and best["metric"] == metric else None
         if not isfinite(value) or (before is not None and not (value > before if self.higher else value < before)):
             return False
         self.found = [Best(metric=metric, value=value, step=step), *([best] if best else [])]
@@ -67,12 +72,12 @@ class BestCheckpoint:
 
 
 def choices(evaluators: Iterable[Evaluator]) -> dict[str, bool]:
-    """Return the metrics that checkpoint.best can name → whether a higher value is better."""
+    """Return metric → whether a higher value is better, for the metrics that checkpoint.best can name."""
     return {f"{e.name}/{metric}": higher for e in evaluators for metric, higher in e.higher_is_better().items()}
 
 
 def refuse_unknown_metric(metric: str | None, evaluators: Iterable[Evaluator]) -> None:
-    """Raise ConfigError if no evaluation of a run gives this metric, or none knows whether a higher value is better."""
+    """Raise ConfigError if `metric`, the value of checkpoint.best, is not one of the metrics that `choices` returns."""
     known = choices(evaluators)
     if metric is not None and metric not in known:
         listed = ", ".join(known) or "none, as no evaluator says by higher_is_better what is better"

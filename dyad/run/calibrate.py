@@ -1,4 +1,5 @@
-"""What a run takes from the weights that it starts from: temperature and bias of its loss, and lines that say so."""
+"""Values that a run takes from the weights that it starts from: temperature and bias of its loss, with lines for the
+log."""
 
 from collections.abc import Iterator
 
@@ -9,8 +10,12 @@ from dyad.train.towers.models import ImageModel, ImageTextModel, TwoTowerModel
 
 
 def calibrate(config: TrainConfig, objective: Objective, known: Calibration | None) -> list[str]:
-    """Let the objective start at what the weights know, where config.from_weights leaves that to them; return lines for
-    the log, at most one. known: None if they know nothing."""
+    """Set the objective's temperature and bias to those of the initial weights, as far as config.from_weights lists
+    them.
+
+    known: the temperature and bias of the weights; None if unknown. Nothing is set if these belong to another
+    similarity than the objective's. Returns lines for the log, at most one.
+    """
     if known is None or not config.from_weights:
         return []
     bias = "" if known.logit_bias is None else f", bias {known.logit_bias:.4g}"
@@ -24,7 +29,8 @@ def calibrate(config: TrainConfig, objective: Objective, known: Calibration | No
 
 
 def describe_inputs(config: TrainConfig, model: TwoTowerModel) -> Iterator[str]:
-    """Yield a line on how towers of another library take images and texts, as the model and its weights say."""
+    """Yield at most one line for the log on the inputs of an image tower of another library: image size, normalisation,
+    length of texts."""
     own = config.model
     if not isinstance(model, ImageModel) or own.image.kind not in {*ImageTower} - {ImageTower.cnn}:
         return

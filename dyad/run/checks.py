@@ -1,4 +1,4 @@
-"""Checks of the command line of a training run before torch loads: all mistakes that it shows by itself."""
+"""Checks of the command line of a training run, which need neither the model nor the samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def check_sweep(arguments: Sequence[str], configs: Sequence[TrainConfig]) -> Non
 
 
 def check(config: TrainConfig) -> None:
-    """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded."""
+    """Raise ConfigError for every mistake in a configuration that can be found before torch and the data are loaded.
+
+    For a plan without plan.dry_run, only the values are checked, and task=sequence is refused.
+    """
     from dyad.train.cli.also import auxiliary_configs
     from dyad.train.config import Task
     from dyad.train.config_rules import check_values
@@ -84,7 +87,8 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_loss(config: TrainConfig) -> None:
-    """Check the values, the training data and the evaluations of a run, or of an auxiliary loss; raises ConfigError."""
+    """Raise ConfigError for invalid values, training data or evaluations of a run, or of one of its auxiliary
+    losses."""
     from dyad.evaluation.suite import check_suite
     from dyad.train.config_rules import validate
 
@@ -95,7 +99,8 @@ def _check_loss(config: TrainConfig) -> None:
 
 
 def training_files(config: TrainConfig) -> list[str]:
-    """Return the files that data.train names, tables unconverted. Raises ConfigError for a value that cannot work."""
+    """Return the files that data.train names; tables are not converted. Raises ConfigError for a value that names no
+    usable files."""
     from dyad.data.question_passage.questions import named_files
     from dyad.data.sequence.files import sequence_files
     from dyad.data.shards.sources import parse_sources
@@ -117,30 +122,34 @@ def training_files(config: TrainConfig) -> list[str]:
 
 
 def _check_batch(config: TrainConfig) -> None:
-    """Raise ConfigError if an epoch has no whole batch, as far as the number of samples is known at once."""
+    """Raise ConfigError if an epoch has fewer samples than a batch. Nothing is checked if counting them would take
+    long."""
     from dyad.data.cli.counts import most_samples
     from dyad.data.config import Mode
     from dyad.data.loading.order import Order
     from dyad.data.shards.sources import written_sources
     from dyad.train.config import Task
 
-    if config.data.mode is Mode.stream or config.data.rare is not None:  # with orders of their own
+    if config.data.mode is Mode.stream or config.data.rare is not None:  # these have an order of samples of their own
         return
-    if config.task is Task.sequence:  # samples are windows, which nobody has counted
+    if config.task is Task.sequence:  # its samples are windows, whose number is not known yet
         return
-    if "RANK" in os.environ:  # launch/ has looked; each rank would read the files again, and none is indexed yet
+    # launch/ has checked it already; each rank would read the files again, as they have no index yet
+    if "RANK" in os.environ:
         return
     written = written_sources(config.data.train or "", "data.train")
     of_source = (replace(config, data=replace(config.data, train=source.path)) for source in written)
     found = [most_samples(training_files(own), config.data.columns) for own in of_source]
     sizes = [count for count in found if count]
-    if len(sizes) == len(found):  # no rows, or none that can be read, are named where they are read
+    if len(sizes) == len(found):  # a file without readable rows is reported when it is opened
         Order(sizes, [each.weight for each in written], seed=0, global_batch_size=config.global_batch_size)
 
 
 def _task_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield a message if data.train, with the command to type, or data.val holds data of the other task. Remote data,
-    and data of unknown fields, are not looked at."""
+    """Yield a message if data.train or data.val holds data of another task: images in place of texts, or the reverse.
+
+    The message on data.train has the command to type. Remote data, and data with unknown fields, are not checked.
+    """
     from dyad.data.cli.inputs import InputKind, recognised
     from dyad.data.cli.outputs import command
     from dyad.data.shards.sources import written_sources
@@ -148,7 +157,7 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
     from dyad.data.tables.prepare import table_options
     from dyad.train.config import ITEMS, Task
 
-    if config.task is Task.sequence:  # logs and frames are told by their columns and their suffix
+    if config.task is Task.sequence:  # logs are recognised by their columns, frames by their suffix
         return
     wants_images = config.has_images
     for key, value in (("data.train", config.data.train), ("data.val", config.data.val)):
@@ -169,9 +178,9 @@ def _task_rules(config: TrainConfig) -> Iterator[str]:
 
 
 def _path_rules(config: TrainConfig) -> Iterator[str]:
-    """Yield a message for each path of resume, init_from and the files of data.negatives that does not exist.
+    """Yield a message for each path in resume, init_from and the files of data.negatives that does not exist.
 
-    resume=auto and resume=never are no paths, and a URL as such a file is not checked.
+    resume=auto and resume=never are no paths, and a file of data.negatives that is a URL is not checked.
     """
     from dyad.train.run_folder.folder import without_best
 

@@ -1,4 +1,4 @@
-"""The classes of task=labelled: their names and prompts, found before the model is built, and their inputs."""
+"""The classes of task=labelled: find their names and prompts before the model is built, and make their tower inputs."""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,14 +26,16 @@ from dyad.train.towers.models import TwoTowerModel
 
 @dataclass(frozen=True)
 class LabelledSamples:
-    """Samples with a class: the shards that hold them, of texts their rows, and what holds the class (data.label)."""
+    """Samples with a class. shards: the shards that hold them. rows: the rows of texts; None for images. field: the
+    field that holds the class (data.label)."""
 
     shards: Shards
     rows: Rows | None
     field: str
 
     def label(self, i: int) -> str | None:
-        """Return the class of sample i; None for a sample without one, which the loader replaces."""
+        """Return the class of sample i; None for a sample without a class, which the loader replaces by another
+        sample."""
         with suppress(SampleError):
             if self.rows:
                 return self.rows.read(i, partial(label_of, name=self.field), SampleError)
@@ -41,7 +43,8 @@ class LabelledSamples:
 
 
 def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
-    """Open samples with a class. value: shards, tables or texts, as data.train. Errors as of `open_shards`."""
+    """Open samples with a class. value: shards, tables or files of texts, as data.train. Raises the errors of
+    `open_shards`."""
     if not config.has_images:
         rows = open_texts(value, config.data)
         return LabelledSamples(rows.shards, rows, config.data.label)
@@ -50,12 +53,12 @@ def open_labelled(value: Any, config: TrainConfig) -> LabelledSamples:
 
 
 def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
-    """Return `config` with what the model is built for: the classes of task=labelled in run.classes, and a prompt of
-    each in run.prompts; of task=sequence the number of ids, or of features of a frame, in run.inputs.
+    """Return `config` with the values under `run` that the model is built for.
 
-    Classes are data.rare alone; or those of data.classes, of a task file the first prompt of each; or all labels of the
-    training data, sorted. Every rank must call it. Raises ConfigError if there are fewer than two, or no sample is of
-    data.rare.
+    For task=labelled: the classes in run.classes, and a prompt of each in run.prompts. The classes are data.rare alone;
+    or those of data.classes, where a task file gives the first prompt of each; or else all labels of the training data,
+    sorted. For task=sequence: the number of item ids, or of features of a frame, in run.inputs. Every rank must call
+    it. Raises ConfigError if there are fewer than two classes, or no sample is of class data.rare.
     """
     if config.task is Task.sequence:
         return replace(config, run=replace(config.run, inputs=from_rank_0(world, lambda: inputs_of(config.data))))
@@ -66,7 +69,7 @@ def resolve_classes(config: TrainConfig, world: World) -> TrainConfig:
 
 
 def _found(config: TrainConfig) -> dict[str, str]:
-    """Return the name of each class → its prompt."""
+    """Return class name → prompt, for the classes of task=labelled. Raises ConfigError as `resolve_classes`."""
     data, rare = config.data, config.data.rare
     if rare is None and isinstance(data.classes, str):
         if not (path := Path(data.classes).expanduser()).is_file():
@@ -76,7 +79,8 @@ def _found(config: TrainConfig) -> dict[str, str]:
     if not names or rare is not None:
         samples = open_labelled(data.train, config)
         labels = {label for i in range(len(samples.shards)) if (label := samples.label(i)) is not None}
-        names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))  # numbers by their values
+        # names that are whole numbers are sorted by value
+        names = sorted(labels, key=lambda name: (len(name) * name.isdecimal(), name))
     if len(names) < 2 or (rare is not None and rare not in names):
         wanted = "two classes" if rare is None else f"data.rare={rare} and of others"
         hint = nearest(rare or "", names) or f" It has {', '.join(names[:10]) or 'none'}"
@@ -86,7 +90,11 @@ def _found(config: TrainConfig) -> dict[str, str]:
 
 
 def class_inputs(config: TrainConfig, model: TwoTowerModel) -> tuple[list[str], Any]:
-    """Return a text for each class, its name if classes are learnt, and what makes inputs of the y tower of them."""
+    """Return (a text for each class, the function that converts texts to inputs of the y tower).
+
+    The texts are prompts; if the vectors of classes are learnt (model.classes=learnt), they are the names of classes,
+    and the inputs are numbers of classes.
+    """
     if config.model.classes is Classes.learnt:
         return config.run.classes or [], ClassNumbers(config.run.classes or [])
     tokenize = partial(text_tokens, Passage, model.tokenize, config.data.passage)

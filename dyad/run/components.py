@@ -1,4 +1,4 @@
-"""Builds the components of a training run from its configuration: model, training data, evaluators, objective, step."""
+"""Build the components of a training run from its configuration: model, training data, evaluators, objective, step."""
 
 import math
 from collections.abc import Sequence
@@ -46,7 +46,10 @@ from dyad.training_data import TrainingData, build_data, with_auxiliary_data, wi
 
 @dataclass(frozen=True)
 class LossComponents:
-    """What one loss of a run is made of: the run's own, or an auxiliary one (also.NAME). notes: as of Components."""
+    """The components of one loss: the main loss of a run, or an auxiliary one (also.NAME).
+
+    notes: lines for the log on what the loss takes from the initial weights.
+    """
 
     config: TrainConfig
     model: TwoTowerModel
@@ -60,11 +63,11 @@ class LossComponents:
 class Components:
     """The components of a training run.
 
-    modules: everything with weights, by its name prefix in checkpoints. sample_state: of the objective, None if
-    it has none. step: the object that takes an optimiser step. total_steps: how many steps the run has in all.
-    unsharded: the towers, with weights of whole shapes: of sharded ones a copy on the meta device.
-    auxiliary: those of auxiliary losses by name; `data` and `evaluators` count theirs in. notes: lines for the log on
-    what the losses take from the weights.
+    modules: everything with weights, by its name prefix in checkpoints. sample_state: per-sample state of the
+    objective, None if it has none. step: the object that takes an optimiser step. total_steps: number of steps of the
+    run. unsharded: the towers with weights of whole shape; if towers are sharded, a copy on the meta device. auxiliary:
+    name of an auxiliary loss → its components; `data` and `evaluators` include theirs. notes: lines for the log on what
+    the losses take from the initial weights.
     """
 
     model: TwoTowerModel
@@ -80,7 +83,7 @@ class Components:
 
 
 def build_components(config: TrainConfig, world: World) -> Components:
-    """Build the components of a new run, with equal weights on every rank. Collective: every rank calls it.
+    """Build the components of a new run, with equal weights on every rank. Every rank must call it.
 
     Raises ConfigError or DataError, on all ranks, for options or data that cannot be used.
     """
@@ -115,14 +118,16 @@ def build_components(config: TrainConfig, world: World) -> Components:
 def _loss_components(
     config: TrainConfig, world: World, main_model: TwoTowerModel | None = None, name: str = ""
 ) -> LossComponents:
-    """Build what one loss is made of. main_model: that of the run, for an auxiliary loss with this name."""
-    # open_clip writes a download straight to its place, where another process would read half of it
+    """Build the components of one loss. main_model: for an auxiliary loss, the model of the run, whose towers are
+    shared. name: of the auxiliary loss."""
+    # open_clip downloads directly to the final path, where another process could read an incomplete file
     build = node_first if may_download(config.model) else raise_on_all
     model = build(world, lambda: build_run_model(config, world))
     if main_model is not None:
-        whole = config.data.rare is None  # the projection to one number is the score of one class
+        # with data.rare, the projection to one number belongs to that class, so trunks alone are shared
+        whole = config.data.rare is None
         raise_on_all(world, lambda: share_towers(model.towers, main_model.towers, f"also.{name}", whole))
-    if shard_size(config.dist, world.size) == 1:  # what is sharded is moved layer by layer, part by part
+    if shard_size(config.dist, world.size) == 1:  # sharded towers are moved layer by layer instead
         model.towers.to(world.device)
     data, evaluators = rank_0_first(world, lambda: (build_data(config, model), build_evaluators(config, model)))
     objective = raise_on_all(world, lambda: _objective(config, data, model)).to(world.device)
@@ -143,7 +148,8 @@ def _loss_components(
 
 
 def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
-    """Return how many pairs each rank has in every step; None if side y has items of its own, or the numbers change."""
+    """Return how many pairs each rank has in every step; None if side y has other items than those of the pairs, or if
+    these numbers change from step to step."""
     if config.task in (Task.labelled, Task.sequence):
         return None
     of_ranks = [local_rows(config.global_batch_size, rank, world.size) for rank in range(world.size)]
@@ -152,7 +158,10 @@ def pairs_of_ranks(config: TrainConfig, world: World) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class AuxiliaryEvaluator(Evaluator):
-    """An evaluator of an auxiliary loss, which encodes with the towers of that."""
+    """Evaluates the model of an auxiliary loss: calls `inner` with the towers of that loss in place of the run's.
+
+    inner: the evaluator of a data set. encoder: has the towers of the auxiliary loss.
+    """
 
     inner: Evaluator
     encoder: Encoder
@@ -181,10 +190,11 @@ def batch_norms(config: TrainConfig, towers: nn.Module, world_size: int) -> str:
 
 
 def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
-    """Build the model of a run. What is to be sharded stays in its files: `shard` reads the part of each rank.
+    """Build the model of a run; weights that are to be sharded stay in their files, where `shard` reads each rank's
+    part.
 
-    Published weights are not loaded where those of init_from take their place. Raises ConfigError as `build_model` and
-    `batch_norms`.
+    Without sharding, published weights are not loaded if those of init_from will replace them. Raises ConfigError as
+    `build_model` and `batch_norms`.
     """
     is_sharded = shard_size(config.dist, world.size) > 1
     with weights_in_files() if is_sharded else nullcontext():
@@ -194,10 +204,10 @@ def build_run_model(config: TrainConfig, world: World) -> TwoTowerModel:
 
 
 def run_options(config: TrainConfig, steps: int, **own: float | None) -> dict[str, Any]:
-    """Return the options of a run's objective with the run's own numbers, where they leave them open.
+    """Return the options of the run's objective, option → value, with unset ones filled in from the run.
 
-    steps: of the whole run; with the samples of an epoch they give the epochs of the schedule objective.gamma=auto.
-    own: option → its value in this run.
+    steps: number of steps of the run; with the samples of an epoch it gives the epochs of the schedule
+    objective.gamma=auto. own: option → the value to use where the option is None.
     """
     options = asdict(config.objective)
     options |= {name: value for name, value in own.items() if options.get(name, ...) is None}
@@ -215,7 +225,7 @@ def _objective(config: TrainConfig, data: TrainingData, model: TwoTowerModel) ->
         own = {"num_samples": samples, "samples_per_epoch": order.steps_per_epoch * config.global_batch_size}
     if isinstance(model, SequenceModel):
         own |= {"width": model.width, "context_width": config.model.context.embed_dim}
-    if data.drawn:  # Σ_y u is 1 where all scores are 0
+    if data.drawn:  # so that Σ_y u over all items is 1 while all scores are 0
         own["init_bias"] = -math.log(data.drawn.support)
     objective = build_objective(**run_options(config, total_steps(config, order.steps_per_epoch), **own))
     listed = config.task in LISTED and config.data.passage.positives is DrawnPositives.all

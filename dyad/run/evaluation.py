@@ -1,4 +1,4 @@
-"""Evaluates a run while it trains, and writes its HTML report at the end."""
+"""Evaluate a run while it trains, and write its HTML report at the end."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ from dyad.train.tracking.logger import Logger
 
 @dataclass
 class Evaluation:
-    """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics by name.
+    """Evaluates the current weights: `evaluation(step)` runs all evaluators and returns their metrics, name → value.
 
-    All ranks call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples: how
-    many example cases of each kind the results of the step `last_step` contain; results of earlier steps contain none.
-    log: called with a line if files cannot be written, which does not stop the run.
+    All ranks must call every method; rank 0 writes the newest results to eval/*.json in the run's `folder`. examples:
+    how many example cases of each kind the results of the step `last_step` contain; results of earlier steps contain
+    none. log: called with a line if files cannot be written, which does not stop the run.
     """
 
     evaluators: Sequence[Evaluator]

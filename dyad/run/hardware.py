@@ -1,4 +1,5 @@
-"""What follows from the devices of a run: the precision of its towers, and what is said of them and their memory."""
+"""The devices of a run: choose the precision of its towers, describe its devices in the log, and explain their
+errors."""
 
 import math
 import socket
@@ -20,8 +21,8 @@ from dyad.train.distributed.devices import chosen_precision, emulates_bf16
 from dyad.train.distributed.world import World, any_rank, gather_objects
 from dyad.train.run_folder.folder import recorded_precision
 
-LEAST_CORES = 4  # for each GPU: one trains, the others decode images
-# Errors of CUDA for which no program is to blame. torch has their numbers only since 2.9, as AcceleratorError.
+LEAST_CORES = 4  # CPU cores for each GPU: one trains, the others decode images
+# Errors of CUDA that a device causes, not a program. torch gives their numbers only since 2.9, in AcceleratorError.
 FAILED = (
     "uncorrectable ECC error",
     "uncorrectable NVLink error",
@@ -31,10 +32,10 @@ FAILED = (
 
 
 def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainConfig:
-    """Return `config` with a precision in place of `auto`: that of the run which it resumes, else the devices' choice.
+    """Return `config` with a precision in place of `auto`: that of the run which is resumed, else the devices' choice.
 
     The choice is bf16 if the GPUs of all ranks compute it, else fp32. Every rank must call it. folder: the run folder,
-    whose name becomes run.name, as the name of a run does not depend on the choice.
+    whose path becomes run.name, so that the name of a run does not depend on the choice.
     """
     precision = chosen_precision(from_rank_0(world, lambda: recorded_precision(config)), world.device)
     if any_rank(precision is Precision.fp32, world):  # a GPU of one rank does not compute bf16
@@ -43,7 +44,8 @@ def resolve_precision(config: TrainConfig, folder: Path, world: World) -> TrainC
 
 
 def describe_hardware(config: TrainConfig, world: World, requested_precision: Precision) -> Iterator[str]:
-    """Yield the first lines of a run: what trains, and what is unusual about it. Every rank must iterate to the end.
+    """Yield the first log lines of a run: its devices, and what is unusual about them. Every rank must iterate to the
+    end.
 
     requested_precision: the precision that the user set.
     """
@@ -70,8 +72,11 @@ def describe_hardware(config: TrainConfig, world: World, requested_precision: Pr
 
 @contextmanager
 def explain_device_errors(config: TrainConfig, world: World) -> Iterator[None]:
-    """Turn errors of the block that mean the device into HardwareError: one of FAILED, and torch.OutOfMemoryError, with
-    peak memory, chunk_size now and the next smaller one."""
+    """Context manager that turns errors of a device in its block into HardwareError.
+
+    These are CUDA errors in FAILED, and torch.OutOfMemoryError, whose message then has the peak memory, the chunk_size
+    in use, and the next smaller one.
+    """
     try:
         yield
     except torch.OutOfMemoryError as error:

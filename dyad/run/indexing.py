@@ -1,4 +1,5 @@
-"""Indexes the training data on all machines together, before rank 0 opens them: each scans its share of the shards."""
+"""Index the training data on all machines together, before rank 0 opens them: each machine scans its share of the
+shards."""
 
 from dyad.data.config import Mode
 from dyad.data.shards.index import index_shards
@@ -14,8 +15,9 @@ LARGE = (".tar", ".jsonl")  # other formats are small, or are converted when the
 def index_shares(config: TrainConfig, world: World) -> None:
     """Index the shards of data.train that have no index: the first rank of machine k of n scans shards k, k + n, ….
 
-    Every rank must call it. On one machine it does nothing, as rank 0 indexes what it opens. Where machines do not
-    share a cache, each indexes the rest when it opens the data. Raises the errors of `index_shards` on all ranks.
+    Every rank must call it. With one machine it does nothing, as rank 0 indexes what it opens. If machines do not share
+    a cache of indexes, each indexes the remaining shards when it opens the data. Raises the errors of `index_shards` on
+    all ranks.
     """
     number, count = machine(world)
     own = (config, *auxiliary_configs(config).values())

@@ -1,4 +1,7 @@
-"""Before a run begins: whether a file of numbers by content key is of the data that the run trains on."""
+"""Check, before a run begins, that the objective's file of numbers by content key was made for the training data.
+
+Such a file holds one number for each y item, such as log q, which is found by the hash of the item's content.
+"""
 
 import torch
 
@@ -10,15 +13,16 @@ from dyad.data.shards.manifest import Manifest, changes
 from dyad.train.losses.gathered.importance import ItemTable
 from dyad.train.losses.objectives.base import Objective
 
-LOOKED_UP = 64  # samples: that the file is of other data shows before there is a run folder
+LOOKED_UP = 64  # the first samples are looked up before the run folder is made, to find a file of other data early
 
 
 def notes_on_weights(
     objective: Objective, dataset: BatchSource | Stream, samples: int, manifest: Manifest
 ) -> list[str]:
-    """Return lines for the log, at most one, on the objective's file of numbers by content key.
+    """Return lines for the log, at most one, on the objective's file of one number per y item; [] if it has none.
 
-    dataset: of the run, with `samples` samples. Raises DataError if the file lacks an item of the first samples.
+    dataset: the training data, with `samples` samples. manifest: the files of the data. Raises DataError if the file
+    lacks an item of the first samples.
     """
     table = getattr(objective, "table", None)
     if not isinstance(table, ItemTable) or isinstance(dataset, Stream):
@@ -32,8 +36,8 @@ def notes_on_weights(
 
 
 def made_of_other_data(weights: LogWeights, manifest: Manifest) -> str:
-    """Return how the files that the weights were made of differ from those of the manifest; "" if they do not, or if
-    the weights do not say. Raises DataError if what they say is damaged."""
+    """Return how the files that the weights were made from differ from those of the manifest; "" if they do not, or if
+    the weights do not record their files. Raises DataError if that record is damaged."""
     made_of = weights.facts.get("data", {})
     try:
         found = changes(made_of, {key: manifest.get(key, ()) for key in made_of})

@@ -1,4 +1,4 @@
-"""The command python -m train key=value …: composes the configuration, checks it, and trains.
+"""The command python -m train key=value …: compose the configuration, check it, and train.
 
 See python -m train --help.
 """
@@ -46,11 +46,10 @@ def main() -> None:
 
 
 def train_or_plan(config: TrainConfig) -> None:
-    """Train as the configuration says; every rank calls it. If the run is finished already, print its last results.
+    """Train as the configuration says. Every rank must call it. If the run is finished already, print its last results.
 
-    With a key of `plan`, print the plan, or take the step of a dry run, and train nothing.
-
-    Raises Preempted when a stop was requested (by a signal such as SIGTERM).
+    With a key plan.*, print the plan, or the dry run of a step, and train nothing. Raises Preempted when a stop was
+    requested (by a signal such as SIGTERM).
     """
     from dyad.train.distributed.compile_caches import use_local_caches
     from dyad.train.run_folder.folder import is_finished, run_folder, shorter_run

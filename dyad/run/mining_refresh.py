@@ -41,9 +41,10 @@ Load = Callable[..., Iterable[Batch]]  # (dataset, first_step=…, last_step=…
 class NegativeRefresh:
     """Provides the mined hard negatives of a run, which are mined again for each segment (see the module docstring).
 
-    Every rank calls all methods. dataset: the training data; if it has mined negatives of its own, they are those of
-    data.negatives.file. encode: the encoder with the trained towers. run: the run's folder. resumed: the checkpoint
-    folder that the run resumed from, maybe of another run; None for a new run.
+    Every rank must call all methods. dataset: the training data; mined negatives that it has are those of
+    data.negatives.file. encode: the encoder with the trained towers. run: the run folder. resumed: the checkpoint
+    folder that the run resumed from, which may be of another run; None for a new run. log: called with each line to
+    print.
     """
 
     dataset: QuestionPassage
@@ -56,7 +57,7 @@ class NegativeRefresh:
         """Yield one batch for each step first_step … last_step - 1, with hard negatives mined anew for each segment.
 
         A segment is data.negatives.refresh_every steps. When its first batch is asked for, its negatives are mined and
-        `load` is called. load: starts a data loader; a function (dataset, first_step=…, last_step=…) → batches.
+        `load` is called. load: the function (dataset, first_step=…, last_step=…) → batches, which starts a data loader.
         """
         old, step = self.dataset, first_step
         while step < last_step:

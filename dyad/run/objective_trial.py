@@ -1,5 +1,8 @@
-"""Tries the objective of a plugin on several ranks before the first step: an objective over the own rows alone trains
-with another loss on every number of ranks, and nothing else would say so."""
+"""Try the objective of a plugin on several ranks before the first step.
+
+An objective that sums over a rank's own columns only, instead of those of all ranks, would train with another loss for
+every number of ranks, and no error would show it.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +17,16 @@ from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective
 from dyad.train.losses.options.common import ObjectiveOptions
 
-ROWS, WIDTH = 8, 16  # of a rank
-TOLERANCE = 1e-5  # of the loss, and of the largest gradient; all is computed in float32
+ROWS, WIDTH = 8, 16  # random rows of a rank, and their width
+TOLERANCE = 1e-5  # relative to the loss, and to the largest gradient; both are computed in float32
 
 
 def try_on_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], world: World) -> None:
     """Compare loss and gradients of an objective on random rows with those that one rank computes from all rows.
 
-    options: of the objective that build() builds anew. Every rank must call it. Raises ConfigError, with both values,
-    where they differ by more than TOLERANCE. Does nothing for one rank, for objectives of Dyad, for options with
-    exact=False, and for objectives that take no plain pairs.
+    options: the options of the objective. build: returns a new objective with these options. Every rank must call it.
+    Raises ConfigError, with both values, if they differ by more than TOLERANCE. Does nothing for one rank, for
+    objectives of Dyad, for options with exact=False, and for objectives whose inputs are not pairs.
     """
     of_plugin = not type(options).__module__.startswith("dyad.")
     if world.size == 1 or not of_plugin or not options.exact or options.inputs != "pairs":
@@ -52,7 +55,8 @@ def try_on_one_rank(options: ObjectiveOptions, build: Callable[[], Objective], w
 
 
 def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss, 0-d, and its gradient by x and y, (b, 2, D)."""
+    """Return the loss, 0-d, and its gradients by x_bD and y_bD, stacked to (b, 2, D). ids_b: int64 (b,), sample ids and
+    content keys of the rows."""
     sides = [e.clone().requires_grad_() for e in (x_bD, y_bD)]
     loss = objective(*sides, sample_ids_b=ids_b, x_keys=ids_b, y_keys=ids_b).loss
     gradients = torch.autograd.grad(loss, sides, materialize_grads=True)
@@ -61,7 +65,7 @@ def _value(objective: Objective, x_bD: Tensor, y_bD: Tensor, ids_b: Tensor) -> t
 
 @contextmanager
 def _alone(world: World) -> Iterator[None]:
-    """Context manager: this process is the only rank, also for code that asks torch.distributed itself."""
+    """Context manager in which this process is the only rank, also for code that calls torch.distributed directly."""
     groups: list[Any] = [dist.new_group([rank]) for rank in range(world.size)]
     default: Any = dist.GroupMember  # where torch keeps the default group
     whole, default.WORLD = default.WORLD, groups[world.rank]

@@ -1,4 +1,4 @@
-"""Where a run begins: with fresh weights, with the weights of another run, or where a checkpoint was written.
+"""Find where a run begins: with new weights, with the weights of another run, or where a checkpoint was written.
 
 A resumed run continues at the same number of samples: its next step is the number of samples seen, divided by
 global_batch_size and rounded down. data/loading/order.py computes the epoch and the samples of that step. With another
@@ -42,7 +42,12 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class StepState(TypedDict):
-    """What the training step keeps, by `TrainStep.state_dict`."""
+    """The state of the training step, as `TrainStep.state_dict` returns it.
+
+    scaler: the state of the gradient scaler of fp16. skipped: numbers of skipped steps, in all and in a row. losses:
+    recent losses. trust_from: the first step that may again be taken speculatively. averaged: how often the weight
+    average of optim.ema was updated.
+    """
 
     scaler: dict[str, float]
     skipped: Annotated[list[Count], Field(min_length=2, max_length=2)]
@@ -52,7 +57,11 @@ class StepState(TypedDict):
 
 
 class ReplacedSamples(TypedDict):
-    """Counts and positions of samples that could not be used."""
+    """Samples that could not be used and were replaced, as `BadSampleCounter.state_dict` returns them.
+
+    total: how many. row: how many of the latest follow each other without a gap. last: the position of the latest in
+    the order of training, -1 for none. recent: positions of those among the latest samples.
+    """
 
     total: Count
     row: Count
@@ -61,7 +70,12 @@ class ReplacedSamples(TypedDict):
 
 
 class StreamState(TypedDict):
-    """How far a stream was read."""
+    """How far a stream was read, as `Stream.state` returns it; the shards that are read are numbered 0, 1, … in their
+    order.
+
+    first: all shards before this number are finished. through: numbers of later finished shards. taken: (number of a
+    shard, samples used from it) for shards that are read in part.
+    """
 
     first: Count
     through: list[Count]
@@ -89,7 +103,7 @@ OTHERWISE = "Use the same data and batch, or start another run.name with init_fr
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """The checkpoint folder that a run starts from, if any; at most one of the two attributes is given.
+    """The checkpoint folder that a run starts from, if any; at most one of the two attributes is not None.
 
     resume: the run continues where this checkpoint was written. weights: only the weights of the towers are taken from
     this checkpoint.
@@ -107,7 +121,8 @@ class RestoredState:
     steps before the checkpoint had another batch size. more_samples: how many training samples were added since the
     checkpoint. notes: lines for the log on what the run takes from the weights of init_from.
 
-    Objects whose state is an entry of state.json are registered by `register`; `states` then has them for a checkpoint.
+    An object whose state is an entry of state.json is registered by `register`; `states` then returns its state for a
+    new checkpoint.
     """
 
     step: int = 0
@@ -118,13 +133,13 @@ class RestoredState:
     _state_of: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def register(self, entry: str, state: Callable[[], Any]) -> Any:
-        """Save what `state` returns as an entry of state.json, and return the entry of the checkpoint that the run
-        resumes; None in a new run."""
+        """Register an entry of state.json: future checkpoints save what `state` returns. Return the entry in the
+        checkpoint that the run resumes; None in a new run."""
         self._state_of[entry] = state
         return self.metadata.get(entry)
 
     def states(self) -> dict[str, Any]:
-        """Return the states of all registered objects by entry. Every rank must call it."""
+        """Return entry → state, for all registered objects. Every rank must call it."""
         return {entry: state() for entry, state in self._state_of.items()}
 
 
@@ -148,7 +163,8 @@ def lock_and_find(config: TrainConfig, folder: Path, stack: ExitStack) -> Resume
 
 
 def verify_source(source: ResumeSource, world: World) -> None:
-    """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not on each rank.
+    """Verify the checkpoint of `source` once on each machine, so that `restore_components` need not verify it on each
+    rank.
 
     Every rank must call it. Raises DataError on all ranks for a damaged checkpoint, ConfigError for another format.
     """
@@ -163,7 +179,11 @@ def verify_source(source: ResumeSource, world: World) -> None:
 
 
 def restore_components(source: ResumeSource, components: Components, config: TrainConfig) -> RestoredState:
-    """Restore tensors and entries of the training step as `_restore_tensors` does, and register the step's state."""
+    """Load the checkpoint of `source` into the components, with the state of the training step; return the restored
+    state.
+
+    The state of the step is also registered for future checkpoints. Raises the errors of `_restore_tensors`.
+    """
     restored = _restore_tensors(source, components, config)
     if state := restored.register("step_state", components.step.state_dict):
         components.step.load_state_dict(state)
@@ -219,8 +239,10 @@ def _restore_tensors(source: ResumeSource, components: Components, config: Train
 
 
 def check_metadata(folder: Path, state: CheckpointState) -> None:
-    """Raise DataError if the entries of state.json of a checkpoint have other types than ours, or contradict each
-    other. A foreign checkpoint may be typed as resume=."""
+    """Raise DataError if the entries of a checkpoint's state.json have wrong types, or contradict each other.
+
+    folder: the checkpoint, which may be untrusted: resume= can name any folder. state: its content.
+    """
     metadata = state.metadata
     try:
         TypeAdapter(ResumeMetadata).validate_python(metadata, strict=True)
@@ -235,8 +257,10 @@ def check_metadata(folder: Path, state: CheckpointState) -> None:
 def best_of_resumed(
     source: ResumeSource, restored: RestoredState, folder: Path, log: Callable[[str], None]
 ) -> list[Best]:
-    """Return the best that the checkpoint of a resumed run knows, in a list; [] if there is none, or if it is lost: not
-    in the run folder, or counted in steps of another batch size. log: called with a line if it is lost.
+    """Return a list with the best evaluation that the checkpoint of a resumed run records, for BestCheckpoint.found.
+
+    The list is empty if there is none, or if it is lost: its checkpoint is not in the run folder, or counts steps of
+    another batch size. log: called with a line if it is lost.
     """
     best: Best | None = restored.metadata.get("best")
     if best is None or source.resume is None:

@@ -42,12 +42,13 @@ from dyad.training_run import TrainingRun
 def train_run(world: World, config: TrainConfig) -> None:
     """Train as the configuration says. Every rank must call it. Raises Preempted when a stop was requested.
 
-    No file is written before all components are built: a mistake that is found while building leaves no run folder.
+    Nothing is written into the run folder before all components are built, so a mistake that is found while building
+    leaves no run folder.
     """
-    # Every rank has the same configuration, code and data. Only how much a machine can do may differ.
+    # Every rank must have the same configuration, code and data, except for these keys, which depend on the machine.
     may_differ = {"model.frozen_cache_mb", "data.workers"}
     must_match = {key: value for key, value in all_keys(config).items() if key not in may_differ}
-    if config.data.mode is Mode.stream:  # the order of its samples depends on their number
+    if config.data.mode is Mode.stream:  # the order of a stream's samples depends on the number of workers
         must_match["data.workers"] = config.data.workers
     check_same_config(world, {**must_match, "torch": torch.__version__, "code": code_digest()})
     validate(config, world.size)
@@ -56,7 +57,7 @@ def train_run(world: World, config: TrainConfig) -> None:
     activation = from_rank_0(world, lambda: recorded_activation(config))
     data = replace(config.data, caption_per=from_rank_0(world, lambda: recorded_caption_per(config)))
     config = replace(config, model=replace(config.model, activation=activation), data=data)
-    if config.data.mode is Mode.stream:  # auto may mean more on one machine than on another
+    if config.data.mode is Mode.stream:  # auto may give more workers on one machine than on another
         min_workers = min(gather_objects(worker_count(config.data.workers, world.device), world))
         config = replace(config, data=replace(config.data, workers=min_workers))
     tracking = from_rank_0(world, lambda: resolve_wandb_mode(config.tracking, folder, print))

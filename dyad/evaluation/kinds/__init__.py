@@ -1,1 +1,2 @@
-"""The kinds of data sets of a suite, by what they hold. They are checked without torch."""
+"""The kinds of data sets that eval.suite can name, one module per content. Importing and checking them needs no
+torch."""

@@ -1,4 +1,5 @@
-"""Data sets of prompts with right and wrong answers, of language models and of models that find examples for them."""
+"""Kinds of data sets of prompts with right and wrong answers: for language models (answers), and for models that
+retrieve example prompts for a language model (in_context)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data sets of images: retrieval, views, zero-shot classification."""
+"""Kinds of data sets of images: retrieval between images and captions or between two views, zero-shot
+classification."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ def images(
     form: str = "SHARDS",
     named: Callable[[SuiteEntry], tuple[Any, str]] = lambda entry: (entry.target, entry.key),
 ) -> SuiteKind:
-    """Make the SuiteKind (how entries KIND:TARGET of one KIND are read) of a kind of the task image_text, whose targets
-    name shards of images.
+    """Return a SuiteKind (how entries KIND:TARGET of one KIND are checked and built) for image_text models and for
+    targets that name shards of images.
 
-    build: function that makes the evaluator of an entry from its opened shards. form: how a target is written, for help
-    texts. named: function that returns what an entry names, in the syntax of data.train, and its key for messages.
+    build: makes the evaluator of an entry from its opened shards. form: how a target is written, for help texts. named:
+    returns the shards that an entry names, in the syntax of data.train, and the key that messages name.
     """
 
     def open_and_build(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
@@ -87,7 +88,8 @@ def _wds(entry: SuiteEntry, shards: Shards, inputs: Inputs) -> Evaluator:
 def _classification(
     entry: SuiteEntry, shards: Shards, inputs: Inputs, label: str, classes: Mapping[str, Sequence[str]]
 ) -> ZeroShot:
-    """Make the evaluator of labelled images. label: the field with the class. classes: class name → its prompts."""
+    """Return the zero-shot evaluator of a data set of labelled images. label: the field of a sample that holds its
+    class. classes: class name → its prompts."""
     from dyad.data.image_text.items import labelled_set
     from dyad.eval.tasks.zero_shot import ZeroShot
 

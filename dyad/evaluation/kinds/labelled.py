@@ -1,4 +1,4 @@
-"""Data sets of samples with a class: those of task=labelled, and probes of any model."""
+"""Kinds of data sets of samples with a class: classes, for models of task=labelled, and probe, for any model."""
 
 from __future__ import annotations
 
@@ -49,8 +49,10 @@ def _check_labelled(entry: SuiteEntry) -> None:
 
 
 def _parts(tables: Callable[[Any], Tables], entry: SuiteEntry) -> tuple[list[list[ShardSource]], str]:
-    """Return the sources of the training and of the test part of a probe, and its label. Raises ConfigError for wrong
-    ones. tables: gives the shards of tables of images.
+    """Return the sources of the training and of the test part of a probe, and the field that holds the class.
+
+    tables: returns, for the table options of a run, the function that finds or makes the shards of a table of images.
+    Raises ConfigError if the task file or a part is missing or invalid.
     """
     named, label = read_probe(entry.path)
     found = tables(table_options(entry.data))
@@ -65,10 +67,11 @@ def _probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
     parts, label = _parts(prepared_tables, entry)
     model, data, options = inputs.model, inputs.config.data, inputs.config.eval
-    image = cast("Any", getattr(model, "image", None))  # of a model that takes some
+    image = cast("Any", getattr(model, "image", None))  # None for a model that takes no images
     has_texts = not image or all(shard.endswith(".jsonl") for source in parts[0] for shard in source.shards)
     if has_texts:
-        questions = inputs.config.task is Task.question_passage  # other tasks take texts as passages
+        # models of questions and passages embed a text as a question, models of other tasks as a passage
+        questions = inputs.config.task is Task.question_passage
         kind, lengths = (partial(Question, ""), data.question) if questions else (Passage, data.passage)
         tokenize = model.tokenize if image else partial(text_tokens, kind, model.tokenize, lengths)
         train, test = (labelled_texts(open_shards(sources), label, tokenize) for sources in parts)

@@ -1,4 +1,4 @@
-"""Data sets of questions and passages."""
+"""Kinds of data sets of questions and passages: beir and dpr."""
 
 from __future__ import annotations
 

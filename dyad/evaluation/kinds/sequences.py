@@ -1,4 +1,5 @@
-"""Data sets of sequences: next items to predict, and classes of contexts."""
+"""Kinds of data sets of sequences: next_item, which predicts the next item, and context_probe, which classifies
+contexts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def _next_item(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
     config = inputs.config
     data, options, model = config.data, config.eval, cast("SequenceModel", inputs.model)
-    train = [] if data.train is None else sequence_files(data.train, data)  # an export does not say
+    # the configuration of an export has no data.train
+    train = [] if data.train is None else sequence_files(data.train, data)
     between = data.val if data.sequence.earlier is None else data.sequence.earlier
     earlier = [] if between is None else sequence_files(between, data, "data.sequence.earlier")
     own = sequence_files(entry.target, data, entry.key)
@@ -56,7 +58,8 @@ def _context_probe(entry: SuiteEntry, inputs: Inputs) -> Evaluator:
 
 
 def _parts(entry: SuiteEntry) -> tuple[list[list[str]], str]:
-    """Return the files of the training and of the test part, and the label. Raises ConfigError."""
+    """Return the files of the training and of the test part of a context_probe, and the field that holds the class.
+    Raises ConfigError if the task file or a file is missing, or a file lacks that field."""
     from dyad.data.sequence.labelled import check_label
 
     named, label = read_probe(entry.path)
