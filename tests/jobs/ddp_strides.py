@@ -6,6 +6,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from dyad.train.cli.compose import compose_config
@@ -16,7 +17,7 @@ from dyad.train.towers.build import build_model
 
 def main() -> None:
     tower = build_model(compose_config(["experiment=emoji_scratch"])).towers.x_tower
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     is_plain = "plain" in sys.argv
     wrapped = DistributedDataParallel(tower, gradient_as_bucket_view=True) if is_plain else _wrapped(tower, World(0, 2))
     for _ in range(2):

@@ -156,8 +156,9 @@ class StartupStop:
         with woken:
             while (number := woken.recv(1)) and number[0] not in STARTUP_SIGNALS:
                 pass
-        if number and not over.wait(GRACE_SECONDS):
-            leave_now(ExitCode.HARDWARE if _sibling_was_killed() else ExitCode.REQUEUE)
+            # the socket stays open meanwhile: Python would print an error for each further signal
+            if number and not over.wait(GRACE_SECONDS):
+                leave_now(ExitCode.HARDWARE if _sibling_was_killed() else ExitCode.REQUEUE)
 
 
 def _sibling_was_killed() -> bool:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -38,6 +39,20 @@ def test_in_the_last_moment_of_the_start(monkeypatch: pytest.MonkeyPatch, number
         signal.raise_signal(number)
         with StopRequest() as stop:
             assert stop.requested
+
+
+@pytest.mark.usefixtures("handlers")
+def test_further_signals_of_the_start_print_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler sends several. The thread that waits for the first has read it after some of them."""
+    monkeypatch.setattr(signals, "STARTUP", StartupStop())
+    signals.STARTUP.begin()
+    for _ in range(20):
+        signal.raise_signal(signal.SIGTERM)
+        time.sleep(0.01)
+    with StopRequest() as stop:
+        assert stop.requested and capfd.readouterr().err == ""
 
 
 @pytest.mark.usefixtures("handlers")
