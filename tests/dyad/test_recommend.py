@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -71,9 +72,16 @@ def test_an_export_recommends_what_the_scores_say(kind: ContextKind, similarity:
     assert [hit.item for hit in model.recommend(histories[1], k=2)] == [hit.item for hit in found[1][:2]]
 
 
-def test_histories_that_are_none(tmp_path: Path) -> None:
-    export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, tmp_path), tmp_path / "out")
-    model = dyad.load(str(tmp_path / "out"))
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of a model: another process, which has to import torch, checks each that is made."""
+    folder = tmp_path_factory.mktemp("exported")
+    export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, folder), folder / "out")
+    return folder / "out"
+
+
+def test_histories_that_are_none(exported: Path) -> None:
+    model = dyad.load(str(exported))
     for history, words in (
         ([], ["empty"]),
         (["item 99"], ["'item 99'", "Did you mean 'item 9'"]),
@@ -85,9 +93,8 @@ def test_histories_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["fewer ids", "another width", "no weights", "kind", "shape"])
-def test_folders_of_strangers(damage: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, tmp_path), out)
+def test_folders_of_strangers(damage: str, exported: Path, tmp_path: Path) -> None:
+    out = copytree(exported, tmp_path / "out")
     about = json.loads((out / "sequence.json").read_text())
     if damage == "fewer ids":
         (out / "items.txt").write_text("one\n")
