@@ -31,6 +31,8 @@ EXTRAS = {"sentence_transformers": "bench", "onnx": "onnx"}
 ExportFormat = StrEnum(
     "ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch", "causal_lm"]
 )
+# task → the format that alone takes its models
+ONLY = {"sequence": ExportFormat["torch"], "language_model": ExportFormat["causal_lm"]}
 
 
 @dataclass
@@ -54,7 +56,7 @@ EXAMPLES = {
     "one checkpoint, elsewhere": "python -m train.export run=runs/x/checkpoints/step_00001000 out=my_model",
     "two encoders, as DPR has them": "python -m train.export run=runs/topics format=dpr",
     "to the Hub, with the token of HF_TOKEN or hf auth login": "python -m train.export run=runs/topics push=ORG/NAME",
-    "graphs for onnxruntime, any model": "python -m train.export run=runs/emoji format=onnx",
+    "graphs for onnxruntime, of any model of images and texts": "python -m train.export run=runs/emoji format=onnx",
 }
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     from dyad.train.towers.heads import representation
 
     trained = load_run(*find_run(command.run))
-    chosen = command.format or _default_format(trained.config, trained.model)
+    chosen = chosen_format(command.format, trained.config, trained.model)
     library = library_of(chosen)
     out = Path(command.out).expanduser() if command.out else own_output(trained.run, f"export/{chosen.name}")
     name = trained.run.resolve().name
@@ -169,19 +171,21 @@ def export(library: "Library", source: "ExportSource", out: Path) -> float:
     return distance
 
 
-def _default_format(config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
-    """Return the export format for a model when the user has not chosen one (format=…).
+def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "TwoTowerModel") -> ExportFormat:
+    """Return the export format of a model: `asked` (format=…), or the default of the model if it is None.
 
-    The format is causal_lm for a language model, torch for a model of sequences, sentence_transformers for questions
-    and passages, open_clip or transformers if both towers come from one model of that library, else onnx.
+    The default is causal_lm for a language model, torch for a model of sequences, sentence_transformers for questions
+    and passages, open_clip or transformers if both towers come from one model of that library, else onnx. Raises
+    ConfigError if the task of the model has one format only, and `asked` is another.
     """
     from dyad.train.towers.libraries.published import of_one_model
-    from dyad.train.towers.models import LanguageModel, SequenceModel, TextPairModel
+    from dyad.train.towers.models import TextPairModel
 
-    if isinstance(model, LanguageModel):
-        return ExportFormat.causal_lm
-    if isinstance(model, SequenceModel):
-        return ExportFormat.torch
+    only = ONLY.get(task := config.task.name)
+    if only and asked and asked is not only:
+        raise ConfigError(f"format={asked.name} takes no task={task}. Take format={only.name}")
+    if chosen := asked or only:
+        return chosen
     if isinstance(model, TextPairModel):
         return ExportFormat.sentence_transformers
     if getattr(model, "open_clip_config", None):

@@ -19,7 +19,7 @@ from dyad.export import (
     sentence_transformers as export_sentence_transformers,
 )
 from dyad.export.library import ExportSource
-from dyad.export.main import _default_format, export
+from dyad.export.main import chosen_format, export
 from dyad.train.config import Head, ImageTowerConfig, ModelConfig, Task, TextTower, TextTowerConfig, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.towers.build import build_model
@@ -38,7 +38,7 @@ def test_images_become_one_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     near(monkeypatch)
     image = ImageTowerConfig(kind="cnn", image_size=16, widths=[8, 8])
     of = source(ModelConfig(name=None, embed_dim=4, image=image, head=Head.byol, head_width=8), ItemKind.pictures)
-    assert _default_format(of.config, of.model).name == "onnx"
+    assert chosen_format(None, of.config, of.model).name == "onnx"
     assert export(export_onnx.LIBRARY, of, tmp_path / "out") < 1e-5
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"image.onnx", "config.json", "dyad.json", "README.md"}
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -56,6 +56,6 @@ def test_texts_become_a_sentence_transformer(head: Head, tmp_path: Path, monkeyp
     tiny_bert.write(tmp_path)
     text = TextTowerConfig(kind=TextTower.transformers, name=str(tmp_path))
     of = source(ModelConfig(name=None, embed_dim=4, text=text, head=head, head_width=8), ItemKind.texts)
-    assert _default_format(of.config, of.model).name == "sentence_transformers"
+    assert chosen_format(None, of.config, of.model).name == "sentence_transformers"
     assert export(export_sentence_transformers.LIBRARY, of, tmp_path / "out") < 1e-5
     assert any("Dense" in p.name for p in (tmp_path / "out").iterdir()) is (head is Head.none)

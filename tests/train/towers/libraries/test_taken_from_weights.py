@@ -29,7 +29,7 @@ from dyad.data.base.errors import ConfigError
 from dyad.evaluation.load_model import find_model
 from dyad.evaluation.load_run import find_run, load_run, read_config
 from dyad.export.library import ExportSource
-from dyad.export.main import _default_format, export, library_of
+from dyad.export.main import chosen_format, export, library_of
 from dyad.run.calibrate import calibrate
 from dyad.train.cli.compose import compose_config, words_for
 from dyad.train.config import Activation, TrainConfig
@@ -112,7 +112,7 @@ def test_an_export_has_the_model(foreign: Foreign, tmp_path: Path, monkeypatch: 
     config = configured(*foreign.words)
     model = cast(ImageTextModel, build_model(config))
     source = ExportSource("mine", config, model, model.calibration)
-    format_ = _default_format(config, model)
+    format_ = chosen_format(None, config, model)
     assert format_.name in ("open_clip", "transformers")
     assert export(library_of(format_), source, tmp_path / "out") < 1e-5
     found = find_model(str(tmp_path / "out")).load()
