@@ -276,7 +276,7 @@ class DataConfig(Checked):
     @property
     def tolerated(self) -> int:
         """The number of consecutive bad (damaged or incomplete) samples at which the run stops; fewer are replaced by
-        other samples. 0 with data.bad_samples=stop: the first bad sample stops the run."""
+        other samples. 0 if none is replaced (data.bad_samples=stop); the run then stops at the first, as with 1."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0
 
     @property

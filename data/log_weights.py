@@ -26,11 +26,12 @@ _KEYS, _FACTS = "keys", "dyad"
 
 @dataclass(frozen=True)
 class LogWeights:
-    """A finite number, log q or ζ, for each of n ≥ 1 items.
+    """A file with one finite number for each of n ≥ 1 items.
 
-    path: path of the file. name: what the numbers are, LOG_Q or ZETA. keys_n (n,) int64: content keys of the items,
-    ascending. values_n (n,) float64: the numbers. facts: the metadata of the file, with "data", the fingerprint of the
-    data from which it was made, and the options of the command that made it.
+    The number is log q, the log-probability of the item under a distribution q, or ζ, by which the item has weight
+    e^(ζ/τ) as a candidate (NUCLR). path: path of the file. name: what the numbers are, LOG_Q or ZETA. keys_n (n,)
+    int64: content keys of the items, ascending. values_n (n,) float64: the numbers. facts: the metadata of the file,
+    with "data", the fingerprint of the data from which it was made, and the options of the command that made it.
     """
 
     path: str

@@ -180,8 +180,8 @@ def _of_questions(
 def _with_drawn_items(config: TrainConfig, data: TrainingData, catalogue: Callable[[], Catalogue]) -> TrainingData:
     """Return `data` with an object that draws the noise samples of the objective, if the objective takes any.
 
-    catalogue: returns the Catalogue of all y items of the data. Raises DataError for a file of log q that was not made
-    for these data.
+    catalogue: returns the Catalogue of all y items of the data. Raises DataError if the file of log q that
+    `config` names was not made for these data.
     """
     options, pairs = config.objective, config.global_batch_size
     if options.draws is None:

@@ -198,7 +198,7 @@ class Stream:
         return self.shards[int(self._draws.ids(draw)[0])]
 
     def sample_id(self, sample: ShardSample) -> int:
-        """Return the id of a sample, the whole number in its json field data.id_key; NO_ID if data.id_key is not set.
+        """Return the id of a sample: the whole number in the json field that data.id_key names; NO_ID without that key.
         Raises SampleError when the field is missing or has another value."""
         if self.id_key is None:
             return NO_ID

@@ -90,8 +90,9 @@ def _form(text: str) -> tuple[str | None, int]:
 
 
 def _cells(text: str, form: tuple[str | None, int], where: str) -> tuple[str, str, str]:
-    """Return the question id, the passage id and the grade in a line of judgements. form: what `_form` returned for the
-    first line. where: location of the line, for messages. Raises DataError for a line of another form."""
+    """Return the question id, the passage id and the grade in a line of judgements. form: (separator, number of
+    columns) of the first line, see `_form`. where: location of the line, for messages. Raises DataError for a line of
+    another form."""
     separator, columns = form
     cells = text.split(separator)
     if len(cells) != columns or not all(cells):

@@ -53,7 +53,7 @@ class QuestionRow:
 
     @property
     def lists(self) -> tuple[PassageList, ...]:
-        """The lists of passages, in the order of LISTS."""
+        """(positives, negatives, hard negatives) of the question: its lists of passages, in the order of LISTS."""
         return self.positives, self.negatives, self.hard_negatives
 
     def draws(self, drawn: DrawnPositives) -> list[float]:

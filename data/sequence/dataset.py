@@ -85,8 +85,10 @@ class Sequences:
 
 
 def catalogue_of(data: Sequences, paths: Sequence[str], tokenize: Any) -> Catalogue:
-    """Return the catalogue of the items of the log, from which noise is drawn. An item counts as drawn once for each
-    step of a window that has it as y.
+    """Return the catalogue of all items of the log, from which noise samples of NCE are drawn.
+
+    The count of an item in it is how often the item is a target (y) in one epoch: at how many steps of the training
+    windows, which are the sequences of the log cut into parts.
 
     paths: the files of the log; a cache file is stored for the first. tokenize: the tokenizer of items that are texts;
     None for other items.

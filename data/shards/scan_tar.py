@@ -102,7 +102,7 @@ class _Header:
     size: int
 
     def exceeds(self, limit: int) -> str:
-        """Return the error message for a tar member (a file in the tar) that is larger than `limit` bytes."""
+        """Return the error message that this member is larger than `limit` bytes; the caller has compared them."""
         return f"member '{self.name}' has {self.size} bytes, more than the limit of {limit}"
 
 

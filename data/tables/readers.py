@@ -234,8 +234,11 @@ def _batches(path: str) -> Iterator[Any]:
 
 
 def _unfolded(batch: Any) -> Iterator[Fields]:
-    """Yield the rows of a record batch as dicts. Only a few rows are held as Python objects at a time, because rows may
-    share a value, so that each may take as much memory as the whole batch."""
+    """Yield the rows of an Arrow record batch as dicts.
+
+    A few rows at a time are converted to Python objects: a value that the batch stores once for many rows (dictionary
+    encoding) is copied for each row, so that one row may take as much memory as the whole batch.
+    """
     step = max(1, min(BATCH, UNFOLDED // max(batch.nbytes, 1)))
     for start in range(0, len(batch), step):
         yield from batch.slice(start, step).to_pylist()

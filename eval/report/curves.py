@@ -258,7 +258,10 @@ def planned_charts(plans: Mapping[str, Plan], options: Mapping[str, Any], histor
 
 
 def _lines(history: History, metrics: Mapping[str, str]) -> list[Series]:
-    """Make the lines of a chart of training metrics from a history (metric → step → value). metrics: see Plan.lines."""
+    """Make the lines of a chart of training metrics from a history (metric → step → value).
+
+    metrics: label of a line → its metric without train/; or three metrics, parted by spaces, for a line with a band.
+    """
     return [_series(history, label, *(f"train/{n}" for n in names.split())) for label, names in metrics.items()]
 
 

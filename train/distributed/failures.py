@@ -34,7 +34,7 @@ CONNECTION_LOST = ("gloo", "pair closure", "onnection closed", "onnection reset"
 class PeerFailure(HardwareError):
     """The error of a rank whose communication failed because another rank failed or is gone.
 
-    One rank of the job prints the message.
+    The message is printed by one rank of the job only, the lowest that is left.
     """
 
 

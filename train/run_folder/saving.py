@@ -44,8 +44,9 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     Leaving its `with` block waits for a checkpoint that is still being written.
 
     folder: the run folder. keep: how many of the newest checkpoints stay on the disk. before_save: called before each
-    checkpoint is written, to flush the logs. schedule: says when the next checkpoint is due, for the error message.
-    log: prints a line. Attribute seconds: time spent writing so far, in the background or not.
+    checkpoint is written, to flush the logs. schedule: says at which step the next checkpoint is due. log: prints a
+    line. If a checkpoint cannot be written, `log` gets the error and that step, and the run goes on. Attribute seconds:
+    time spent writing so far, in the background or not.
     """
 
     def __init__(

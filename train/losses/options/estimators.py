@@ -95,9 +95,10 @@ class EstimatorOptions(TemperatureOptions):
 
     @property
     def schedule(self) -> tuple[float, float, float]:
-        """(γ at the start, γ at the end, the number of epochs between them). For a constant γ, start and end are equal.
+        """(γ at the start, γ at the end, the number of epochs between them), see `gamma_at`. Constant γ: start = end.
 
-        For gamma=auto without gamma_epochs, which a run sets later, only the first value has a meaning.
+        With gamma=auto, the end follows from gamma_epochs. If that is None, only the start is valid: a run sets
+        gamma_epochs to its number of epochs before it uses the end.
         """
         gamma, last, epochs = self.gamma, self.gamma_min, self.gamma_epochs or math.inf
         if gamma == AUTO:

@@ -82,7 +82,7 @@ class OneSidedDPMOptions(SoftmaxOptions):
 
 @dataclass
 class SimCLROptions(TemperatureOptions):
-    """SimCLR: 2N views, each against all others but itself (Chen et al. 2020).
+    """SimCLR: 2N views, each compared with all other views (Chen et al. 2020).
 
     Options of the class SimCLR in objectives/softmax.py; the views are two of each of N items.
     """

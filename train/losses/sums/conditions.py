@@ -33,12 +33,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Checks:
-    """Settings of one computation of an objective by a trainer, and what it leaves to the trainer to read and to sum.
+    """Settings that a trainer gives to one computation of an objective, and tensors that the objective gives back.
 
-    Settings, the same on all ranks: speculative: whether conditions are assumed to hold, not read from the device;
-    sizes: of the global batch, None if not known; logged: whether costly metrics are wanted.
-    Filled by the computation: conditions: the 0-d bool tensors of this rank that were assumed or read; later: (values
-    to sum over ranks, 1-d, function that makes metrics of the sum), see `summed_later`.
+    Settings, the same on all ranks: speculative: assume that each condition (a 0-d bool tensor that selects a way to
+    compute, e.g. "no sum underflows") is true, instead of reading it, for which the host would wait for the GPU. sizes:
+    the layouts of the global batch; None if not known. logged: whether costly metrics are wanted.
+    Filled in by the objective: conditions: those that it assumed or read on this rank; the trainer must check them.
+    later: (1-d values to sum over ranks, function that makes metrics of the sum), see `summed_later`.
     """
 
     speculative: bool
