@@ -19,8 +19,8 @@ The route of one score, from embeddings to the loss and back, by file:
    keys. sums/all_gather.py: Layout knows which rank holds which rows; Layout.gather is an all-gather with an exact
    gradient.
 4. objectives/softmax.py: SoftmaxObjective.of_batch asks gathered/candidates.py which columns each sum runs over:
-   relations gives the Exclusion (sums/tiles.py) and the Anchors of both directions. gathered/duplicates.py counts equal
-   keys for it.
+   relations gives the Exclusion (sums/tiles.py) and the Anchors of both directions. Their share is W / anchors: with it
+   the average of W ranks' gradients is that of the mean over all. gathered/duplicates.py counts equal keys.
 5. sums/lse.py: log_partition, an autograd function, returns the log-sum-exp of rows (b,) and of columns (M,).
    sums/lse_one_shift.py: find_bound looks for one shift for all logits; one_shift_sums sums exp(a_ij − shift) by tiles.
    sums/lse_online.py: online_sums, an online softmax, takes over if there is no such shift.
