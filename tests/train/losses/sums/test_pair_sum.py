@@ -138,7 +138,7 @@ def test_nothing_of_size_rows_times_columns_is_allocated(monkeypatch: pytest.Mon
     monkeypatch.setattr(tiles, "TILE", 32)
     monkeypatch.setattr(tiles, "KEPT", 0)
     f, counts = FUNCTIONS["all of it"]
-    b = 192
+    b = 352  # three columns of numbers are more than a tile
     inputs, more = problem(b, b, counts)
     keys = torch.arange(b) % 2
     with LargestTensor() as seen:
