@@ -32,7 +32,7 @@ ExportFormat = StrEnum(
     "ExportFormat", ["open_clip", "transformers", "sentence_transformers", "dpr", "onnx", "torch", "causal_lm"]
 )
 # task → the format that alone takes its models
-ONLY = {"sequence": ExportFormat["torch"], "language_model": ExportFormat["causal_lm"]}
+ONLY_FORMAT = {"sequence": ExportFormat["torch"], "language_model": ExportFormat["causal_lm"]}
 
 
 @dataclass
@@ -181,7 +181,7 @@ def chosen_format(asked: ExportFormat | None, config: "TrainConfig", model: "Two
     from dyad.train.towers.libraries.published import of_one_model
     from dyad.train.towers.models import TextPairModel
 
-    only = ONLY.get(task := config.task.name)
+    only = ONLY_FORMAT.get(task := config.task.name)
     if only and asked and asked is not only:
         raise ConfigError(f"format={asked.name} takes no task={task}. Take format={only.name}")
     if chosen := asked or only:
