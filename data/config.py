@@ -274,7 +274,7 @@ class DataConfig(Checked):
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
 
     @property
-    def tolerated(self) -> int:
+    def bad_in_a_row_limit(self) -> int:
         """The number of consecutive bad (damaged or incomplete) samples at which the run stops; fewer are replaced by
         other samples. 0 if none is replaced (data.bad_samples=stop); the run then stops at the first, as with 1."""
         return self.bad_in_a_row if self.bad_samples is BadSamples.substitute else 0

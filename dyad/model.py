@@ -39,7 +39,7 @@ from dyad.eval.search.index_spec import Spec
 from dyad.eval.search.saved_index import check_embeddings, load_index, save_index
 from dyad.evaluation.load_model import find_model, settings
 from dyad.evaluation.load_run import LoadedModel
-from dyad.evaluation.main import with_command
+from dyad.evaluation.main import with_eval_options
 from dyad.evaluation.suite import build_evaluators, check_suite
 from dyad.inputs import PassageLike
 from dyad.recommend import Recommender, recommender
@@ -364,7 +364,7 @@ def evaluate(
     as data.val. captions: the fields of shards that hold the captions, as data.captions; (): those of the run. Raises
     ConfigError for an invalid entry, DataError for damaged data.
     """
-    config = with_command(model.config, EvalCommand(suite=list(suite), val=val, captions=list(captions) or None))
+    config = with_eval_options(model.config, EvalCommand(suite=list(suite), val=val, captions=list(captions) or None))
     check_suite(config)
     evaluators = build_evaluators(config, model.loaded.model)
     encoder = Encoder.of(config, model.loaded.model, model.encoder.world)

@@ -237,9 +237,9 @@ class ImageText:
         Raises SampleError when all checked samples are unusable, so that a wrong key or field in the configuration is
         reported before any loader process starts; ConfigError when hard negatives are asked for and none are found.
         """
-        self.shards, self._maker, tolerated = shards, maker, maker.config.tolerated
-        self._replacements = Replacements(shards.sizes, maker.seed, tolerated)
-        check_any(range(min(len(shards), max(tolerated, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
+        self.shards, self._maker, limit = shards, maker, maker.config.bad_in_a_row_limit
+        self._replacements = Replacements(shards.sizes, maker.seed, limit)
+        check_any(range(min(len(shards), max(limit, 1))), lambda i: maker.check(ShardSample.read(shards, i)))
         for name, has_any in (("per_row", maker.has_negatives), ("pictures", maker.has_images)):
             if getattr(maker.config.negatives, name):
                 self._check_negatives(name, has_any)

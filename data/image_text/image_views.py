@@ -37,8 +37,8 @@ class ImageViews:
         """
         self.shards, self.config, self.seed = shards, config, seed
         self.spec, self.augments = image_spec(spec, config), config.augments
-        self._replacements = Replacements(shards.sizes, seed, config.tolerated)
-        check_any(range(min(len(shards), max(config.tolerated, 1))), lambda i: self._cropped(0, i))
+        self._replacements = Replacements(shards.sizes, seed, config.bad_in_a_row_limit)
+        check_any(range(min(len(shards), max(config.bad_in_a_row_limit, 1))), lambda i: self._cropped(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the samples at the given positions, each a pair (epoch, sample id): x, y uint8 (b, 3, S,

@@ -113,7 +113,7 @@ class Stream:
         """
         self.shards = [shard for source in sources for shard in source.shards]
         self.maker, self.id_key, self.buffer = maker, config.id_key, config.buffer
-        self.limit = config.tolerated  # consecutive bad samples that stop the run; 0: any lost sample stops it
+        self.limit = config.bad_in_a_row_limit  # consecutive bad samples that stop the run; 0: any lost sample stops it
         self.seed, self.global_batch_size = seed, global_batch_size
         sizes, weights = [len(source.shards) for source in sources], [source.weight for source in sources]
         for size, weight in zip(sizes, weights, strict=True):

@@ -96,7 +96,7 @@ class QuestionPassage:
         if negatives.refresh_every and questions.corpus is None:
             raise ConfigError("data.negatives.refresh_every: set data.passage.corpus, the passages to search by id.")
         self.questions, self.tokenize, self.config, self.seed, self.mined = questions, tokenize, config, seed, mined
-        self._replacements = Replacements(questions.sizes, seed, config.tolerated)
+        self._replacements = Replacements(questions.sizes, seed, config.bad_in_a_row_limit)
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the training batch of the rows at the given positions, each a pair (epoch, row index).

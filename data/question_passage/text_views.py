@@ -71,8 +71,8 @@ class SingleTexts:
         converts the class names in the field data.label to numbers; None: y is a second view. Raises SampleError when
         all checked rows are unusable."""
         self.rows, self.tokenize, self.config, self.numbers = rows, tokenize, config, numbers
-        self._replacements = Replacements(rows.shards.sizes, seed, config.tolerated)
-        check_any(range(min(len(rows), max(config.tolerated, 1))), lambda i: self._text(0, i))
+        self._replacements = Replacements(rows.shards.sizes, seed, config.bad_in_a_row_limit)
+        check_any(range(min(len(rows), max(config.bad_in_a_row_limit, 1))), lambda i: self._text(0, i))
 
     def __getitems__(self, positions: Sequence[tuple[int, int]]) -> Batch:
         """Return the batch of the rows at the given positions, each a pair (epoch, row index). x is tokens, int64 (b,

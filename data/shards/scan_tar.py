@@ -101,7 +101,7 @@ class _Header:
     name: str
     size: int
 
-    def exceeds(self, limit: int) -> str:
+    def over_limit_message(self, limit: int) -> str:
         """Return the error message that this member is larger than `limit` bytes; the caller has compared them."""
         return f"member '{self.name}' has {self.size} bytes, more than the limit of {limit}"
 
@@ -166,7 +166,7 @@ def _headers(stream: BinaryIO) -> Iterator[_Header]:
         offset += BLOCK
         if header.kind in (LONG_NAME, PAX):
             if header.size > MAX_EXTENDED:
-                raise _BrokenTar(header.offset, header.exceeds(MAX_EXTENDED))
+                raise _BrokenTar(header.offset, header.over_limit_message(MAX_EXTENDED))
             payload = _read_payload(stream, header)
             pax |= {"path": payload.rstrip(b"\0")} if header.kind == LONG_NAME else _pax_records(payload, header.offset)
         elif header.kind in (LONG_LINK, PAX_GLOBAL):
@@ -311,7 +311,7 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
         _read_payload(stream, header, skip=True)
         return None
     if header.size > MAX_BYTES[extension]:
-        scan.problems.add(Problem(header.offset, header.exceeds(MAX_BYTES[extension])))
+        scan.problems.add(Problem(header.offset, header.over_limit_message(MAX_BYTES[extension])))
         _read_payload(stream, header, skip=True)
         return None
     payload = _read_payload(stream, header)

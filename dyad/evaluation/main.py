@@ -65,12 +65,12 @@ def main() -> None:
     from dyad.evaluation.suite import check_suite
 
     found = find_model(command.model) if command.model else find_trained(given[0])
-    config = with_command(found.config, command)
+    config = with_eval_options(found.config, command)
     check_suite(config)
     evaluate(command, config, found)
 
 
-def with_command(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
+def with_eval_options(config: "TrainConfig", command: EvalCommand) -> "TrainConfig":
     """Return `config`, in which the options given on the command line of python -m eval replace those of the run.
 
     With suite= or val= on the command line, both data.val and eval.suite of the run are dropped. Raises ConfigError for
@@ -123,7 +123,7 @@ def evaluate(command: EvalCommand, config: "TrainConfig", found: "FoundModel") -
     """Load a model and evaluate it on all data sets of the configuration.
 
     All processes must call it together. Process 0 writes the result files and prints the tables. config: from
-    `with_command`. found: the model, not loaded yet.
+    `with_eval_options`. found: the model, not loaded yet.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.results.write import facts, print_tables, result, write

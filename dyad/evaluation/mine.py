@@ -76,7 +76,7 @@ def main() -> None:
     from dyad.evaluation.load_run import read_config, run_folder_of
 
     run = run_folder_of(command.run)
-    config = with_command(read_config(run), command)
+    config = with_mine_options(read_config(run), command)
     refuse_other_tasks(command, config, run)
     check_spec(config.data.negatives.mining.index)
     negatives(command, config, run)
@@ -94,7 +94,7 @@ def refuse_other_tasks(command: MineCommand, config: TrainConfig, run: Path) -> 
         raise ConfigError(f"{given[0]}= is for {kinds[0]}, and {run} is of {kinds[1]}. Leave it out")
 
 
-def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
+def with_mine_options(config: TrainConfig, command: MineCommand) -> TrainConfig:
     """Return `config`, in which the options given on the command line of python -m eval.mine replace those of the
     run."""
     data = overridden(config.data, command)
@@ -106,8 +106,8 @@ def with_command(config: TrainConfig, command: MineCommand) -> TrainConfig:
 def negatives(command: MineCommand, config: TrainConfig, run: Path) -> None:
     """Mine hard negatives with a run's checkpoint: encode queries and items, search, and choose among the items found.
 
-    All processes must call it together. Process 0 writes the files and prints a report. config: from `with_command`.
-    run: the run folder.
+    All processes must call it together. Process 0 writes the files and prints a report. config: from
+    `with_mine_options`. run: the run folder.
     """
     from dyad.eval.encode.encoder import Encoder
     from dyad.eval.mine.mining import MINED, embedded, mine
@@ -238,7 +238,7 @@ def training_command(config: TrainConfig, run: Path, mined: Path, corpus: str | 
 
     own = config.data.negatives
     if what is MinedItems.pictures:
-        takes, other = not config.objective.without_x_negatives, "clip"
+        takes, other = not config.objective.no_x_negatives_because, "clip"
         lists = [NegativeList.mined, *(each for each in own.lists if own.per_row and each is not NegativeList.mined)]
         negatives = replace(own, lists=lists, picture_file=str(mined), pictures=1)
     else:

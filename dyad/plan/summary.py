@@ -48,15 +48,15 @@ def summary(plan: RunPlan) -> Rows:
         "a step waits for": (parts[longest], "s", longest + f", mostly {mostly}" * (longest == "computing")),
         "cost": (ranks * time["the run"][0], "GPU h", f"{ranks} · hours of the run"),
     }
-    before, changes = hours_and_memory(plan), {}
+    before, changes = seconds_and_memory(plan), {}
     for key, other in others(plan):
-        longer, larger = hours_and_memory(other) / before
+        longer, larger = seconds_and_memory(other) / before
         changes[key] = longer, "· hours", f"{larger:.3g} · memory: {other.fits}", max(abs(np.log([longer, larger])))
     most = sorted(changes, key=lambda key: -changes[key][-1])[:SHOWN]
     return rows | {key: changes[key][:-1] for key in most}
 
 
-def hours_and_memory(plan: RunPlan) -> NDArray[np.float64]:
+def seconds_and_memory(plan: RunPlan) -> NDArray[np.float64]:
     """Return (seconds of a step, peak bytes of a rank), float64 (2,)."""
     return np.array([np.mean(plan.time()["a step"][0]), plan.peak(plan.pairs, plan.chunk)])
 

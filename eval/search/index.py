@@ -136,7 +136,7 @@ class Index:
         exact = Index(self.corpus, world=self.world).search(queries_nD[rows], hits.positions.shape[1]).positions
         return float(np.mean([np.isin(e, h).mean() for e, h in zip(exact, hits.positions[rows], strict=True)]))
 
-    def agreement(self, hits: Hits, queries_nD: np.ndarray) -> dict[str, float]:
+    def recall_metrics(self, hits: Hits, queries_nD: np.ndarray) -> dict[str, float]:
         """Return {"recall_against_exact@<k>": the result of `recall_against_exact`}; {} if the index is exact. All
         processes must call it together.
         """

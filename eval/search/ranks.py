@@ -28,13 +28,13 @@ class Ranked(NamedTuple):
     """The ranks of n queries, and the search that gave them.
 
     ranking: the ranks. how: Index.how of the index in use. hits: the items that an approximate index found for the
-    queries; None: the ranks are exact. agreement: Index.agreement, {} if the ranks are exact.
+    queries; None: the ranks are exact. recall_metrics: Index.recall_metrics, {} if the ranks are exact.
     """
 
     ranking: Ranking
     how: dict[str, Any]
     hits: Hits | None
-    agreement: dict[str, float]
+    recall_metrics: dict[str, float]
 
 
 def ranked(
@@ -60,7 +60,7 @@ def ranked(
     hits = index.search(queries_nD, depth + int(most))
     hits = hits if hidden is None else _without(hits, hidden, depth)
     ranking = found_ranks(queries_nD, items_mD, matches, hits)
-    return Ranked(ranking, index.how, hits, index.agreement(hits, queries_nD))
+    return Ranked(ranking, index.how, hits, index.recall_metrics(hits, queries_nD))
 
 
 @torch.inference_mode()

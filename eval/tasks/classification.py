@@ -77,7 +77,7 @@ class Classification(Evaluator):
         by_name = {m: 0.5 if "auc" in m else (5 if m.endswith("acc5") else 1) / len(names) for m in values}
         chance = {**by_name, "majority_class_share": float(np.bincount(target).max() / len(target))}
         means = {name: float(v.mean()) for name, v in values.items()}
-        metrics = {**means, **direction.ranked.agreement, "num_samples": float(len(target))}
+        metrics = {**means, **direction.ranked.recall_metrics, "num_samples": float(len(target))}
         right = {name: direction.rank[target == index] == 1 for index, name in enumerate(names)}
         accuracy = {name: float(hits.mean()) if len(hits) else None for name, hits in right.items()}
         numbers = {name: {"num_samples": len(right[name]), "accuracy": accuracy[name]} for name in names}

@@ -214,7 +214,7 @@ class Retrieval(Evaluator):
         return {
             f"{name}_{metric}": value
             for name, way in searched.items()
-            for metric, value in {**rank_metrics(way.rank, self.recall_k), **way.ranked.agreement}.items()
+            for metric, value in {**rank_metrics(way.rank, self.recall_k), **way.ranked.recall_metrics}.items()
             if way.ranked.hits is None or not metric.endswith("_rank")  # an index finds the first ranks only
         }
 

@@ -42,13 +42,13 @@ class Searched:
     """The passages that one encoder found for n questions.
 
     hits: scores and corpus indices of the best passages of each question. queries (n, D): embeddings of the questions.
-    index: the index that was searched. agreement: the result of Index.agreement, {} if the index is exact.
+    index: the index that was searched. recall_metrics: the result of Index.recall_metrics, {} if the index is exact.
     """
 
     hits: Hits
     queries: np.ndarray
     index: Index
-    agreement: dict[str, float]
+    recall_metrics: dict[str, float]
 
 
 class PassageSide:
@@ -139,7 +139,7 @@ class PassageRetrieval(Evaluator):
         lengths = np.array([len(question.text.encode()) for question in self.data.questions])
         queries = encode("x", TextInputs(self.data.questions.__getitem__, lengths, self.tokenize, self.question))
         hits = index.search(queries, self._depth)
-        return Searched(hits, queries, index, index.agreement(hits, queries))
+        return Searched(hits, queries, index, index.recall_metrics(hits, queries))
 
     def _runs(self, hits: Mapping[str, Hits]) -> dict[str, Run]:
         """Return system name → run (question id → passage id → score) of all systems: the encoders, BM25, and the
@@ -211,7 +211,7 @@ class PassageRetrieval(Evaluator):
             details["gallery"] = {"question → passages": self._cases(runs, model, examples)}
         questions, passages = len(self.data.questions), len(self.data.corpus)
         sizes = {"num_questions": float(questions), "num_passages": float(passages)}
-        metrics = {**own["metrics"], **searched.agreement, **sizes}
+        metrics = {**own["metrics"], **searched.recall_metrics, **sizes}
         return Report("passage_retrieval", metrics, chance(self.data.qrels, passages), details)
 
     # ---- cases -------------------------------------------------------------------------------------------------------

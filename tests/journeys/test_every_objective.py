@@ -29,7 +29,7 @@ ELSEWHERE = {
 }  # what other tasks train, or none
 PAIRS = sorted(name for name in OBJECTIVES if name not in (*ELSEWHERE, "epr"))
 TAKERS = sorted(name for name in OBJECTIVES if "negatives" in OBJECTIVES[name].takes and name not in ELSEWHERE)
-BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().without_x_negatives)  # take wrong images
+BOTH_SIDES = sorted(name for name in PAIRS if not OBJECTIVES[name]().no_x_negatives_because)  # take wrong images
 QUICK = [("image_text", 1, 2), ("question_passage", 1, 1)]  # task, hard negatives a row, processes
 EVERY = product(("image_text", "question_passage"), (0, 1), (1, 2))
 CASES = [pytest.param(*case, marks=() if case in QUICK else pytest.mark.soak) for case in EVERY]

@@ -61,7 +61,7 @@ class NextItem(Evaluator):
         details |= {"intervals": average["intervals"]} if average else {}
         if examples:
             details["gallery"] = {"history → next item": self._cases(own, found, examples)}
-        return Report("next_item", {**metrics, **found.agreement, **self._sizes()}, self._chance(), details)
+        return Report("next_item", {**metrics, **found.recall_metrics, **self._sizes()}, self._chance(), details)
 
     def higher_is_better(self) -> dict[str, bool]:
         return {**{f"{name}@{k}": True for name in ("HR", "nDCG") for k in self.recall_k}, "MRR": True}

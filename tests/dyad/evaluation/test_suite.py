@@ -19,7 +19,7 @@ from dyad.data.image_text.decode import decode
 from dyad.eval.config import EvalCommand
 from dyad.eval.results.write import write
 from dyad.evaluation.load_run import find_run, load_run, own_output, read_config
-from dyad.evaluation.main import main, with_command
+from dyad.evaluation.main import main, with_eval_options
 from dyad.evaluation.suite import KINDS, check_suite
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Task, TrainConfig
@@ -253,14 +253,14 @@ def test_mistakes_exit_with_2(words: tuple[str, ...]) -> None:
 def test_options_are_refused_where_the_run_does_not_read_them() -> None:
     for task, items in (("sequence", "ids"), ("sequence", "pictures"), ("question_passage", "texts")):
         config = compose_config([f"task={task}", f"data.items={items}", "objective=dpr"])
-        found = with_command(config, EvalCommand(suite=["x:y"], depth=200, index="Flat"))
+        found = with_eval_options(config, EvalCommand(suite=["x:y"], depth=200, index="Flat"))
         assert found.eval.depth == 200
         if task == "sequence":
-            assert with_command(config, EvalCommand(suite=["x:y"], recall_k=[2])).eval.recall_k == [2]
+            assert with_eval_options(config, EvalCommand(suite=["x:y"], recall_k=[2])).eval.recall_k == [2]
         with raises(ConfigError, "truth=", "captions=", f"task={task}"):
-            with_command(config, EvalCommand(suite=["x:y"], truth=Truth.pairs, captions=["a"]))
+            with_eval_options(config, EvalCommand(suite=["x:y"], truth=Truth.pairs, captions=["a"]))
     with raises(ConfigError, "depth=", "corpus="):
-        with_command(compose_config([]), EvalCommand(suite=["x:y"], depth=200, corpus="x"))
+        with_eval_options(compose_config([]), EvalCommand(suite=["x:y"], depth=200, corpus="x"))
 
 
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(run: Path) -> None:

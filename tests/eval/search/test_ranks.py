@@ -77,12 +77,12 @@ def test_an_approximate_index_ranks_what_it_finds_and_says_how_much_that_is(spec
     matches, _ = match_pairs(own, own, own, Truth.pairs)
     exact = ranked(queries, items, matches, "Flat", 10, LOCAL)
     found = ranked(queries, items, matches, spec, 10, LOCAL)
-    assert exact.hits is None and exact.agreement == {} and exact.how == {"index": "Flat"}
+    assert exact.hits is None and exact.recall_metrics == {} and exact.how == {"index": "Flat"}
     assert found.hits is not None and found.how == {"index": spec}
     whole = search(queries, items, 10).positions
     share = np.mean([np.isin(e, f).mean() for e, f in zip(whole[::2], found.hits.positions[::2], strict=True)])
-    assert found.agreement.keys() == {"recall_against_exact@10"}
-    assert found.agreement["recall_against_exact@10"] == pytest.approx(share, abs=0.03)
+    assert found.recall_metrics.keys() == {"recall_against_exact@10"}
+    assert found.recall_metrics["recall_against_exact@10"] == pytest.approx(share, abs=0.03)
     assert share < 1 or spec == "HNSW32"
     places = [row.tolist().index(i) + 1 if i in row else MISSED for i, row in enumerate(found.hits.positions)]
     assert found.ranking.rank.tolist() == places
@@ -94,7 +94,7 @@ def test_items_too_few_for_an_index_are_ranked_by_counting(captions: Keys) -> No
     matches, _ = match_pairs(*captions, Truth.keys)
     found = ranked(images, texts, matches, "IVF100,Flat", 10, LOCAL)
     np.testing.assert_array_equal(found.ranking, count_ranks(images, texts, matches, LOCAL))
-    assert found.how["index"] == "Flat" and found.how["instead_of"] == "IVF100,Flat" and found.agreement == {}
+    assert found.how["index"] == "Flat" and found.how["instead_of"] == "IVF100,Flat" and found.recall_metrics == {}
 
 
 def test_a_query_whose_lists_are_empty_finds_nothing() -> None:

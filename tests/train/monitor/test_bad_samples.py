@@ -161,4 +161,4 @@ def test_each_rank_knows_the_places_of_its_samples() -> None:
 def test_limits_must_be_possible(wrong: dict[str, float]) -> None:
     with raises(ConfigError, f"data.{next(iter(wrong))}="):
         DataConfig(**wrong)  # type: ignore[arg-type]
-    assert DataConfig(bad_samples=BadSamples.stop).tolerated == 0 and DataConfig().tolerated == 100
+    assert DataConfig(bad_samples=BadSamples.stop).bad_in_a_row_limit == 0 and DataConfig().bad_in_a_row_limit == 100

@@ -180,7 +180,7 @@ class SampleState:
         which the process group sends. Blocks are sent one by one, so only rank 0 holds all samples.
         """
         rank, world_size = _rank_and_world()
-        table = self._numbers(torch.float32)
+        table = self._table_in(torch.float32)
         samples = self.num_samples if rank == 0 else 0
         whole = {name: torch.empty(samples, dtype=table.dtype) for name in self.names}  # on the CPU
         owned = [self._own(owner, world_size) for owner in range(world_size)]
@@ -215,7 +215,7 @@ class SampleState:
                 f"{self.num_samples:,}: use the same training data, or start another run.name with init_from"
             )
         own = self._own(*_rank_and_world())
-        table = self._numbers(whole[self.names[0]].dtype)
+        table = self._table_in(whole[self.names[0]].dtype)
         for column, name in enumerate(self.names):
             saved = whole[name][own]
             table[: len(saved), column] = saved
@@ -235,11 +235,11 @@ class SampleState:
 
         A sample that another rank owns gets the last row, which no sample of this rank has.
         """
-        table, own = self._numbers(dtype, ids_B.device), self._own(*_rank_and_world())
+        table, own = self._table_in(dtype, ids_B.device), self._own(*_rank_and_world())
         row_B = torch.where((ids_B >= own.start) & (ids_B < own.stop), ids_B - own.start, own.stop - own.start)
         return table, row_B.to(table.device)
 
-    def _numbers(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    def _table_in(self, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
         """Return the table of k floats for each of this rank's samples, (n/W + 1, k) for n samples and W ranks.
 
         The first call makes the table. It is converted to `dtype` if that is wider than its type. device: the device to

@@ -116,9 +116,9 @@ class Objective(nn.Module):
         for name, value in given.items():
             if value is not None and name not in self.takes:
                 raise ValueError(f"objective {self.options.name} takes no {name}")
-        if weighs and (reason := self.options.without_relevance):
+        if weighs and (reason := self.options.no_relevance_because):
             raise ConfigError(reason)
-        if x_negatives is not None and (reason := self.options.without_x_negatives):
+        if x_negatives is not None and (reason := self.options.no_x_negatives_because):
             raise ConfigError(reason)
         further = None if x_negatives is None else x_negatives.checked()
         device, pairs = x_bD.device, x_bD if y_mD is not None else x_bD[::2]

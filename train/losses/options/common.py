@@ -132,7 +132,7 @@ class ObjectiveOptions:
         return 0
 
     @property
-    def without_relevance(self) -> str:
+    def no_relevance_because(self) -> str:
         """Why positive pairs cannot have a relevance (a weight in (0, 1]) here, as an error message; "" if they can.
 
         They can if the loss has one term for each positive pair.
@@ -144,7 +144,7 @@ class ObjectiveOptions:
         return ""
 
     @property
-    def without_x_negatives(self) -> str:
+    def no_x_negatives_because(self) -> str:
         """Why further x items cannot be negatives of y with these options, as an error message; "" if they can.
 
         They can if the loss has a sum over x for each y, or over all pairs of an x and a y.
@@ -178,10 +178,10 @@ class ObjectiveOptions:
             )
         elif batch.classes and (duplicates := getattr(self, "duplicates", Duplicates.keep)) is not Duplicates.keep:
             yield f"objective.duplicates={duplicates}: no two classes are equal. Leave it out"
-        if batch.relevance and self.without_relevance:
-            yield self.without_relevance
-        if batch.further_x and self.without_x_negatives:
-            yield f"{self.without_x_negatives}; or data.negatives.pictures=0"
+        if batch.relevance and self.no_relevance_because:
+            yield self.no_relevance_because
+        if batch.further_x and self.no_x_negatives_because:
+            yield f"{self.no_x_negatives_because}; or data.negatives.pictures=0"
 
     def __post_init__(self) -> None:
         given = {f: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
@@ -271,10 +271,10 @@ class PairOptions(TemperatureOptions):
     )
 
     @property
-    def without_relevance(self) -> str:
+    def no_relevance_because(self) -> str:
         if self.positives is Positives.merge:
             return "objective.positives=merge: the positives of a row share one term. For relevance set each or exclude"
-        return super().without_relevance
+        return super().no_relevance_because
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()

@@ -83,7 +83,7 @@ class NceOptions(LogisticOptions):
         return None if self.noise is Noise.batch else str(self.noise)
 
     @property
-    def without_x_negatives(self) -> str:
+    def no_x_negatives_because(self) -> str:
         return f"objective=nce: its noise is y drawn from q, and wrong x are drawn from no density. {TAKE_BOTH}"
 
     def drawn_items(self, pairs: int) -> int:
@@ -134,10 +134,10 @@ class BinaryNceOptions(LogisticOptions):
     )
 
     @property
-    def without_x_negatives(self) -> str:
+    def no_x_negatives_because(self) -> str:
         if self.negatives_per_positive is not None:
             return f"objective.negatives_per_positive={self.negatives_per_positive}: its noise is pairs of the batch"
-        return super().without_x_negatives
+        return super().no_x_negatives_because
 
     def broken_by(self, batch: ExpectedBatch) -> Iterator[str]:
         yield from super().broken_by(batch)
@@ -167,10 +167,10 @@ class LocalNceOptions(LogisticOptions):
         return self.init_bias is not None
 
     @property
-    def without_x_negatives(self) -> str:
+    def no_x_negatives_because(self) -> str:
         if not self.has_logit_bias:
             return f"objective={self.name} classifies the K y of an x, by a bias of −log(K − 1). {TAKE_BOTH}"
-        return super().without_x_negatives
+        return super().no_x_negatives_because
 
 
 @dataclass

@@ -97,13 +97,13 @@ class CoceOptions(RobustOptions):
     directions: Directions = described(Directions.x, DIRECTIONS)
 
     @property
-    def without_x_negatives(self) -> str:
+    def no_x_negatives_because(self) -> str:
         if self.duplicates is Duplicates.positive:
             return (
                 "objective=coce with duplicates=positive: a wrong x equal to the x of a pair would be right for its y. "
                 "Set objective.duplicates=mask or keep"
             )
-        return super().without_x_negatives
+        return super().no_x_negatives_because
 
     def broken_rules(self) -> Iterator[str]:
         yield from super().broken_rules()
