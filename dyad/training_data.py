@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -41,8 +41,10 @@ from dyad.run.class_names import class_inputs, open_labelled
 from dyad.train.config import Task, TrainConfig
 from dyad.train.losses import OBJECTIVES
 from dyad.train.losses.gathered.importance import ItemTable
-from dyad.train.losses.objectives.base import Objective
 from dyad.train.towers.models import TwoTowerModel
+
+if TYPE_CHECKING:
+    from dyad.train.losses.objectives.base import Objective  # would import torch's compiler, a second
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def with_auxiliary_data(data: TrainingData, auxiliary: dict[str, TrainingData]) 
     return replace(data, fingerprint=fingerprint, manifest={**data.manifest, **files})
 
 
-def with_weights(data: TrainingData, objective: Objective) -> TrainingData:
+def with_weights(data: TrainingData, objective: "Objective") -> TrainingData:
     """Return `data` with the objective's file of one number per y item (such as log q), if it has one, added to
     fingerprint and manifest, so that a resumed run must have the same file."""
     table = getattr(objective, "table", None)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import InterpolationMode, functional as F
 
 from dyad.data.config import AugmentConfig
 
@@ -63,7 +62,7 @@ def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
     if longer > MAX_ASPECT * shorter:  # resize only a part of the pixels: the whole would take much memory
         if spec.resize == "shortest":
             height, width = (min(side, MAX_ASPECT * shorter) for side in (height, width))
-            image = F.center_crop(image, [height, width])
+            image = _center_crop(image, [height, width])
         else:
             down, right = (max(1, side // (MAX_ASPECT * size)) for side in (height, width))
             image = image[:, ::down, ::right]
@@ -74,7 +73,7 @@ def evaluation_transform(image: Tensor, spec: ImageSpec) -> Tensor:
         target = [max(1, round(height / ratio)), max(1, round(width / ratio))]
     else:
         target = [max(side, side * length // shorter) for length in (height, width)]
-    return F.center_crop(_resize(image, target, spec), [size, size])
+    return _center_crop(_resize(image, target, spec), [size, size])
 
 
 def evaluation_batch(images: Iterable[Tensor], spec: ImageSpec) -> Tensor:
@@ -82,7 +81,18 @@ def evaluation_batch(images: Iterable[Tensor], spec: ImageSpec) -> Tensor:
     return torch.stack([evaluation_transform(image, spec).contiguous() for image in images])
 
 
+# torchvision is imported where it is called: it takes up to two seconds, and models of texts and sequences need none
+
+
+def _center_crop(image: Tensor, size: list[int]) -> Tensor:
+    from torchvision.transforms.v2 import functional as F
+
+    return F.center_crop(image, size)
+
+
 def _resize(image: Tensor, size: list[int], spec: ImageSpec) -> Tensor:
+    from torchvision.transforms.v2 import InterpolationMode, functional as F
+
     return F.resize(image, size, InterpolationMode(spec.interpolation), antialias=True)
 
 

@@ -22,7 +22,7 @@ from dyad.plan.measure import Measured
 from dyad.plan.objective import further_items
 from dyad.run.class_names import class_inputs
 from dyad.train.config import Task, TrainConfig
-from dyad.train.step.loss_term import AUTOCAST
+from dyad.train.distributed.devices import AUTOCAST
 from dyad.train.step.optim import build_optimizer
 from dyad.train.towers.build import build_model
 from dyad.train.towers.layers import layers_of

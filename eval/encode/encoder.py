@@ -33,11 +33,10 @@ from dyad.data.loading.loader import worker_count
 from dyad.data.loading.workers import begin_item, prefetched
 from dyad.data.shards.content_keys import content_key
 from dyad.train.config import Precision, TrainConfig
-from dyad.train.distributed.devices import evaluation_precision
+from dyad.train.distributed.devices import AUTOCAST, evaluation_precision
 from dyad.train.distributed.signals import Stopped
 from dyad.train.distributed.world import World
 from dyad.train.losses.options.choices import Similarity
-from dyad.train.step.loss_term import AUTOCAST
 from dyad.train.towers.models import TwoTowerModel
 from dyad.train.towers.tower import Tower, tf32_products
 

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint as recomputed
 from dyad.data.batch import Batch
 from dyad.plan.measure import join_uniform_ranks
 from dyad.train.config import DistConfig, OptimConfig, Parallel, Precision, TrainConfig
-from dyad.train.distributed.sharding import local
+from dyad.train.distributed.sharded_tensors import local
 from dyad.train.distributed.world import World
 from dyad.train.losses import build_objective
 from dyad.train.step.loss_term import LossTerm

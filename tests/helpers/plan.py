@@ -23,7 +23,7 @@ from dyad.plan.objective import planned_objective
 from dyad.plan.towers import planned_inputs
 from dyad.train.cli.compose import compose_config
 from dyad.train.config import Parallel, TrainConfig
-from dyad.train.distributed.sharding import local
+from dyad.train.distributed.sharded_tensors import local
 from dyad.train.distributed.world import World
 from dyad.train.step.loss_term import LossTerm
 from dyad.train.step.step import TrainStep

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from dyad.train.config import DistConfig, OptimConfig, Parallel, TargetConfig, TargetKind
-from dyad.train.distributed.sharding import local
+from dyad.train.distributed.sharded_tensors import local
 from dyad.train.distributed.world import World, broadcast_object, init_world, shutdown
 from dyad.train.losses import build_objective
 from dyad.train.run_folder.checkpoint import Checkpoint

@@ -15,6 +15,8 @@ from dyad.train.config import Precision
 
 HIDING = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs; SLURM sets the last one
 DEVICE_FILES = Path("/dev")
+# Precision → the dtype of autocast; None: none
+AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 _warnings: list[str] = []  # torch's warnings when it first looks for GPUs: it warns once per process
 
 

@@ -9,23 +9,21 @@ not group texts by length, do not cache the features of a frozen trunk, and keep
 """
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Shard
 
 from dyad.data.base.errors import ConfigError
 from dyad.train.config import DistConfig, Parallel
+from dyad.train.distributed.sharded_tensors import group_by_mesh
 from dyad.train.distributed.world import World
 from dyad.train.towers.layers import layers_of
 from dyad.train.towers.text.rows import Grouped
 from dyad.train.towers.tower import Tower, TwoTower
 
-T = TypeVar("T", bound=Tensor)
 # Whether gradients are averaged when we ask for it. torch 2.11 and older average them in the last backward of a layer.
 FINALIZED = hasattr(FSDPModule, "finalize_backward")
 
@@ -96,42 +94,6 @@ def describe_layers(towers: TwoTower, size: int) -> Iterator[str]:
         elif any(True for _ in tower.parameters()):
             problem = f"warning: the {side} tower has no layers of one class: all its weights are gathered at once"
             yield f"{problem}. Give its blocks one class, in an nn.ModuleList"
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor (DTensor), sharing its memory; return any other tensor unchanged."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def group_by_mesh(tensors: Iterable[T]) -> tuple[list[T], list[T]]:
-    """Split tensors into (the plain tensors, the sharded DTensors), each list in the given order.
-
-    torch's operations on lists of tensors do not take both kinds in one list.
-    """
-    found: tuple[list[T], list[T]] = [], []
-    for tensor in tensors:
-        found[isinstance(tensor, DTensor)].append(tensor)
-    return found
-
-
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients, some of which may be sharded, as a 0-d tensor. Every rank must call it."""
-    norms = [torch.nn.utils.get_total_norm(part) for part in group_by_mesh(gradients) if part]
-    norms = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-
-
-def own_rows(tensor: Tensor) -> slice | None:
-    """Return the slice along dimension 0 that this rank has of a sharded tensor; None for a tensor that is not sharded.
-
-    The slice is empty if there are fewer rows than ranks and none is left for this rank.
-    """
-    if not isinstance(tensor, DTensor):
-        return None
-    dim = next(i for i, placement in enumerate(tensor.placements) if isinstance(placement, Shard))
-    each = -(-len(tensor) // tensor.device_mesh.size(dim))
-    start = min(tensor.device_mesh.get_local_rank(dim) * each, len(tensor))
-    return slice(start, min(start + each, len(tensor)))
 
 
 def _mesh(size: int, world: World) -> DeviceMesh:

@@ -8,7 +8,7 @@ from torch import nn
 
 from dyad.data.batch import Batch
 from dyad.train.distributed.consistency import check_same_weights
-from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.distributed.world import World, gather_objects
 from dyad.train.monitor.bad_samples import BadSampleCounter
 from dyad.train.monitor.stragglers import Stragglers

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.checkpoint_parts import Part
 from dyad.train.run_folder.named_tensors import filled, named_tensors, refuse_another_model, restore_weights, state_like
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dyad.data.base.errors import ConfigError
-from dyad.train.distributed.sharding import local, own_rows
+from dyad.train.distributed.sharded_tensors import local, own_rows
 from dyad.train.run_folder.tensor_files import SavedTensors
 
 

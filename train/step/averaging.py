@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from dyad.train.distributed.sharding import local
+from dyad.train.distributed.sharded_tensors import local
 
 WARMUP = 10  # the 10 in the formula of d above
 

@@ -22,9 +22,9 @@ from torch.profiler import record_function
 
 from dyad.data.base.errors import ConfigError
 from dyad.data.batch import Batch
-from dyad.train.config import Precision, TargetKind, TrainConfig
+from dyad.train.config import TargetKind, TrainConfig
 from dyad.train.distributed.data_parallel import backward
-from dyad.train.distributed.devices import chosen_precision
+from dyad.train.distributed.devices import AUTOCAST, chosen_precision
 from dyad.train.distributed.sharding import shard, shard_size
 from dyad.train.distributed.world import World
 from dyad.train.losses.objectives.base import Objective, TemperatureObjective
@@ -38,7 +38,6 @@ from dyad.train.towers.batch_norm import RunningStatistics
 from dyad.train.towers.text.rows import sizes_of
 from dyad.train.towers.tower import TwoTower, tf32_products
 
-AUTOCAST = {Precision.fp32: None, Precision.bf16: torch.bfloat16, Precision.fp16: torch.float16}
 RESERVED = {"loss", "violated", "stop", "grad_norm", "lr", "skipped", "logit_scale"}  # names of a step's own numbers
 
 

@@ -13,7 +13,7 @@ from dyad.data.batch import Batch
 from dyad.train.config import Precision
 from dyad.train.distributed.data_parallel import average_now, no_gradient_sync, wrap_towers_of_terms
 from dyad.train.distributed.devices import chosen_precision
-from dyad.train.distributed.sharding import group_by_mesh, total_norm
+from dyad.train.distributed.sharded_tensors import group_by_mesh, total_norm
 from dyad.train.distributed.world import all_reduce_sum
 from dyad.train.losses.sums.conditions import Sizes
 from dyad.train.monitor.loss_spikes import LossSpikes

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from dyad.train.config import TargetConfig, TargetKind, TrainConfig
 from dyad.train.distributed.data_parallel import wrap_towers
-from dyad.train.distributed.sharding import local
+from dyad.train.distributed.sharded_tensors import local
 from dyad.train.distributed.world import World
 from dyad.train.step.chunks import Chunk, Side, TensorPair
 from dyad.train.towers.tower import TwoTower

@@ -10,6 +10,7 @@ frozen: the running statistics as loaded, in training as well; weight and bias o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -33,11 +34,12 @@ class GlobalStatistics(_BatchNorm):
     """
 
     counts = True
+    over_ranks: Callable[[Tensor], Tensor]  # _over_ranks, see _kind
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             return super().forward(x)
-        output = _over_ranks(self, x)
+        output = self.over_ranks(x)
         for name in ("drop", "act"):  # as timm's BatchNormAct2d does after the norm
             output = getattr(self, name, nn.Identity())(output)
         return output
@@ -163,10 +165,11 @@ def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
     kind: GlobalStatistics or FrozenStatistics, whose methods override those of `norm`. norm: the class of an existing
     batch norm.
     """
-    return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
+    # Not a decorator: torch.compiler.disable imports the compiler, for a second, and models without norms need none
+    members = {"over_ranks": torch.compiler.disable(_over_ranks)} if kind is GlobalStatistics else {}
+    return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), members)
 
 
-@torch.compiler.disable()
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
     """Normalise x by the mean and variance over all ranks, and update the running statistics of `norm`, as torch does.
 

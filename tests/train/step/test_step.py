@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from dyad.data.base.errors import UserError
 from dyad.data.batch import Batch
 from dyad.train.config import ModelConfig, OptimConfig, Precision
+from dyad.train.distributed.devices import AUTOCAST
 from dyad.train.losses import build_objective
-from dyad.train.step.loss_term import AUTOCAST, to_score_dtype
+from dyad.train.step.loss_term import to_score_dtype
 from dyad.train.step.optim import build_optimizer
 from dyad.train.step.schedule import learning_rate
 from dyad.train.step.seeded_rng import seeded_rng
