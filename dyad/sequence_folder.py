@@ -73,8 +73,9 @@ def read_sequence_folder(folder: str) -> LoadedModel:
         if len(names) != config.run.inputs:
             raise ValueError(f"{ITEMS} has {len(names):,} ids, {WEIGHTS} {config.run.inputs:,} items")
         with torch.device("meta"):
-            count, width = weights["trunk.weight"].shape
-            vectors, network = nn.Embedding(count, width), ContextNetwork(config.model.context, width)
+            # of the weights that are there: nn.Embedding would draw them, for which torch imports its compiler
+            vectors = nn.Embedding.from_pretrained(weights["trunk.weight"], freeze=False)
+            network = ContextNetwork(config.model.context, width := vectors.embedding_dim)
             tower = SequenceTower(Tower(vectors, nn.Identity()), network)
         tower.load_state_dict(weights, assign=True)
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, SafetensorError) as error:

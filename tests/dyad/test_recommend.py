@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.messages import raises
+from helpers.slow_imports import recommends_without_slow_imports
 from safetensors.numpy import load_file, save_file
 
 import dyad
@@ -78,6 +79,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     export(library_of(ExportFormat.torch), source(ContextKind.gru, Similarity.cosine, folder), folder / "out")
     return folder / "out"
+
+
+def test_an_export_recommends_without_slow_imports(exported: Path) -> None:
+    recommends_without_slow_imports(exported, "item 3")
 
 
 def test_histories_that_are_none(exported: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Jobs, digest
-from helpers.cli import ROOT, Commands
+from helpers.cli import Commands
+from helpers.slow_imports import recommends_without_slow_imports
 from helpers.tiny_runs import losses, records, refused
 from ways import Way, in_ways, run_in_ways
 
@@ -104,16 +103,7 @@ def test_next_items_are_evaluated_beside_baselines(data: Path, jobs: Jobs, comma
     result = json.loads((run / "probe/task.json").read_text())
     assert result["task"] == "sequence_linear_probe" and result["gallery"]["sequence → classes"]
     assert result["metrics"]["linear_acc1"] > 0.9  # a context knows the item that it ends with
-    check_that_nothing_slow_is_imported(run)
-
-
-def check_that_nothing_slow_is_imported(run: Path) -> None:
-    """The compiler and torchvision take two seconds, as much as torch; only libraries of other models need them."""
-    slow = ("torch._dynamo", "torch.distributed.tensor", "torchvision", "transformers", "open_clip", "sympy")
-    load = f"import sys, dyad; model = dyad.load({str(run)!r}); hits = model.recommend([['i1']], k=2)"
-    code = f"{load}; print(len(hits[0]), [name for name in {slow} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "2 []\n", done
+    recommends_without_slow_imports(run, "i1")
 
 
 def test_every_objective_trains_on_sequences(data: Path, commands: Commands, tiny: Tiny, tmp_path: Path) -> None:
