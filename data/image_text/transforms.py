@@ -81,11 +81,8 @@ def evaluation_batch(images: Iterable[Tensor], spec: ImageSpec) -> Tensor:
     return torch.stack([evaluation_transform(image, spec).contiguous() for image in images])
 
 
-# torchvision is imported where it is called: it takes up to two seconds, and models of texts and sequences need none
-
-
 def _center_crop(image: Tensor, size: list[int]) -> Tensor:
-    from torchvision.transforms.v2 import functional as F
+    from torchvision.transforms.v2 import functional as F  # here: two seconds, which models of sequences do not need
 
     return F.center_crop(image, size)
 

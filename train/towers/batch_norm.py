@@ -10,7 +10,6 @@ frozen: the running statistics as loaded, in training as well; weight and bias o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -34,7 +33,11 @@ class GlobalStatistics(_BatchNorm):
     """
 
     counts = True
-    over_ranks: Callable[[Tensor], Tensor]  # _over_ranks, see _kind
+    over_ranks: Any  # the method _over_ranks, which torch.compile leaves as it is
+
+    def __init_subclass__(cls) -> None:
+        # Not a decorator: torch.compiler.disable imports the compiler, for a second, and models without norms need none
+        cls.over_ranks = torch.compiler.disable(_over_ranks)
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
@@ -165,9 +168,7 @@ def _kind(kind: type[_BatchNorm], norm: type[_BatchNorm]) -> type[_BatchNorm]:
     kind: GlobalStatistics or FrozenStatistics, whose methods override those of `norm`. norm: the class of an existing
     batch norm.
     """
-    # Not a decorator: torch.compiler.disable imports the compiler, for a second, and models without norms need none
-    members = {"over_ranks": torch.compiler.disable(_over_ranks)} if kind is GlobalStatistics else {}
-    return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), members)
+    return type(f"{kind.__name__}_{norm.__name__}", (kind, norm), {})
 
 
 def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
