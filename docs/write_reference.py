@@ -1,4 +1,4 @@
-"""Writes the pages of docs/reference/ from the code: commands, keys, objectives, Python API, messages.
+"""Writes the pages of docs/reference/ from the code: commands, keys, objectives, Python API, messages, files.
 
     python -m docs.write_reference     after a change of a key, an option, a docstring or a message
 
@@ -49,6 +49,7 @@ OTHER_METRICS = {  # of every run, without a chart of their own
     "participation_x participation_y": "1 / Σπ², π as for effective negatives: another count of them.",
     "log_k": "log K, with K the candidates of an anchor: the loss of a guess, in nats.",
 }
+PACKAGES = ("data", "train", "eval", "dyad")
 AREAS = {  # of the messages: title → what the folders of tests that meet them begin with; the first title counts
     "Data": r"data/",
     "Models": r"train/towers",
@@ -239,6 +240,22 @@ def metrics_page() -> str:
     return "\n".join(parts)
 
 
+def files_page() -> str:
+    """Return the page of all files of the program, by folder, each with the first paragraph of its docstring."""
+    parts = [f"# Files\n\n{NOTE}", "Every module of Dyad with the first paragraph of its docstring. Search this page.\n"]
+    for folder in sorted(path.parent for top in PACKAGES for path in (ROOT / top).rglob("__init__.py")):
+        parts.append(f"## {folder.relative_to(ROOT)}/\n\n{_said_by(folder / '__init__.py')}\n")
+        modules = [path for path in sorted(folder.glob("*.py")) if not path.name.startswith("__")]
+        if modules:
+            parts.append(table(("file", "content"), [(f"`{path.name}`", _said_by(path)) for path in modules]))
+    return "\n".join(parts)
+
+
+def _said_by(path: Path) -> str:
+    """Return the first paragraph of the docstring of a file."""
+    return cell((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0])
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "commands": commands_page,
     "keys": keys_page,
@@ -247,6 +264,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "messages": messages_page,
     "signs": signs_page,
     "metrics": metrics_page,
+    "files": files_page,
 }
 
 

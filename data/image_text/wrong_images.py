@@ -1,5 +1,5 @@
 """Hard negative images of captions (images that do not match a caption): members of the caption's sample, such as
-a.negative.jpg beside a.jpg, or images of other samples that `python -m eval.mine mine=pictures` found.
+a.negative.jpg beside a.jpg, or images of other samples that `python -m eval.mine` (mine=pictures) found.
 
 The random numbers of the caption's row in the batch decide which are drawn, and how they are cropped and augmented.
 """
