@@ -2,11 +2,13 @@
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dyad.data.base.child_processes import end_with_parent
@@ -28,6 +30,22 @@ def core_quota() -> float:
         return math.inf
 
 
+class _Process(SpawnProcess):
+    """A new process that does not run the main module of this one again: a user's script may have no main guard."""
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            return SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
 @contextmanager
 def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Iterable[Any]]]:
     """Context manager that yields a function like `map`, which runs its calls in several processes, or in this process
@@ -41,8 +59,8 @@ def parallel_map(workers: int | None, useful: int) -> Iterator[Callable[..., Ite
         yield map
         return
     # spawn: the caller may have threads (torch, fsspec), and a fork would copy their locks
-    spawn, plugins = get_context("spawn"), imported_plugins()
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=_start, initargs=(plugins,)) as pool:
+    context, plugins = _Context(), imported_plugins()
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(plugins,)) as pool:
         yield pool.map
 
 

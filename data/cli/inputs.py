@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from typing import Any, TypeVar
 
 from dyad.data.base.errors import BadRow, ConfigError
@@ -119,15 +119,21 @@ def tables_and_files(
 ) -> tuple[list[Table], list[str]]:
     """Return the tables that `source` names, and the paths of all other files that it names, which are read by offset.
     key: name of the command-line argument `source`, for messages. Raises ConfigError for files that are neither."""
-    tables: list[Table] = []
+    named = _named(source, options, key)
+    return [each for each in named if isinstance(each, Table)], [each for each in named if isinstance(each, str)]
+
+
+def _named(source: str | Sequence[str], options: TableKeys | TableOptions, key: str) -> list[Table | str]:
+    """Return the tables, and the paths of the other files, in the order of `source`. Arguments and errors as of
+    `tables_and_files`."""
+    tables: dict[str, Table] = {}
 
     def found(path: str) -> list[str]:
-        tables.extend(here := tables_of(path, options.columns))
-        return [table.path for table in here]
+        here = {table.path: table for table in tables_of(path, options.columns)}
+        tables.update(here)
+        return list(here)
 
-    files = files_of(source, key, (*SUFFIXES, *ALWAYS), found)
-    paths = {table.path for table in tables}
-    return tables, [file for file in files if file not in paths]
+    return [tables.get(path, path) for path in files_of(source, key, (*SUFFIXES, *ALWAYS), found)]
 
 
 def kind_of(sources: Sequence[str], options: TableKeys) -> InputKind:
@@ -249,10 +255,14 @@ def _open(files: Sequence[str]) -> Rows:
 
 def _open_source(source: str | Sequence[str], key: str, options: TableKeys) -> Located[dict[str, Any]]:
     """Return an iterator over the rows of the files and tables that `source` names. It yields, for each row, the
-    location and the fields, or the error (a BadRow) instead of the fields. Rows that could not be indexed come first,
-    with the path of the file as location."""
-    tables, files = tables_and_files(source, options, key)
-    return chain(_located(_open(files)) if files else (), *(_of_table(table, table_keys(options)) for table in tables))
+    location and the fields, or the error (a BadRow) instead of the fields. The order is that of `source`. Rows of files
+    that could not be indexed come before the other rows of these files, with the path of the file as location."""
+    parts: list[Located[dict[str, Any]]] = []
+    for _, group in groupby(_named(source, options, key), type):
+        each = list(group)
+        tables = [_of_table(table, table_keys(options)) for table in each if isinstance(table, Table)]
+        parts += tables or [_located(_open([file for file in each if isinstance(file, str)]))]
+    return chain(*parts)
 
 
 def _of_table(table: Table, options: TableOptions) -> Located[dict[str, Any]]:

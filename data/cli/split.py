@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from dyad.data.base.errors import ConfigError, DataError, nearest
 from dyad.data.cli import outputs
@@ -111,12 +113,13 @@ def validation_rows(pairs: Int64s, rows: int, options: SplitOptions) -> np.ndarr
     Groups of connected rows are added while the share of validation rows stays at most options.val. Raises ConfigError
     when no group fits.
     """
-    row, (least, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
-    group, before = np.full(rows, np.iinfo(np.int64).max), np.empty(0)  # the least key of each row's group, so far
-    while not np.array_equal(group, before):
-        before = group.copy()
-        np.minimum.at(group, row, least[item])
-        np.minimum.at(least, item, group[row])
+    row, (keys, item) = pairs[0], np.unique(pairs[1], return_inverse=True)
+    nodes = rows + len(keys)  # of a graph: the rows, then the keys
+    links = coo_array((np.ones(len(row), bool), (row, rows + item)), shape=(nodes, nodes))
+    count, component = connected_components(links, directed=False)
+    least = np.full(count, np.iinfo(np.int64).max)  # the least key of each component, which names a group
+    np.minimum.at(least, component[rows:], keys)
+    group = least[component[:rows]]
     groups, sizes = np.unique(group, return_counts=True)
     left, taken = min(round(options.val * rows), rows - 1), []
     for i in sorted(range(len(groups)), key=lambda i: content_key(str(groups[i]).encode())):

@@ -214,7 +214,7 @@ def _store(path: str, found: Stat, scan: Scan | RowScan, sha256: str) -> ShardIn
         members["offset"], members["size"] = scan.offset, scan.size
     else:
         samples, texts = scan.samples, [sample.key.encode("utf-8") for sample in scan.samples]
-        suffixes = sorted({suffix for sample in samples for suffix, _, _ in sample.members})
+        suffixes = sorted(scan.suffixes)
         crc32 = np.array([sample.crc32 for sample in samples], np.uint32)
         counts = np.array([len(sample.members) for sample in samples], np.uint32)
         key_sizes, keys = np.array([len(text) for text in texts], np.uint32), b"".join(texts)

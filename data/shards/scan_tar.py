@@ -18,6 +18,8 @@ UNREAD = ("gif", "bmp", "tif", "tiff", "heic", "heif", "avif", "jxl")  # suffixe
 TEXTS = ("txt", "json", "cls")
 MAX_BYTES = {**dict.fromkeys(IMAGES, 64 << 20), **dict.fromkeys(TEXTS, 1 << 20), "json": 16 << 20}
 MAX_EXTENDED = 1 << 20
+MAX_MEMBERS = 1000  # of a sample
+MAX_SUFFIXES = 1 << 16  # of a tar: the index has two bytes for the number of a suffix
 MAX_PROBLEMS = 100  # listed per shard; all are counted
 PIECE = 1 << 20
 
@@ -73,11 +75,12 @@ class ScannedSample:
 @dataclass
 class Scan:
     """The result of scanning a tar shard. samples: in file order; problems: the errors; ignored: number of skipped
-    members by file extension."""
+    members by file extension; suffixes: all suffixes of members that belong to samples."""
 
     samples: list[ScannedSample] = field(default_factory=list)
     problems: Problems = field(default_factory=Problems)
     ignored: Counter[str] = field(default_factory=Counter)
+    suffixes: set[str] = field(default_factory=set)
 
 
 def unread_images(suffixes: Counter[str]) -> str:
@@ -303,6 +306,7 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     differs from that sample's key, it begins a new sample.
 
     Return the member's bytes. Return None for a skipped member: no regular file, no known suffix, no key, or too large.
+    Raises _BrokenTar if the sample has MAX_MEMBERS already, or for a suffix after MAX_SUFFIXES others.
     """
     key, suffix = split_name(header.name)
     extension = suffix.rpartition(".")[2]
@@ -318,6 +322,13 @@ def _add_member(scan: Scan, header: _Header, stream: BinaryIO) -> bytes | None:
     if not scan.samples or scan.samples[-1].key != key:
         scan.samples.append(ScannedSample(key, header.offset))
     sample = scan.samples[-1]
+    scan.suffixes.add(suffix)
+    if len(sample.members) == MAX_MEMBERS or len(scan.suffixes) > MAX_SUFFIXES:
+        raise _BrokenTar(
+            header.offset,
+            f"over {MAX_MEMBERS:,} members of the sample '{key}', or {MAX_SUFFIXES:,} suffixes: a suffix begins at the "
+            "first dot of a file name, so rename a.01.jpg to a_01.jpg",
+        )
     if any(suffix == other for other, _, _ in sample.members):
         scan.problems.add(Problem(header.offset, f"a second member '{header.name}'", of_samples=True))
     sample.members.append((suffix, header.offset + BLOCK, header.size))

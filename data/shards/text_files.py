@@ -67,4 +67,5 @@ def _other_encoding(head: bytes) -> str | None:
     if head[:2].count(0) == 1:
         return "UTF-16LE" if head[0] else "UTF-16BE"
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head)  # the last character may be cut
-    return "CP1252" if 2 * text.count("\ufffd") > len(text) - len(text.encode("ascii", "ignore")) else None
+    invalid = text.count("\ufffd") - head.count("\ufffd".encode())  # the file itself may have valid U+FFFD
+    return "CP1252" if 2 * invalid > len(text) - len(text.encode("ascii", "ignore")) else None

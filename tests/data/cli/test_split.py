@@ -96,6 +96,17 @@ def test_more_rows_leave_most_where_they_were() -> None:
     assert before[:2000][after[:2000]].mean() > 0.9
 
 
+def test_a_chain_of_rows_is_one_group() -> None:
+    """Row n shares a key with row n + 1, as windows of a text do. A pass over all rows per link would take hours."""
+    n = np.arange(300_000)
+    pairs = np.stack([np.concatenate([n, n]), np.concatenate([n, n + 1])])
+    with pytest.raises(ConfigError):
+        validation_rows(pairs, len(n), SplitOptions(val=0.5))
+    alone = np.stack([[len(n)], [-1]])
+    in_val = validation_rows(np.concatenate([pairs, alone], 1), len(n) + 1, SplitOptions(val=0.5))
+    assert in_val.nonzero()[0].tolist() == [len(n)]
+
+
 # ---- images ------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +204,21 @@ def test_split_of_questions(
     shards = [open_shards(parse_sources(f"{tmp_path}/out/{side}", suffixes=(suffix,))) for side in ("train", "val")]
     written = [json.loads(part.read(i)["json"]) for part in shards for i in range(len(part))]
     assert sorted(map(json.dumps, written)) == sorted(map(json.dumps, rows))
+
+
+def test_split_of_a_table_before_a_file_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows are told apart in the order in which they are written, that of the source."""
+    table, source = tmp_path / "a.csv", tmp_path / "b.jsonl"
+    table.write_text("question,positive\n" + "".join(f"alone {n},passage {n}\n" for n in range(10)))
+    write_lines(source, [row for n in range(10) for row in [{"question": f"q {n}", "positive": f"p {n}"}] * 3])
+    here(monkeypatch, "split", table, source, f"out={tmp_path}/out", "val=0.3")
+    train, val = (
+        {json.loads(line)["question"] for line in (tmp_path / "out" / side / f"{side}.jsonl").read_text().splitlines()}
+        for side in ("train", "val")
+    )
+    assert train and val and not train & val, capsys.readouterr().out
 
 
 def test_split_of_a_beir_folder(

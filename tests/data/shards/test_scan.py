@@ -29,6 +29,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from dyad.data.base.errors import DataError
+from dyad.data.shards import scan_tar as scan_tar_module
 from dyad.data.shards.scan_rows import scan_lines
 from dyad.data.shards.scan_tar import MAX_BYTES, scan_tar, split_name
 from dyad.data.shards.shards import Shards
@@ -174,6 +175,18 @@ def test_half_and_double_samples(tmp_path: Path) -> None:
             f"offset {at[14]}: key '000002' again, first at offset {at[4]}",
         ]
     )
+
+
+def test_names_that_differ_behind_their_first_dot_are_one_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames film.00001.jpg, … would be held in memory together."""
+    frames = write_tar(tmp_path / "a.tar", [(f"film.{n:05}.jpg", b"1") for n in range(1002)])
+    (message,) = problems(frames)
+    assert message.startswith(f"offset {headers_of(frames)[1000]}: over 1,000 members of the sample 'film'")
+    monkeypatch.setattr(scan_tar_module, "MAX_SUFFIXES", 3)
+    (message,) = problems(write_tar(tmp_path / "b.tar", [(f"{n}.{n}.jpg", b"1") for n in range(5)]))
+    assert "or 3 suffixes" in message
 
 
 def test_a_sample_may_lack_any_member(tmp_path: Path) -> None:

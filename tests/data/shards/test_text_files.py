@@ -49,6 +49,7 @@ OTHERS = {  # content → how iconv names its encoding; None: UTF-8
     "big-endian UTF-16": (TEXT.encode("utf-16-be"), "UTF-16BE"),
     "UTF-32": (TEXT.encode("utf-32"), "UTF-32"),
     "one damaged byte": (TEXT.encode() + b"\xff", None),
+    "U+FFFD in the text": ("it\ufffds fine,a,b\n".encode(), None),
     "ASCII": (b"a,b\n", None),
     "nothing": (b"", None),
 }
