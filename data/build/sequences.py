@@ -8,9 +8,9 @@ training part, by which losses correct for popularity (objective.importance_file
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +24,27 @@ from dyad.data.log_weights import LOG_Q, LogWeights, write_log_weights
 from dyad.data.question_passage.corpus import open_corpus
 from dyad.data.question_passage.judgements import judgements
 from dyad.data.sequence.items import item_keys
-from dyad.data.sequence.log import log_files, read_log
+from dyad.data.sequence.log import Log, log_files, log_of, read_log
+from dyad.data.shards.content_keys import Int64s
 from dyad.data.shards.sources import local_path
 
 PARTS = ("train", "val", "test")
 TRAIN = "python -m train task=sequence data=log model=next_item"
 WEIGHTS = "log_q.safetensors"
-Event = tuple[str, str, float]  # user, item, time
-Users = dict[str, list[tuple[str, float]]]  # user → (item, time) of the events, in order
-PartOf = dict[str, list[str]]  # user → name of the part of each event
+BLOCK = 1 << 16  # events that are written at a time
+
+
+@dataclass(frozen=True)
+class Events:
+    """E events of the users that have enough, sorted by user, then by time.
+
+    user_e, item_e: (E,) int64 numbers of each event's user and item. time_e: (E,) float64. users: ids by number.
+    """
+
+    user_e: Int64s
+    item_e: Int64s
+    time_e: np.ndarray
+    users: list[str]
 
 
 def run(arguments: Sequence[str], options: SequencesOptions) -> None:
@@ -42,51 +54,53 @@ def run(arguments: Sequence[str], options: SequencesOptions) -> None:
     Raises ConfigError for options that cannot work, DataError if no user has options.least events.
     """
     out = outputs.checked_out(options.out)
-    of_users: Users = {}
-    for user, item, time in _events(arguments[0], options):
-        of_users.setdefault(user, []).append((item, time))
-    kept = {user: events for user, events in of_users.items() if len(events) >= options.least}
-    if not kept:
-        longest = max(map(len, of_users.values()), default=0)
+    log = _log(arguments[0], options)
+    counts_u = np.diff(log.starts)
+    if not (kept_u := counts_u >= options.least).any():
+        longest = counts_u.max(initial=0)
         raise DataError(f"{arguments[0]}: no user has least={options.least} events; the most are {longest}")
-    part_of = SPLITS[options.split](kept, options)
-    counts: dict[str, int] = dict.fromkeys(PARTS, 0)
-    trained = Counter[str]()
-    with outputs.new_folder(out) as folder, ExitStack() as stack:
-        files = {part: stack.enter_context((folder / f"{part}.jsonl").open("w", encoding="utf-8")) for part in PARTS}
-        for user, events in kept.items():
-            for part, (item, time) in zip(part_of[user], events, strict=True):
-                files[part].write(json.dumps({"user": user, "item": item, "time": time}, ensure_ascii=False) + "\n")
-                counts[part] += 1
-                trained[item] += part == "train"
-        if empty := next((part for part in PARTS if not counts[part]), None):
-            shares = f"val={options.val:g} test={options.test:g}"
-            raise ConfigError(f"split={options.split} {shares}: no event is left for {empty}. Change the shares")
-        _write_log_q(folder / WEIGHTS, +trained)
-    items = len({item for events in kept.values() for item, _ in events})
-    dropped = len(of_users) - len(kept)
-    print_line(f"{sum(counts.values()):,} events of {len(kept):,} users, {items:,} items; {dropped:,} users had fewer")
+    kept_e, user_e = np.repeat(kept_u, counts_u), np.repeat(np.arange(len(log.users)), counts_u)
+    events = Events(user_e[kept_e], log.item_e[kept_e], log.time_e[kept_e], log.users)
+    part_e = SPLITS[options.split](events, options)
+    counts = dict(zip(PARTS, np.bincount(part_e, minlength=len(PARTS)).tolist(), strict=True))
+    if empty := next((part for part in PARTS if not counts[part]), None):
+        shares = f"val={options.val:g} test={options.test:g}"
+        raise ConfigError(f"split={options.split} {shares}: no event is left for {empty}. Change the shares")
+    with outputs.new_folder(out) as folder:
+        _write_parts(folder, events, log.items, part_e)
+        trained_n = np.bincount(events.item_e[part_e == PARTS.index("train")], minlength=len(log.items))
+        _write_log_q(folder / WEIGHTS, log.items, trained_n)
+    items, dropped = len(np.unique(events.item_e)), int((~kept_u).sum())
+    print_line(f"{len(part_e):,} events of {kept_u.sum():,} users, {items:,} items; {dropped:,} users had fewer")
     print_line(f"than least={options.least} events. " + ", ".join(f"{part} {n:,}" for part, n in counts.items()))
     paths = {f"data.{part}": out / f"{part}.jsonl" for part in PARTS[:2]}
     words = ("objective=nce", "objective.noise=unigram", "epochs=10")
     print_line(f"train on them:\n  {outputs.command(TRAIN, paths, *words)}")
 
 
-def _events(source: str, options: SequencesOptions) -> Iterator[Event]:
-    """Yield the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements, in
+def _log(source: str, options: SequencesOptions) -> Log:
+    """Return the events of a log; with options.user_of, the events of a corpus or of a BEIR folder's judgements, in
     their order, which is their time.
 
     Raises ConfigError for another source, DataError for an id that options.user_of does not match.
     """
     if options.user_of is None:
-        config = SequenceConfig(options.user, options.item, options.time)
-        log = read_log(log_files(source, "INPUT"), config)
-        users = np.repeat(np.arange(len(log.users)), np.diff(log.starts))
-        for user, item, time in zip(users.tolist(), log.item_e.tolist(), log.time_e.tolist(), strict=True):
-            yield log.users[user], log.items[item], time
-        return
-    for number, (name, item) in enumerate(_id_pairs(local_path(source))):
-        yield group_of(name, options.user_of, "user_of", source), item, float(number)
+        return read_log(log_files(source, "INPUT"), SequenceConfig(options.user, options.item, options.time))
+    named = enumerate(_id_pairs(local_path(source)))
+    return log_of(
+        (group_of(name, options.user_of, "user_of", source), item, float(number), 0) for number, (name, item) in named
+    )
+
+
+def _write_parts(folder: Path, events: Events, items: Sequence[str], part_e: Int64s) -> None:
+    """Write the log of each part, PART.jsonl, into `folder`. items: ids by number; part_e: each event's part."""
+    with ExitStack() as stack:
+        files = [stack.enter_context((folder / f"{part}.jsonl").open("w", encoding="utf-8")) for part in PARTS]
+        for start in range(0, len(part_e), BLOCK):
+            columns = (part_e, events.user_e, events.item_e, events.time_e)
+            for part, user, item, time in zip(*(c[start : start + BLOCK].tolist() for c in columns), strict=True):
+                row = {"user": events.users[user], "item": items[item], "time": time}
+                files[part].write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
@@ -103,31 +117,33 @@ def _id_pairs(source: str) -> Iterator[tuple[str, str]]:
                 yield question, passage
 
 
-def _write_log_q(path: Path, counts: Mapping[str, int]) -> None:
-    """Write the file of log q, by content key. q of an item is its share of the training events. counts: number of
-    training events by item."""
-    keys_n, counts_n = item_keys([*counts]), np.array([*counts.values()], np.float64)
+def _write_log_q(path: Path, items: Sequence[str], counts_n: Int64s) -> None:
+    """Write the file of log q, by content key. q of an item is its share of the training events. counts_n: number of
+    training events of each item; items without one are left out."""
+    (found,) = counts_n.nonzero()
+    keys_n = item_keys([items[i] for i in found.tolist()])
     order = np.argsort(keys_n)
-    log_q_n = np.log(counts_n[order] / counts_n.sum())
+    log_q_n = np.log(counts_n[found][order] / counts_n.sum())
     write_log_weights(LogWeights(str(path), LOG_Q, keys_n[order], log_q_n))
 
 
-def _last(users: Users, options: SequencesOptions) -> PartOf:
-    return {user: ["train"] * (len(events) - 2) + ["val", "test"] for user, events in users.items()}
+def _last(events: Events, options: SequencesOptions) -> Int64s:
+    (last,) = np.append(np.diff(events.user_e) > 0, True).nonzero()
+    part_e = np.zeros(len(events.user_e), np.int64)
+    part_e[last - 1], part_e[last] = PARTS.index("val"), PARTS.index("test")
+    return part_e
 
 
-def _by_time(users: Users, options: SequencesOptions) -> PartOf:
-    times = np.sort([time for events in users.values() for _, time in events])
+def _by_time(events: Events, options: SequencesOptions) -> Int64s:
+    times = np.sort(events.time_e)
     shares = 1 - options.val - options.test, 1 - options.test
     bounds = [times[min(int(share * len(times)), len(times) - 1)] for share in shares]
-    number = {
-        user: np.searchsorted(bounds, [time for _, time in events], side="right") for user, events in users.items()
-    }
-    return {user: [PARTS[part] for part in parts.tolist()] for user, parts in number.items()}
+    return np.searchsorted(bounds, events.time_e, side="right")
 
 
-def _by_hash(users: Users, options: SequencesOptions) -> PartOf:
-    return {user: [part_by_hash(user, options.val, options.test)] * len(events) for user, events in users.items()}
+def _by_hash(events: Events, options: SequencesOptions) -> Int64s:
+    part_u = [PARTS.index(part_by_hash(user, options.val, options.test)) for user in events.users]
+    return np.array(part_u)[events.user_e]
 
 
 def part_by_hash(name: str, val: float, test: float) -> str:

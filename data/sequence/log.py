@@ -9,7 +9,8 @@ Shape letters: E events; U users; N items.
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -72,22 +73,33 @@ def read_log(paths: Sequence[str], config: SequenceConfig, known: Sequence[str] 
     Raises ConfigError for a table without the columns that `config` names; DataError, naming the row, for an event
     without a valid value in one of these columns, and if there is no event.
     """
-    users: dict[str, int] = {}
-    items = {name: number for number, name in enumerate(known)}
-    events = [
-        (users.setdefault(user, len(users)), items.setdefault(item, len(items)), file, time)
-        for file, path in enumerate(paths)
-        for user, item, time in _events(path, config)
-    ]
-    if not events:
-        raise DataError(f"{paths[0]}: no event is in the log")
-    table = np.array(events, dtype=[("user", "i8"), ("item", "i8"), ("file", "i8"), ("time", "f8")])
-    if config.time is None:
-        table["time"] = np.arange(len(table))
-    table = table[np.lexsort((table["time"], table["user"]))]  # is stable
-    starts = np.searchsorted(table["user"], np.arange(len(users) + 1))
+    rows = ((file, row) for file, path in enumerate(paths) for row in _events(path, config))
+    events = (
+        (user, item, float(number) if config.time is None else time, file)
+        for number, (file, (user, item, time)) in enumerate(rows)
+    )
     files = [FileEntry(os.path.basename(path), os.path.getsize(path), 0, sha256_of(path)) for path in paths]
-    return Log(table["item"].copy(), table["file"].copy(), table["time"].copy(), starts, [*users], [*items], files)
+    log = log_of(events, files, known)
+    if not len(log.item_e):
+        raise DataError(f"{paths[0]}: no event is in the log")
+    return log
+
+
+def log_of(
+    events: Iterable[tuple[str, str, float, int]], files: Sequence[FileEntry] = (), known: Sequence[str] = ()
+) -> Log:
+    """Return the events (user, item, time, index of its file in `files`) as a Log. known: as of `read_log`."""
+    users, items = dict[str, int](), {name: number for number, name in enumerate(known)}
+    user_e, item_e, time_e, file_e = array("q"), array("q"), array("d"), array("q")  # a log has millions of events
+    for user, item, time, file in events:
+        user_e.append(users.setdefault(user, len(users)))
+        item_e.append(items.setdefault(item, len(items)))
+        time_e.append(time)
+        file_e.append(file)
+    order_e = np.lexsort((time_e, user_e))  # is stable
+    starts = np.searchsorted(np.array(user_e)[order_e], np.arange(len(users) + 1))
+    item_e, file_e, time_e = (np.array(column)[order_e] for column in (item_e, file_e, time_e))
+    return Log(item_e, file_e, time_e, starts, [*users], [*items], files)
 
 
 def check_columns(path: str, config: SequenceConfig) -> None:
