@@ -37,6 +37,7 @@ from dyad.data.base.progress import print_line, progress
 from dyad.eval.encode.encoder import Encoder, check_finite, tied
 from dyad.eval.encode.process_memory import trim_heap
 from dyad.train.distributed.agreement import from_rank_0, raise_on_all, rank_0_only
+from dyad.train.distributed.sharded_tensors import is_sharded
 from dyad.train.distributed.world import World
 from dyad.train.run_folder.named_tensors import named_tensors
 from dyad.train.run_folder.run_state import locked
@@ -123,14 +124,16 @@ def identity_of(tower: nn.Module, *facts: str) -> str:
     """Compute a SHA-256 digest of everything that the embeddings of a tower depend on: its weights by name, the
     extra_repr of its modules (for example the kind of pooling), and `facts`.
 
-    facts: digests or descriptions of the data and of how texts are prepared.
+    facts: digests or descriptions of the data and of how texts are prepared. The result is the same for whole and for
+    sharded weights. Every rank must call it if weights are sharded, because each is gathered.
     """
     digest = hashlib.sha256(json.dumps(facts).encode())
     for module in tower.modules():
         digest.update(module.extra_repr().encode())
     for name, tensor in named_tensors({"tower": tower}).items():
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
