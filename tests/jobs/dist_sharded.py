@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint as recomputed
 
+from dyad.eval.encode.embeddings import identity_of
 from dyad.train.config import DistConfig, OptimConfig, Parallel, TargetConfig, TargetKind
 from dyad.train.distributed.sharded_tensors import local
 from dyad.train.distributed.world import World, broadcast_object, init_world, shutdown
@@ -144,6 +145,8 @@ def one_step(dist: DistConfig, world: World, index: int = 0, step: TrainStep | N
 
 def check_share(world: World) -> None:
     for kind, dist in layouts(world).items():
+        untrained = train_step(model(), B, world=world, dist=dist)
+        assert identity_of(untrained.towers.y_tower) == identity_of(model().y_tower), kind
         step = one_step(dist, world)
         shards = {"ddp": 1, "fsdp2": world.size, "hsdp": 2}[kind]
         weights = sum(p.numel() for p in step.towers.parameters())
