@@ -185,6 +185,8 @@ def _over_ranks(norm: GlobalStatistics, x: Tensor) -> Tensor:
         norm.running_mean.lerp_(mean_C.to(norm.running_mean.dtype), momentum)
         norm.running_var.lerp_(unbiased_C.to(norm.running_var.dtype), momentum)
     affine = (norm.weight, norm.bias) if norm.affine else (torch.ones_like(mean_C), torch.zeros_like(mean_C))
+    # sharded weights are gathered in bf16; CUDA wants those of bf16 inputs in the dtype of the statistics
+    affine = (of.to(mean_C.dtype) for of in affine)
     return _Normalised.apply(x, *affine, mean_C, var_C, norm.counts / count, norm.eps)  # pyright: ignore[reportReturnType]
 
 
@@ -233,10 +235,12 @@ class _Normalised(torch.autograd.Function):
         so F.batch_norm computes them. Every rank must call it (all-reduce).
         """
         x, weight, mean, var, share = ctx.saved_tensors
-        fixed = (x, weight, mean, var, None, None, False, ctx.eps, [True, True, True])
+        inverse_std = (var + ctx.eps).rsqrt()
+        # the kernels for CUDA refuse None in the places of the statistics saved in training
+        fixed = (x, weight, mean, var, mean, inverse_std, False, ctx.eps, [True, True, True])
         dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(gradient, *fixed)
         sums = torch.cat([dweight, dbias])
         dist.all_reduce(sums)
-        of_weight, of_bias = (sums.view(2, -1) * weight * (var + ctx.eps).rsqrt() * share).unbind()
+        of_weight, of_bias = (sums.view(2, -1) * weight * inverse_std * share).unbind()
         dx = dx - F.batch_norm(x, mean, var, of_weight, of_bias, eps=ctx.eps)
         return dx, dweight, dbias, None, None, None, None
