@@ -49,7 +49,9 @@ class FrozenCache:
         (precision, weights); when it changes, the cache is emptied. counts: tokens of each row of texts; None: they are
         read from `inputs`. With a capacity above 0 the bits of a row's output do not depend on the other rows.
         """
-        if self.texts and counts is None:
+        if self.texts is None:
+            counts = None
+        elif counts is None:
             counts = self.texts[0](inputs)
         if not (capacity := self.capacity_on(inputs.device)):
             return compute(inputs) if counts is None else compute(inputs, counts)

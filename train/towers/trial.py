@@ -68,7 +68,8 @@ def features_on_meta(tower: Tower, inputs: Tensor) -> Tensor:
     Texts are not grouped or cut by length, as tokens cannot be read on the meta device.
     """
     if isinstance(tower.trunk, Pooled):
-        return tower.trunk.encoder(input_ids=inputs).last_hidden_state[:, 0]
+        found = tower.trunk.encoder(input_ids=inputs)
+        return found.pooler_output if tower.trunk.pooling is None else found.last_hidden_state[:, 0]
     return tower.trunk.encode_group(inputs) if isinstance(tower.trunk, Grouped) else tower.features(inputs)
 
 

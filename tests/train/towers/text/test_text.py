@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers import tiny_bert
+from helpers.foreign import of_two_towers
 from helpers.messages import raises
 from helpers.towers import MINILM, SMALL, refused, trained, transformers_folder, transformers_tower, with_text
 from safetensors.torch import load_file
@@ -24,6 +25,7 @@ from dyad.train.config import Pooling, TextTower, TextTowerConfig
 from dyad.train.towers.build import build_image_text
 from dyad.train.towers.libraries.published import location_of
 from dyad.train.towers.libraries.transformers_model import load_model
+from dyad.train.towers.text.rows import token_counts
 from dyad.train.towers.tower import Tower
 
 
@@ -88,6 +90,17 @@ def test_transformers_train_only_what_the_embedding_depends_on(tmp_path: Path) -
     assert in_trunk and all(name.startswith("trunk.encoder.encoder.layer.2.") for name in in_trunk)
     layers = partly.get_submodule("trunk.encoder.encoder.layer")
     assert [layer.training for layer in layers.children()] == [False, False, True]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_own_pooler_of_siglip_trains_and_sees_whole_rows(frozen: bool, tmp_path: Path) -> None:
+    """It pools the state of the last place, so a cache of the frozen tower cuts no row either."""
+    of_two_towers(tmp_path, "siglip")
+    model = build_image_text(with_text(transformers_tower(str(tmp_path), frozen=frozen, context_length=24)))
+    tower, tokens = model.towers.y_tower, model.tokenize(["a cat", "a dog beside a red house"])
+    assert ("trunk.encoder.head.weight" in trained(tower)) is not frozen
+    tokens[:, 6:] = PADDING
+    assert torch.equal(tower(tokens, token_counts(tokens)), tower(tokens))
 
 
 def test_transformers_from_scratch_and_without_weights(tmp_path: Path) -> None:
