@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from unicodedata import normalize
 
-from dyad.data.base.errors import BadRow, ConfigError
+from dyad.data.base.errors import BadRow, ConfigError, DataError
 from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
@@ -65,7 +65,7 @@ def _files_of(folder: str) -> list[str]:
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
             return found
-    return [folder] if any(_is_image(path.name) for path in _walk(folder)) else []
+    return [folder] if any(_is_image(path.name) or path.is_dir() for path in _walk(folder)) else []
 
 
 def _hub_files(url: str) -> list[str]:
@@ -99,7 +99,8 @@ def _image_folder(folder: str) -> Table:
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
-    return Table(folder, columns, partial(_rows, root, columns), folder, lambda: map(str, _files(root)))
+    rows = partial(_rows, root, columns)
+    return Table(folder, columns, rows, folder, lambda: (str(path) for path in _files(root) if path.is_file()))
 
 
 def suffixes_in(folder: str) -> Counter[str]:
@@ -108,20 +109,26 @@ def suffixes_in(folder: str) -> Counter[str]:
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:
-    """Yield the files in a folder and all folders below. Raises OSError for a folder that cannot be listed, because its
-    files would otherwise be left out silently."""
+    """Yield the files, and the links to folders, in a folder and all folders below. Raises OSError for a folder that
+    cannot be listed, because its files would otherwise be left out silently."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    for inner, _, names in os.walk(folder, onerror=refuse):
-        yield from (Path(inner, name) for name in names)
+    for inner, folders, names in os.walk(folder, onerror=refuse):
+        links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
+        yield from (Path(inner, name) for name in (*names, *links))
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images and .txt files in a folder and all folders below, sorted, without hidden files."""
-    wanted = (path for path in _walk(folder) if _is_image(path.name) or path.suffix.lower() == ".txt")
-    return sorted(path for path in wanted if not path.name.startswith(".") and path.is_file())
+    """Return the images and .txt files in a folder and all folders below, sorted, without hidden files. A link to a
+    missing file is one of them. Raises DataError for a link to a folder, whose images would otherwise be left out
+    silently."""
+    seen = (path for path in _walk(folder) if not path.name.startswith("."))
+    files = sorted(path for path in seen if _suffix(path.name) in (*IMAGES, "txt") or path.is_dir())
+    if link := next(filter(Path.is_dir, files), None):
+        raise DataError(f"{link} is a link to a folder, which is not followed: copy what it leads to (cp -rL)")
+    return files
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
@@ -151,9 +158,9 @@ def _stem(file: Path) -> str:
 
 
 def refuse_link(file: Path, folder: Path) -> None:
-    """Raise BadRow if `file` is a symbolic link that leads out of the folder. Packed shards are shared with others, so
+    """Raise BadRow if `file` is a symbolic link to a file outside the folder. Packed shards are shared with others, so
     no file from outside the folder may get into a shard."""
-    if not leads_inside(file, folder):
+    if os.path.exists(file) and not leads_inside(file, folder):
         raise BadRow("link out of the folder", f"{file}; copy what it leads to (cp -L)")
 
 

@@ -101,6 +101,30 @@ def test_links_of_a_hub_cache_are_read_and_no_others(tmp_path: Path) -> None:
         samples(hub_cache(tmp_path / "other", "elsewhere"))
 
 
+@pytest.mark.parametrize("target", ["../elsewhere/dog", "cat", "."])
+def test_a_link_to_a_folder_is_named(target: str, tmp_path: Path) -> None:
+    """Its images would be missing without a word, and the class with them."""
+    for folder in (tmp_path / "pets/cat", tmp_path / "elsewhere/dog"):
+        folder.mkdir(parents=True)
+        (folder / "0.png").write_bytes(image())
+    link = tmp_path / "pets/dog"
+    link.symlink_to(target)
+    with raises(DataError, link, "cp -rL"):
+        samples(tmp_path / "pets")
+    (tmp_path / "pets/cat/0.png").unlink()
+    with raises(DataError, link, "cp -rL"):
+        samples(tmp_path / "pets")
+
+
+def test_an_image_that_was_not_fetched_is_named(tmp_path: Path) -> None:
+    """git-annex and DataLad leave a link to a file that is not there."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/0.png").write_bytes(image())
+    (tmp_path / "in/1.png").symlink_to("../.git/annex/objects/1")
+    with raises(DataError, "1.png", "on_error=skip"):
+        samples(tmp_path / "in")
+
+
 def test_formats_that_are_not_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
