@@ -109,19 +109,20 @@ def suffixes_in(folder: str) -> Counter[str]:
 
 
 def _walk(folder: str | Path) -> Iterator[Path]:
-    """Yield the files, and the links to folders, in a folder and all folders below. Raises OSError for a folder that
-    cannot be listed, because its files would otherwise be left out silently."""
+    """Yield the files, and the links to folders, in a folder and all folders below that are not hidden. Raises OSError
+    for a folder that cannot be listed, because its files would otherwise be left out silently."""
 
     def refuse(error: OSError) -> None:
         raise error
 
     for inner, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
         links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
         yield from (Path(inner, name) for name in (*names, *links))
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images and .txt files in a folder and all folders below, sorted, without hidden files. A link to a
+    """Return the images and .txt files in a folder and all folders below, sorted, without hidden ones. A link to a
     missing file is one of them. Raises DataError for a link to a folder, whose images would otherwise be left out
     silently."""
     seen = (path for path in _walk(folder) if not path.name.startswith("."))

@@ -125,6 +125,14 @@ def test_an_image_that_was_not_fetched_is_named(tmp_path: Path) -> None:
         samples(tmp_path / "in")
 
 
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    for path in ("cat/0.png", "cat/.ipynb_checkpoints/0-checkpoint.png", ".Trashes/0.png"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(image())
+    (tmp_path / ".latest").symlink_to("cat")
+    assert [sample.label("class") for sample in samples(tmp_path)] == ["cat"]
+
+
 def test_formats_that_are_not_read_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
