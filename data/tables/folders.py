@@ -20,6 +20,7 @@ ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other 
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # in a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
+KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datasets` writes for map, filter and shuffle
 
 
 def tables_of(path: str, columns: Sequence[str]) -> list[Table]:
@@ -57,7 +58,7 @@ def _files_of(folder: str) -> list[str]:
     if metadata := [os.path.join(folder, name) for name in METADATA if name in names]:
         return metadata[:1]
     for inner in (folder, os.path.join(folder, "data")):
-        beside = sorted(os.listdir(inner)) if os.path.isdir(inner) else []
+        beside = sorted(name for name in os.listdir(inner) if not KEPT.match(name)) if os.path.isdir(inner) else []
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
             return _one_split(found)
     if not any(map(_is_image, names)):

@@ -33,6 +33,7 @@ from helpers.tables import (
     hub_images,
     imagefolder,
     save_to_disk,
+    write_arrow,
     write_csv,
 )
 
@@ -105,6 +106,14 @@ def test_images_in_place_and_packed(name: str, tmp_path: Path, monkeypatch: pyte
     if name != "img2dataset":  # shards already
         here(monkeypatch, "pack", source, f"out={tmp_path / 'out'}", *words(keys))
         assert pairs(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("name", ["cache-0123456789abcdef.arrow", "cache-0123_00000_of_00002.arrow", "._data.arrow"])
+def test_results_that_datasets_keeps_beside_its_data_are_not_read(name: str, tmp_path: Path) -> None:
+    """`datasets` writes those of map, filter and shuffle there."""
+    folder = save_to_disk(tmp_path / "saved", TEXT_TABLE)
+    write_arrow(folder / name, TEXT_TABLE)
+    assert texts(folder) == ROWS
 
 
 def test_a_table_is_converted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
