@@ -20,6 +20,7 @@ ALWAYS = (".csv", *COLUMNAR)  # suffixes that are always tables; files of other 
 METADATA = tuple(f"metadata{suffix}" for suffix in (".csv", ".jsonl", ".parquet"))  # in a Hugging Face imagefolder
 JUDGED = ("queries.jsonl", "qrels", "collection.tsv")  # entries by which a BEIR or MS MARCO folder is recognised
 SPLIT = re.compile(r"(.+?)-\d{5}-of-\d{5}(-\w+)?\.\w+")  # shards of one split, as `datasets` names them
+SPLITS = ("train", "val", "valid", "validation", "dev", "test")  # names of files and folders that are splits
 KEPT = re.compile(r"\.|cache-.*\.arrow")  # hidden files, and those that `datasets` writes for map, filter and shuffle
 
 
@@ -60,27 +61,38 @@ def _files_of(folder: str) -> list[str]:
     for inner in (folder, os.path.join(folder, "data")):
         beside = sorted(name for name in os.listdir(inner) if not KEPT.match(name)) if os.path.isdir(inner) else []
         if found := [os.path.join(inner, name) for name in beside if name.endswith(COLUMNAR)]:
-            return _one_split(found)
+            return _one_split(folder, found)
     if not any(map(_is_image, names)):
         if any(name.endswith((".jsonl", ".json", ".tsv")) for name in names):
             return []
         if found := [os.path.join(folder, name) for name in names if name.endswith(".csv")]:
-            return found
+            return _one_split(folder, found)
     return [folder] if any(_is_image(path.name) or path.is_dir() for path in _walk(folder)) else []
 
 
 def _hub_files(url: str) -> list[str]:
     """Return the URLs of all Parquet files of a data set on the Hugging Face hub. Errors as of `tables_of`."""
-    return _one_split(list_remote(f"{url.rstrip('/')}/**/*.parquet"))
+    return _one_split(url, list_remote(f"{url.rstrip('/')}/**/*.parquet"))
 
 
-def _one_split(files: list[str]) -> list[str]:
-    """Return `files`; raise ConfigError when their names are those of several splits."""
-    splits = {file[: file.rindex("/") + 1] + m[1] for file in files if (m := SPLIT.fullmatch(shard_name(file)))}
+def _one_split(source: str, files: list[str]) -> list[str]:
+    """Return `files`, those of a folder or data set; raise ConfigError when their names are those of several splits."""
+    splits = sorted({split for file in files if (split := _split(file))})
     if len(splits) > 1:
-        named = [f"'{split}-*{os.path.splitext(files[0])[1]}'" for split in sorted(splits)]
-        raise ConfigError(f"{os.path.dirname(files[0])} has several splits. Write one of {', '.join(named)}")
+        raise ConfigError(f"{source} has several splits. Write one of {', '.join(map(repr, splits))}")
     return files
+
+
+def _split(file: str) -> str | None:
+    """Return a glob of the files of the split that a file belongs to, by its name or else by the name of its folder;
+    None if these name no split."""
+    folder, name = os.path.split(file)
+    stem, suffix = os.path.splitext(name)
+    if shard := SPLIT.fullmatch(name):
+        return f"{folder}/{shard[1]}-*{suffix}"
+    if stem in SPLITS:
+        return file
+    return f"{folder}/*{suffix}" if os.path.basename(folder) in SPLITS else None
 
 
 def _is_image(name: str) -> bool:
