@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from unicodedata import normalize
 
-from dyad.data.base.errors import BadRow, ConfigError, DataError
+from dyad.data.base.errors import BadRow, ConfigError
 from dyad.data.base.files import leads_inside
 from dyad.data.shards.scan_tar import IMAGES, MAX_BYTES
 from dyad.data.shards.storage import list_remote, scheme_of, shard_name
@@ -112,8 +112,11 @@ def _image_folder(folder: str) -> Table:
     root = Path(folder)
     flat = any(path.parent == root for path in _files(root) if _is_image(path.name))
     columns = ["image", TEXT_FILES, *([] if flat else ["class"])]
-    rows = partial(_rows, root, columns)
-    return Table(folder, columns, rows, folder, lambda: (str(path) for path in _files(root) if path.is_file()))
+
+    def files() -> Iterator[str]:  # the folder in place of a missing file, which cannot be measured
+        yield from (str(path if path.exists() else path.parent) for path in _files(root))
+
+    return Table(folder, columns, partial(_rows, root, columns), folder, files)
 
 
 def suffixes_in(folder: str) -> Counter[str]:
@@ -135,19 +138,16 @@ def _walk(folder: str | Path) -> Iterator[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the images and .txt files in a folder and all folders below, sorted, without hidden ones. A link to a
-    missing file is one of them. Raises DataError for a link to a folder, whose images would otherwise be left out
-    silently."""
+    """Return the images, .txt files and links to folders in a folder and all folders below, sorted, without hidden
+    ones. A link to a missing image is one of them, so that the image is not left out silently."""
     seen = (path for path in _walk(folder) if not path.name.startswith("."))
-    files = sorted(path for path in seen if _suffix(path.name) in (*IMAGES, "txt") or path.is_dir())
-    if link := next(filter(Path.is_dir, files), None):
-        raise DataError(f"{link} is a link to a folder, which is not followed: copy what it leads to (cp -rL)")
-    return files
+    return sorted(path for path in seen if _suffix(path.name) in (*IMAGES, "txt") or path.is_dir())
 
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. The
-    fields are replaced by a BadRow (an error object) if they cannot be used, and for each .txt file without an image.
+    fields are replaced by a BadRow (an error object) if they cannot be used, and for each link to a folder and each .txt
+    file without an image.
 
     Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
     """
@@ -156,7 +156,9 @@ def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     stems = {_stem(file) for file in files if _is_image(file.name)}
     for file in files:
         name = str(file.relative_to(folder))
-        if _is_image(file.name):
+        if file.is_dir():
+            yield name, BadRow("link to a folder", f"{file} is not followed; copy what it leads to (cp -rL)")
+        elif _is_image(file.name):
             try:
                 refuse_link(file, folder)
                 fields = {"image": name, TEXT_FILES: _text(texts.get(_stem(file)), folder), "class": file.parent.name}

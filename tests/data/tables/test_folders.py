@@ -108,11 +108,12 @@ def test_a_link_to_a_folder_is_named(target: str, tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "0.png").write_bytes(image())
     link = tmp_path / "pets/dog"
+    assert len(samples(tmp_path / "pets")) == 1  # what was converted before does not count
     link.symlink_to(target)
-    with raises(DataError, link, "cp -rL"):
+    with raises(DataError, link, "cp -rL", "on_error=skip"):
         samples(tmp_path / "pets")
     (tmp_path / "pets/cat/0.png").unlink()
-    with raises(DataError, link, "cp -rL"):
+    with raises(DataError, link, "cp -rL", "on_error=skip"):
         samples(tmp_path / "pets")
 
 
@@ -120,6 +121,7 @@ def test_an_image_that_was_not_fetched_is_named(tmp_path: Path) -> None:
     """git-annex and DataLad leave a link to a file that is not there."""
     (tmp_path / "in").mkdir()
     (tmp_path / "in/0.png").write_bytes(image())
+    assert len(samples(tmp_path / "in")) == 1
     (tmp_path / "in/1.png").symlink_to("../.git/annex/objects/1")
     with raises(DataError, "1.png", "on_error=skip"):
         samples(tmp_path / "in")
