@@ -146,8 +146,8 @@ def _files(folder: Path) -> list[Path]:
 
 def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     """Yield a row (name, fields) for each image in the folder, with the text of the .txt file of the same stem. The
-    fields are replaced by a BadRow (an error object) if they cannot be used, and for each link to a folder and each .txt
-    file without an image.
+    fields are replaced by a BadRow (an error object) if they cannot be used, for each link to a folder and, in a folder
+    where an image has a text, for each .txt file without an image: elsewhere texts are no captions.
 
     Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
     """
@@ -165,7 +165,7 @@ def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
                 yield name, {column: fields[column] for column in columns}
             except BadRow as bad:
                 yield name, bad
-        elif _stem(file) not in stems:
+        elif _stem(file) not in stems and stems & texts.keys():
             yield name, BadRow("no image beside the text")
 
 

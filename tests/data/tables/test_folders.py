@@ -206,6 +206,24 @@ def test_images_without_captions_are_for_other_tasks(
         check_arguments(shlex.split(command)[3:])
 
 
+def test_a_task_without_captions_takes_blank_ones_and_notes(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A README.txt beside images without texts is no caption. Texts of other images may lack one."""
+    table = write_csv(
+        images_in(tmp_path / "in") / "metadata.csv", [{"file_name": f"{i:02d}.png", "text": " "} for i in (0, 1)]
+    )
+    classes = class_folders(tmp_path / "classes")
+    (classes / LABELS[0] / "README.txt").write_text("of a camera")
+    for source, task, number in ((table, "views", 2), (classes, "labelled", 60)):
+        assert [sample.members.get("txt") for sample in samples(source)] == [None] * number
+        here(monkeypatch, "check", source, f"task={task}")
+        assert f"samples     {number} in" in capsys.readouterr().out
+    with raises(DataError, table, "row 1", "on_error=skip"):
+        samples(table, template="a {}")
+    (classes / LABELS[0] / "00.txt").write_text("a red thing")
+    with raises(DataError, classes, "README.txt", "on_error=skip"):
+        samples(classes)
+
+
 def test_images_without_captions_are_refused_where_captions_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
