@@ -23,6 +23,7 @@ SEPARATORS = "\t,;|"
 HEAD = 20  # number of first rows by which the content of a table is recognised
 TRIPLES = ("query_id", "query_text", "positive_document_ids", "negative_document_ids")  # columns of triples of ids
 MOST_OF_COCO = 1 << 26  # most commas and opening brackets of a .json file: a million captions have some millions
+SOUGHT = 100  # images of COCO that are looked for to find their folder: some may not be downloaded
 BATCH = 256  # rows of Parquet that are held at a time: each may have an image
 UNFOLDED = 1 << 29  # bytes of rows that are held as Python objects at a time
 
@@ -307,15 +308,16 @@ def is_coco(path: str) -> bool:
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:
     """Convert COCO annotations to rows {file_name: path relative to `folder`, captions: list}. folder: the folder of
-    the annotations. Images are looked for in `folder`, in the folder above, and in folders inside these two, such as
-    train2017."""
+    the annotations. Images, of which the first SOUGHT tell the place, are looked for in `folder`, in the folder
+    above, and in folders inside these two, such as train2017."""
     captions: dict[Any, list[str]] = {}
     for annotation in coco["annotations"]:
         captions.setdefault(annotation["image_id"], []).append(annotation["caption"])
     names = {image["id"]: image["file_name"] for image in coco["images"]}
-    first = next(iter(names.values()), "")
-    places = (place for root in (Path(folder), Path(folder, os.pardir)) for place in (root, *sorted(root.iterdir())))
-    place = next((place for place in places if os.path.isfile(os.path.join(place, first))), folder)
+    roots = (Path(folder), Path(folder, os.pardir))
+    places = (place for root in roots for place in (root, *sorted(filter(Path.is_dir, root.iterdir()))))
+    sought = [*islice(names.values(), SOUGHT)]
+    place = next((each for each in places if any(os.path.isfile(os.path.join(each, name)) for name in sought)), folder)
     relative = os.path.relpath(place, folder or ".")
     return [{"file_name": os.path.join(relative, names[i]), "captions": captions.get(i, [])} for i in names]
 
