@@ -282,8 +282,10 @@ def _head(rows: Callable[[], TableRows]) -> list[Fields]:
 
 
 def _json(path: str) -> Opened:
-    """Open a .json file: an array of objects, or the captions of COCO: {images: [{id, file_name}], annotations:
-    [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
+    """Open a .json file: an array of objects, JSON lines, or the captions of COCO: {images: [{id, file_name}],
+    annotations: [{image_id, caption}]}. Rows of COCO get the columns file_name and captions."""
+    if _has_lines(path):
+        return _jsonl(path)
 
     def rows() -> TableRows:
         with open_text(path) as file:
@@ -300,10 +302,17 @@ def _json(path: str) -> Opened:
 
 def is_coco(path: str) -> bool:
     """Whether a .json file begins as COCO annotations do: with an object whose first field is one of theirs, such as
-    info or images."""
+    info or images. A file of JSON lines does not."""
     with open_text(path) as file:
         begin = file.read(256).split(b":")[0].strip(b'{ \t\r\n"')
-    return begin in (b"info", b"images", b"licenses", b"annotations", b"type")
+    return begin in (b"info", b"images", b"licenses", b"annotations", b"type") and not _has_lines(path)
+
+
+def _has_lines(path: str) -> bool:
+    """Whether a .json file has JSON lines: its first line is an object, and another line follows."""
+    with open_text(path) as file:
+        first = _object(file.readline(MAX_BYTES["json"]))
+        return isinstance(first, dict) and any(line.strip() for line in file)
 
 
 def _captions(coco: Fields, folder: str) -> list[Fields]:

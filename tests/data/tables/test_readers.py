@@ -24,3 +24,13 @@ def test_coco_finds_its_images_when_the_first_is_missing(tmp_path: Path) -> None
     (tmp_path / "coco/train2017/00.png").unlink()
     there = [(source.parent / fields["file_name"]).is_file() for fields in rows(source)]
     assert there == [False, *[True] * 59]
+
+
+@pytest.mark.parametrize("first", ["type", "images", "query"])
+def test_json_lines_in_a_file_named_json(first: str, tmp_path: Path) -> None:
+    """Rows of HotpotQA begin with a field of the name that annotations of COCO may begin with."""
+    said = [{first: "bridge", "anchor": "a b", "positive": "c d"}] * 2
+    source = write_lines(tmp_path / "a.json", said)
+    assert tables_of(str(source), []) == []  # read by offset
+    (table,) = tables_of(str(source), ["anchor", "positive"])
+    assert table.columns == [first, "anchor", "positive"] and rows(source) == said
