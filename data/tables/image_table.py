@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -222,10 +223,14 @@ def content(path: Path, limit: int) -> bytes:
 
 
 def json_bytes(fields: Mapping[str, Any]) -> bytes:
-    """Encode the fields of a row as JSON. Raises BadRow when JSON cannot hold the fields, or when the result has more
-    bytes than readers of shards accept."""
+    """Encode the fields of a row as JSON. Numbers that JSON cannot hold (NaN, infinity) become null. Raises BadRow when
+    it cannot hold another field, or when the result has more bytes than readers of shards accept."""
+    dumps = partial(json.dumps, ensure_ascii=False, default=str)
     try:
-        return checked_size("json", json.dumps(fields, ensure_ascii=False, allow_nan=False, default=str).encode())
+        text = dumps(fields)
+        if "NaN" in text or "Infinity" in text:  # perhaps inside a text, which stays
+            text = dumps(json.loads(text, parse_constant=lambda name: None))
+        return checked_size("json", text.encode())
     except ValueError as error:
         raise BadRow("a field JSON cannot hold", str(error)) from None
 

@@ -199,7 +199,7 @@ def _columnar(path: str) -> Opened:
     def rows() -> TableRows:
         number = 0
         try:
-            batches = islice(_batches(path), 1, None)
+            batches = map(_in_microseconds, islice(_batches(path), 1, None))
             for number, fields in enumerate(chain.from_iterable(map(_unfolded, batches)), start=1):
                 for name, names in labels.items():
                     if isinstance(value := fields[name], int) and 0 <= value < len(names):
@@ -232,6 +232,20 @@ def _batches(path: str) -> Iterator[Any]:
         for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
             batch.validate(full=True)  # offsets in an untrusted file could lead out of it
             yield from (batch.slice(start, BATCH) for start in range(0, len(batch), BATCH))
+
+
+def _in_microseconds(batch: Any) -> Any:
+    """Return an Arrow record batch with columns of nanoseconds cut to microseconds: Python's own times hold no more."""
+    import pyarrow as pa
+
+    def cut(kind: Any) -> Any:
+        if getattr(kind, "unit", None) != "ns":
+            return kind
+        if pa.types.is_timestamp(kind):
+            return pa.timestamp("us", kind.tz)
+        return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+
+    return batch.cast(pa.schema([field.with_type(cut(field.type)) for field in batch.schema]), safe=False)
 
 
 def _unfolded(batch: Any) -> Iterator[Fields]:
