@@ -152,8 +152,9 @@ def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
     Stems are compared in Unicode's NFC form, because some systems write é as one character, others as two.
     """
     files = _files(folder)
-    texts = {_stem(file): file for file in files if not _is_image(file.name)}
+    texts = {_stem(file): file for file in files if _suffix(file.name) == "txt"}
     stems = {_stem(file) for file in files if _is_image(file.name)}
+    captioned = not stems.isdisjoint(texts)
     for file in files:
         name = str(file.relative_to(folder))
         if file.is_dir():
@@ -165,7 +166,7 @@ def _rows(folder: Path, columns: Sequence[str]) -> TableRows:
                 yield name, {column: fields[column] for column in columns}
             except BadRow as bad:
                 yield name, bad
-        elif _stem(file) not in stems and stems & texts.keys():
+        elif _stem(file) not in stems and captioned:
             yield name, BadRow("no image beside the text")
 
 
